@@ -1,0 +1,53 @@
+"""What specbench raises for a person to read, and the exit code each kind ends with.
+
+A message names the value, what is allowed, and (in `hint`) the next command to type. Anything that
+is not a `SpecbenchError` is a bug of ours: exit code 4.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command (design, section 9)."""
+
+    OK = 0
+    BAD_ANSWER = 1
+    USAGE = 2
+    ENVIRONMENT = 3
+    BUG = 4
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class SpecbenchError(Exception):
+    """An error with a text meant for the user.
+
+    Args:
+        message: what is wrong, with the value that was given and what is allowed.
+        hint: what to do about it, best a command to type.
+    """
+
+    exit_code = ExitCode.BUG
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(SpecbenchError):
+    """The command line, a config file, a plug-in or a data file is wrong (exit 2)."""
+
+    exit_code = ExitCode.USAGE
+
+
+class EnvironmentFault(SpecbenchError):
+    """Something this machine lacks: weights, data, an extra, a device, quiet (exit 3)."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class MethodFault(SpecbenchError):
+    """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
+
+    exit_code = ExitCode.BAD_ANSWER
