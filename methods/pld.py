@@ -1,0 +1,80 @@
+"""Prompt lookup decoding.
+
+Apoorv Saxena: Prompt Lookup Decoding, November 2023, github.com/apoorvumang/prompt-lookup-decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session
+
+
+class PldParams(MethodParams):
+    """Parameters of `Pld`."""
+
+    ngram: int = Field(3, ge=1, description="longest suffix looked up (max_ngram_size)")
+    length: int = Field(10, ge=1, description="draft tokens a step (num_pred_tokens)")
+    rule: Literal["author", "transformers"] = Field(
+        "author",
+        description="author: full windows only; transformers: shorter ones too, cut at EOS",
+    )
+
+
+class Pld(Method):
+    """Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.
+
+    Exact because the draft is a function of the past alone: a point mass, which verification
+    accepts with the target's probability of it, and as the target's own choice in greedy and
+    coupled decoding.
+    Differs from the author's code: suffixes longer than the text are skipped instead of raising,
+    and where nothing matches the step is a plain one instead of a draft of one arbitrary token.
+
+    One step:
+    1. For n = ngram .. 1, take the last n tokens, the newest included.
+    2. Find their earliest occurrence that has a continuation. The author's rule asks for a whole
+       window of `length` tokens after it; transformers' takes what there is, and stops before an
+       EOS.
+    3. (engine) One target forward over the last committed token and the draft; verify; commit.
+    """
+
+    name: ClassVar[str] = "pld"
+    Params: ClassVar[type[MethodParams]] = PldParams
+    params: PldParams
+
+    def start(self, session: Session) -> None:
+        """An empty index; `propose` fills it with the prompt first and then with what was
+        committed."""
+        self.index: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
+        self.indexed = 0
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        params = self.params
+        text = session.tokens()
+        self._extend(text, params.ngram)
+        for n in range(min(params.ngram, len(text) - 1), 0, -1):
+            start = self.index[tuple(text[-n:])]
+            if params.rule == "author":
+                found = start + params.length <= len(text) and start < len(text) - n
+            else:
+                found = start < len(text)
+            if found:
+                window = text[start : start + params.length]
+                if params.rule == "transformers":
+                    window = self._before_eos(window, session.requests[0].stop.eos)
+                return session.chain(window[:limit])
+        return session.chain(())
+
+    def _extend(self, text: Sequence[int], ngram: int) -> None:
+        """Index the n-grams that end in new tokens; the earliest, with most after it, stays."""
+        for end in range(self.indexed + 1, len(text) + 1):
+            for n in range(1, min(ngram, end) + 1):
+                self.index.setdefault(tuple(text[end - n : end]), end)
+        self.indexed = len(text)
+
+    @staticmethod
+    def _before_eos(window: Sequence[int], eos: frozenset[int]) -> Sequence[int]:
+        stops = (at for at, token in enumerate(window) if token in eos)
+        return window[: next(stops, len(window))]

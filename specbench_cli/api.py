@@ -1,0 +1,26 @@
+"""The stable surface for authors of methods; changes follow semantic versioning.
+
+>>> from specbench_cli.api import Method, MethodParams, Draft, Session
+"""
+
+from pydantic import Field
+
+from specbench_cli.engine.method import Guarantee, Method, MethodParams
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Outcome, Step, Tokens
+from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
+
+__all__ = [
+    "Draft",
+    "EnvironmentFault",
+    "Field",
+    "Guarantee",
+    "Method",
+    "MethodFault",
+    "MethodParams",
+    "Outcome",
+    "Session",
+    "Step",
+    "Tokens",
+    "UsageError",
+]

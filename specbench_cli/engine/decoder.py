@@ -1,0 +1,103 @@
+"""The contract of everything that can be run forward: target, draft and head alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+
+LogitsAt = Literal["last", "all"] | Tensor | None
+"""Which rows of the input get logits: the last, all, those of an index tensor [r], or none."""
+
+
+class State(Protocol):
+    """What a decoder remembers of its sequences. Capacity is fixed at creation.
+
+    Rows are first *written* by a forward, then *committed*; `length` counts written rows.
+    """
+
+    def length(self, seq: int = 0, layer: int = 0) -> int:
+        """Rows written for a sequence at a layer."""
+
+    def commit(self, seq: int, path: Sequence[int]) -> None:
+        """Keep, of the rows written since the last commit, those at `path` (indices,
+        increasing)."""
+
+    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+        """Forget all rows from n on."""
+
+    def snapshot(self) -> object:
+        """A handle to come back to."""
+
+    def restore(self, handle: object) -> None:
+        """Return to a snapshot; raises ValueError if its rows were overwritten since."""
+
+    def clear(self) -> None:
+        """Forget everything; keeps the memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes preallocated."""
+
+
+class Decoder(ABC):
+    """A causal language model whose every forward goes through one method.
+
+    Attributes:
+        name: a short name for traces and messages ("target", "draft").
+        vocab_size: width V of the logits.
+        n_layers: number of layers L.
+        max_positions: positions the model is made for.
+        device, dtype: where and in what it computes.
+        weight_bytes: bytes held by the weights, packed copies included.
+    """
+
+    name: str
+    vocab_size: int
+    n_layers: int
+    hidden_size: int
+    max_positions: int
+    device: torch.device
+    dtype: torch.dtype
+    weight_bytes: int
+
+    @abstractmethod
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
+        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tokens | Embeds | Hidden,
+        state: State,
+        *,
+        seqs: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layers: tuple[int, int] | None = None,
+        skip: frozenset[int] = frozenset(),
+        logits_at: LogitsAt = "last",
+        taps: Sequence[int] = (),
+    ) -> Out:
+        """Append the rows of `x` to `state` and run them through the layers.
+
+        Args:
+            x: [b, n] ids or [b, n, hidden] rows; one line per sequence of `seqs`.
+            state: where the rows are appended, after each sequence's written rows.
+            seqs: which sequences of `state` the lines belong to; default: 0..b-1.
+            positions: [b, n] position of each row; default: the next ones.
+            mask: [n, n] bool, which new row sees which new row (a tree's ancestors, the row itself
+                included); rows written before are always seen. Default: causal.
+            layers: half-open range of layers to run; default: all.
+            skip: layers passed over.
+            logits_at: rows that get logits; ignored (None) unless the last layer runs.
+            taps: layers whose outgoing rows are wanted.
+
+        Raises:
+            ValueError: more rows than the state has room for.
+        """

@@ -1,0 +1,39 @@
+"""The draft-verify loop that drives every method which only proposes and observes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Outcome, Step
+
+
+class Proposer(Protocol):
+    """The part of a method that the loop drives."""
+
+    def start(self, session: Session) -> None:
+        """Get ready for a prompt."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Propose a continuation of at most `limit` levels."""
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Learn what was committed."""
+
+
+def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
+    """Decode one request; yields every step, prefill being none."""
+    # 1. Prefill: the draft's, then the target's, which commits the first token.
+    method.start(session)
+    session.prefill()
+    session.forwards()
+    while session.finish is None:
+        # 2. Draft.
+        draft = method.propose(session, session.room())
+        # 3. Score the draft in one target forward and verify it.
+        outcome = session.verify(draft, session.score(draft))
+        # 4. Commit what stands, up to the end of the output.
+        committed = session.commit(outcome)
+        method.observe(session, committed)
+        yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())

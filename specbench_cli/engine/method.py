@@ -1,0 +1,69 @@
+"""What a speculative-decoding method is to the engine: it proposes, and it observes."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.errors import MethodFault
+
+Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
+"""What a method promises of its output; the first two are lossless."""
+
+
+class MethodParams(BaseModel):
+    """A method's parameters: a field each, with its default, bounds and description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Method(ABC):
+    """Base of all methods. Override `propose`, or `generate` to own the control flow.
+
+    Class attributes:
+        name: the name on the command line.
+        Params: its parameters.
+        needs: what it cannot run without ("draft").
+        state_scope: how long what it learns lives: "prompt", "run" or "corpus".
+        timing_free: whether its counters are a function of inputs and seed alone.
+        workers: how many workers compute at once.
+        peer: whether it is somebody else's implementation, measured but not audited.
+    """
+
+    name: ClassVar[str]
+    Params: ClassVar[type[MethodParams]] = MethodParams
+    needs: ClassVar[frozenset[str]] = frozenset()
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
+    timing_free: ClassVar[bool] = True
+    workers: ClassVar[int] = 1
+    peer: ClassVar[bool] = False
+
+    params: Any  # an instance of the method's own Params, which says so by an annotation
+
+    def __init__(self, params: MethodParams | None = None) -> None:
+        self.params = self.Params() if params is None else params
+
+    def guarantee(self, sampling: Rule) -> Guarantee:
+        """What the output promises under a decoding rule, with this method's parameters."""
+        return "exact_law" if sampling == "rejection" else "exact_tokens"
+
+    def start(self, session: Session) -> None:
+        """Get ready for a prompt, inside the timer: draft prefill, index building."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Propose at most `limit` levels after the last token; an empty draft is a plain step."""
+        raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Learn what was committed of the last draft; put the draft's state right."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a step at a time."""
+        return draft_and_verify(self, session)

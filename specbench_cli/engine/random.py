@@ -1,0 +1,48 @@
+"""The two random primitives of the project: `categorical` and `bernoulli`.
+
+Methods and verification see these and nothing else, so a test can replace them by one that walks
+every outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.sampling import key_of
+
+
+class Random(Protocol):
+    """Where all chance in decoding comes from."""
+
+    def categorical(self, p: Tensor) -> Tensor:
+        """One index per row: p [..., V] non-negative, rows sum to 1 -> [...] int64."""
+
+    def bernoulli(self, a: Tensor) -> Tensor:
+        """Trials in order until the first failure: a [n] in [0, 1] -> [n] bool.
+
+        Trials after the first failure are not made and read False, so the sum of the result is the
+        length of the run of successes.
+        """
+
+
+class SeededRandom:
+    """The primitives on a torch generator of their own, keyed by (seed, prompt, turn, pass)."""
+
+    def __init__(
+        self, seed: int, prompt_id: str, turn: int, pass_: int, device: torch.device
+    ) -> None:
+        self._generator = torch.Generator(device)
+        self._generator.manual_seed(key_of("random", seed, prompt_id, turn, pass_) >> 1)
+
+    def categorical(self, p: Tensor) -> Tensor:
+        """See `Random`; the exponential race: argmax p / E, without a wait for the device."""
+        race = torch.empty_like(p).exponential_(generator=self._generator)
+        return (p / race).argmax(-1)
+
+    def bernoulli(self, a: Tensor) -> Tensor:
+        """See `Random`."""
+        u = torch.empty_like(a).uniform_(generator=self._generator)
+        return (u < a).cumprod(0).bool()

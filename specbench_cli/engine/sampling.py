@@ -1,0 +1,146 @@
+"""From logits to the law that a token is drawn from, and the keyed noise of coupled decoding.
+
+Warping order: temperature, top-k, top-p, softmax, as in transformers' generation. The greedy rule
+never
+divides by a temperature: it takes the argmax of the logits as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Rule = Literal["greedy", "rejection", "coupled"]
+"""How tokens are decided: argmax; rejection sampling; argmax of log-probability plus keyed
+noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """One run's decoding rule.
+
+    temperature is 0 for greedy and above 0 otherwise; top_k 0 and top_p 1 switch the cuts off.
+    """
+
+    rule: Rule = "greedy"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.rule == "greedy") != (self.temperature == 0.0):
+            raise ValueError(f"rule {self.rule!r} does not go with temperature {self.temperature}")
+
+
+def cut(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits over the temperature, -inf outside top-k and top-p.
+
+    Args:
+        logits: [..., V], any floating type.
+    Returns:
+        [..., V] in float32 (float64 if given so).
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        kth = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < kth, -math.inf)
+    if sampling.top_p < 1.0:
+        ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+        mass = ordered.softmax(-1)
+        # A token stays while the mass before it is short of top_p: the first one always does.
+        outside = (mass.cumsum(-1) - mass) >= sampling.top_p
+        scores = scores.masked_fill(outside.scatter(-1, index, outside), -math.inf)
+    return scores
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The warped law, [..., V]; sums to 1."""
+    return cut(logits, sampling).softmax(-1)
+
+
+def log_warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logarithm of the warped law, [..., V]; -inf outside the cuts."""
+    return cut(logits, sampling).log_softmax(-1)
+
+
+def key_of(*parts: object) -> int:
+    """A 64-bit key from any printable parts, the same on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+_LOW = 0xFFFFFFFF
+
+
+def philox(counter: Tensor, key: int) -> Tensor:
+    """Philox4x32-10 (Salmon et al., SC 2011), in int64 arithmetic, so equal on CPU and GPU.
+
+    Args:
+        counter: [4, ...] int64, each word in [0, 2**32).
+        key: 64 bits; the low word is the first key word.
+    Returns:
+        [4, ...] int64, each word uniform in [0, 2**32).
+    """
+    c0, c1, c2, c3 = counter.unbind(0)
+    k0, k1 = key & _LOW, key >> 32
+    for _ in range(10):
+        # int64 products wrap modulo 2**64, which leaves all their 64 bits right.
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _LOW) ^ c1 ^ k0,
+            p1 & _LOW,
+            ((p0 >> 32) & _LOW) ^ c3 ^ k1,
+            p0 & _LOW,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return torch.stack((c0, c1, c2, c3))
+
+
+class Noise:
+    """Gumbel noise keyed by (seed, prompt, turn, output index) and indexed by target token id.
+
+    No draft, tree or vocabulary can change it, so `argmax(log p + noise)` commits the same token
+    whatever was proposed. Rows are made in blocks and the last two blocks are kept.
+    """
+
+    def __init__(
+        self, seed: int, prompt_id: str, turn: int, vocab: int, device: torch.device
+    ) -> None:
+        self._key = key_of("noise", seed, prompt_id, turn)
+        self._vocab = vocab
+        self._device = device
+        # About a million numbers at a time: enough to amortise the calls, little to hold.
+        self._block = max(1, min(32, (1 << 20) // vocab))
+        self._blocks: dict[int, Tensor] = {}
+
+    def rows(self, first: int, n: int) -> Tensor:
+        """Noise of output positions first..first+n-1: [n, V] float32."""
+        start, stop = first // self._block, (first + n - 1) // self._block
+        parts = [self._make(b) for b in range(start, stop + 1)]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        offset = first - start * self._block
+        return whole[offset : offset + n]
+
+    def _make(self, block: int) -> Tensor:
+        if block not in self._blocks:
+            for old in [b for b in self._blocks if abs(b - block) > 1]:
+                del self._blocks[old]
+            self._blocks[block] = self._gumbel(block)
+        return self._blocks[block]
+
+    def _gumbel(self, block: int) -> Tensor:
+        quads = -(-self._vocab // 4)  # one counter gives the words of four token ids
+        shape = (self._block, quads)
+        token = torch.arange(quads, device=self._device).expand(shape)
+        position = torch.arange(block * self._block, (block + 1) * self._block, device=self._device)
+        zero = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        counter = torch.stack((token, position[:, None].expand(shape), zero, zero))
+        words = philox(counter, self._key).permute(1, 2, 0).reshape(self._block, -1)
+        uniform = (words[:, : self._vocab].double() + 0.5) * 2.0**-32
+        return (-(-uniform.log()).log()).float()

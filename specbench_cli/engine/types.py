@@ -1,0 +1,138 @@
+"""The engine's vocabulary: what goes into a forward, what a method proposes, what a step did.
+
+Plain frozen dataclasses and nothing else; the terms are those of the README's glossary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+Law = Literal["point", "iid", "wor"]
+"""How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
+
+Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
+"""How a committed token came to be."""
+
+Role = Literal["prefill", "draft", "verify", "aux"]
+"""What a forward was for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids, shape [b, n], int64, on the decoder's device."""
+
+    ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Embeds:
+    """Rows that stand for token embeddings (image patches), shape [b, n, hidden]."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Input rows of layer `layers[0]`, to go on from an exit layer, shape [b, n, hidden]."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What a forward gives back.
+
+    logits: [b, r, V] in the decoder's dtype, one row per requested position; None if none was
+        asked.
+    hidden: [b, n, hidden], the rows that leave the last computed layer (before the final norm).
+    taps: layer index -> [b, n, hidden], the rows that leave that layer.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor
+    taps: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuations of one sequence.
+
+    tokens: [m] int64, always TARGET ids, on the target's device, in verification order.
+    parents: index of each node's parent in `tokens`, -1 for the root (the last committed token);
+        None for a chain.
+    law: how the tokens were chosen; "point" unless each was drawn from its row of `q`.
+    q: [m, V] float32, the law each token was drawn from, over target ids.
+    order: verification order of siblings where it differs from the node order.
+    """
+
+    tokens: Tensor
+    parents: tuple[int, ...] | None = None
+    law: Law = "point"
+    q: Tensor | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of draft tokens."""
+        return int(self.tokens.shape[0])
+
+    @property
+    def levels(self) -> int:
+        """Depth of the draft: the number of tokens of its longest path."""
+        if self.parents is None:
+            return self.nodes
+        depth = [0] * self.nodes
+        for node, parent in enumerate(self.parents):
+            depth[node] = 1 if parent < 0 else depth[parent] + 1
+        return max(depth, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What verification decided.
+
+    path: accepted nodes, as indices into `Draft.tokens`, root side first.
+    committed: the accepted ids, then the recovered, bonus or plain one.
+    origin: how each committed token came to be.
+    tested: levels that verification reached, the rejected one included.
+    """
+
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+    origin: tuple[Origin, ...]
+    tested: int
+
+
+@dataclass(slots=True)
+class Forward:
+    """One metered forward. Times in ns since the timer's start; `used` is False for cancelled
+    work."""
+
+    model: str
+    role: Role
+    worker: int
+    batch: int
+    n_tokens: int
+    layers: tuple[int, int]
+    t0_ns: int
+    t1_ns: int
+    used: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verification whose result was committed from.
+
+    draft is None where the method cannot say (peers); `outcome` is what was committed, after the
+    cut.
+    """
+
+    seq: int
+    draft: Draft | None
+    outcome: Outcome
+    forwards: Sequence[Forward] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)

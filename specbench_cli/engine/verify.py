@@ -1,0 +1,71 @@
+"""Verification of chains: which draft tokens stand, and which token follows them. Pure functions.
+
+Two rules serve all decoding modes:
+
+* `match`: the target has chosen its token at every position (argmax of its logits, or of log p +
+  noise); the draft stands as far as it names the chosen tokens, and the choice after that is
+  committed.
+* `rejection`: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A draft token that
+  was not drawn from a known law is a draw from the point mass on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench_cli.engine.random import Random
+
+
+def match(draft: Sequence[int], choices: Sequence[int]) -> int:
+    """Number of leading draft tokens that equal the target's choices.
+
+    Args:
+        draft: m ids.
+        choices: m + 1 ids, the target's choice at each position.
+    """
+    n = 0
+    while n < len(draft) and draft[n] == choices[n]:
+        n += 1
+    return n
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm(max(p - q, 0)), the law of the token in place of a rejected one; p where that is empty.
+
+    Args:
+        p, q: [..., V] laws; a row of zeros in q gives p back.
+    """
+    excess = (p - q).clamp_min(0)
+    mass = excess.sum(-1, keepdim=True)
+    # p == q up to rounding: a rejection has probability 0 there, and p is the right law in the
+    # limit.
+    empty = mass <= 1e-12
+    return torch.where(empty, p, excess / mass.masked_fill(empty, 1.0))
+
+
+def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
+    """Speculative sampling of a chain, without a wait for the device.
+
+    Args:
+        tokens: [m] int64, the draft.
+        q: [m, V], the law that each token was drawn from; None for tokens chosen without a draw.
+        p: [m + 1, V], the target's warped law at each position.
+    Returns:
+        (accepted, next): two int64 scalars, the number of draft tokens that stand and the token
+        after
+        them: from the residual if one was rejected, else (the bonus) from the target's own law.
+    """
+    m = tokens.shape[0]
+    if q is None:
+        q = F.one_hot(tokens, p.shape[-1]).to(p.dtype)
+    at = tokens[:, None]
+    ratio = p[:m].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
+    accepted = random.bernoulli(ratio.clamp_max(1.0)).sum()
+    # A row of zeros behind q makes the bonus a residual like the others.
+    row = accepted[None]
+    law = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
+    return accepted, random.categorical(law)[0]

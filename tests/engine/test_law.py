@@ -1,0 +1,252 @@
+"""The law of every lossless method's output under rejection: exact, by walking all of its chance.
+
+Also what acceptance must then be: counts agree with the overlap of the two laws.
+"""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.sps import Sps, SpsParams
+from specbench_cli import registry
+from specbench_cli.engine import verify
+from specbench_cli.engine.sampling import Sampling, warp
+from specbench_cli.engine.types import Draft, Tokens
+
+LOSSLESS = ("exact_tokens", "exact_law")
+CONFIGURED = {
+    "sps": [{"length": 1}, {"length": 2}],
+    "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
+}
+"""Parameters short enough to be walked; a method not named here is walked with its defaults."""
+
+METHODS = [
+    pytest.param(name, params, id="-".join(map(str, (name, *params.values()))))
+    for name, entry in registry.METHODS.items()
+    if not entry.peer
+    for params in CONFIGURED.get(name, [{}])
+    if registry.build(name, params).guarantee("rejection") in LOSSLESS
+]
+PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
+PLAIN = Sampling("rejection", 1.0)
+SAMPLINGS = {
+    "T=1": PLAIN,
+    "T=0.5": Sampling("rejection", 0.5),
+    "T=2 top-k 2": Sampling("rejection", 2.0, top_k=2),
+    "T=0.8 top-p 0.7": Sampling("rejection", 0.8, top_p=0.7),
+    "T=1.5 top-k 3 top-p 0.9": Sampling("rejection", 1.5, top_k=3, top_p=0.9),
+}
+
+
+def law_of_target(table, sampling, eos=(), length=3):
+    """Law of the first `length` tokens after PROMPT by the chain rule, from the table alone."""
+    law = defaultdict(float)
+
+    def extend(output, weight):
+        if len(output) == length or (output and output[-1] in eos):
+            law[output] += weight
+            return
+        before, last = (*PROMPT, *output)[-2:]
+        for token, p in enumerate(warp(table[before, last], sampling).tolist()):
+            if p > 0:
+                extend((*output, token), weight * p)
+
+    extend((), 1.0)
+    return law
+
+
+def distance(a, b):
+    """Total variation between two laws."""
+    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2
+
+
+@pytest.fixture
+def law_of_method(open_session, exact_law):
+    """Law of the first three tokens that a method commits after PROMPT."""
+
+    def walk(method, pair, sampling, budget=6, eos=()):
+        def run(random):
+            session = open_session(
+                *pair, prompt=PROMPT, sampling=sampling, budget=budget, eos=eos, random=random
+            )
+            for _ in method.generate(session):
+                if len(session.output()) >= 3:
+                    break
+            return tuple(session.output()[:3])
+
+        return exact_law(run)
+
+    return walk
+
+
+@pytest.fixture
+def pair(random_table):
+    """Tables of a target and a draft, by how they lie to each other."""
+
+    def make(kind, vocab=3) -> tuple[Tensor, Tensor]:
+        scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
+        target, draft = (random_table(vocab, seed, scale) for seed in (21, 22))
+        if kind == "near":
+            draft = target + 0.3 * draft
+        if kind == "equal":
+            draft = target.clone()
+        if kind == "disjoint":
+            draft[..., : vocab // 2] = target[..., vocab // 2 :] = -math.inf
+        return target, draft
+
+    return make
+
+
+# ---- exactness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "params"), METHODS)
+@pytest.mark.parametrize("kind", ["peaked", "flat", "near", "equal", "disjoint"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(s, id=i, marks=pytest.mark.smoke if s.top_p == 0.7 else ())
+        for i, s in SAMPLINGS.items()
+    ],
+)
+def test_the_first_three_tokens_follow_the_targets_law(
+    law_of_method, pair, name, params, kind, sampling
+):
+    tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
+    law = law_of_method(registry.build(name, params), tables, sampling)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
+    assert distance(law, law_of_target(tables[0], sampling)) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "params"), METHODS)
+@pytest.mark.parametrize("eos", [(0,), (1,), (2,), (0, 2)], ids=str)
+def test_eos_ends_the_output_without_bending_its_law(law_of_method, pair, name, params, eos):
+    tables = pair("near")
+    law = law_of_method(registry.build(name, params), tables, PLAIN, eos=eos)
+    assert distance(law, law_of_target(tables[0], PLAIN, eos)) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "params"), METHODS)
+@pytest.mark.parametrize("budget", [1, 2, 3, 4])
+def test_no_budget_bends_the_law(law_of_method, pair, name, params, budget):
+    tables = pair("near")
+    law = law_of_method(registry.build(name, params), tables, PLAIN, budget=budget, eos=(2,))
+    expected = law_of_target(tables[0], PLAIN, (2,), length=min(3, budget))
+    assert distance(law, expected) < 1e-9
+
+
+def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
+    sampling = Sampling("rejection", 0.7, top_k=2)
+    tables = pair("near", vocab=5)
+    law = law_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
+    assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
+
+
+# ---- planted faults: the same walk finds them ---------------------------------------------------
+
+
+class Unwarped(Sps):
+    """Draws under the temperature and hands over the law without it."""
+
+    def propose(self, session, limit):
+        x, tokens, laws = session.since(self.state.length()), [], []
+        for _ in range(min(self.params.length, limit)):
+            rows = self.model.forward(x, self.state).logits[:, -1]
+            tokens.append(session.random.categorical(session.warp(rows)))
+            laws.append(rows.softmax(-1))
+            x = Tokens(tokens[-1][None])
+        return (
+            Draft(torch.cat(tokens), law="iid", q=torch.cat(laws)) if tokens else session.chain(())
+        )
+
+
+class PicksTheBest(Sps):
+    """Hands over the likeliest token and the law it did not draw it from."""
+
+    def propose(self, session, limit):
+        draft = super().propose(session, limit)
+        return draft if draft.q is None else Draft(draft.q.argmax(-1), law="iid", q=draft.q)
+
+
+@pytest.mark.parametrize("fault", [Unwarped, PicksTheBest])
+def test_a_method_that_misstates_its_draft_law_is_found(law_of_method, pair, fault):
+    sampling, tables = SAMPLINGS["T=0.5"], pair("flat")
+    law = law_of_method(fault(SpsParams(length=1)), tables, sampling)
+    assert distance(law, law_of_target(tables[0], sampling)) > 1e-3
+
+
+def accepts_the_likelier(tokens, q, p, random):
+    at = torch.arange(len(tokens))
+    stands = (p[at, tokens] >= q[at, tokens]).cumprod(0).sum() if len(tokens) else torch.tensor(0)
+    return stands, random.categorical(p[stands])
+
+
+@pytest.mark.parametrize(
+    ("function", "faulty"),
+    [
+        ("residual", lambda p, q: p),
+        ("residual", lambda p, q: torch.where(p > q, p, 0.0).softmax(-1)),
+        ("rejection", accepts_the_likelier),
+    ],
+    ids=["rejected tokens redrawn from p", "residual not p - q", "accepted where p exceeds q"],
+)
+def test_a_faulty_verifier_is_found(law_of_method, pair, monkeypatch, function, faulty):
+    tables = pair("peaked")
+    monkeypatch.setattr(verify, function, faulty)
+    law = law_of_method(Sps(SpsParams(length=1)), tables, PLAIN)
+    assert distance(law, law_of_target(tables[0], PLAIN)) > 1e-3
+
+
+# ---- acceptance ---------------------------------------------------------------------------------
+
+
+def overlap(tables, sampling, before, last):
+    """Chance that a draft token stands in a context: the sum of min(p, q)."""
+    p, q = (warp(table[before, last], sampling) for table in tables)
+    return torch.minimum(p, q).sum().item()
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat", "near"])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+def test_acceptance_counts_agree_with_the_overlap_of_the_laws(open_session, pair, kind, sampling):
+    tables = pair(kind, vocab=5)
+    session = open_session(*tables, prompt=PROMPT, sampling=sampling, budget=900)
+    accepted, expected, variance = 0, 0.0, 0.0
+    for step in Sps(SpsParams(length=3)).generate(session):
+        text = session.tokens()
+        root = len(text) - len(step.outcome.committed)
+        context = [*text[:root], *step.draft.tokens.tolist()]
+        for level in range(step.outcome.tested):
+            chance = overlap(tables, sampling, *context[root + level - 2 : root + level])
+            expected += chance
+            variance += chance * (1 - chance)
+        accepted += len(step.outcome.path)
+    assert abs(accepted - expected) <= 3 * math.sqrt(variance) + 1e-9
+
+
+@pytest.mark.parametrize("length", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["flat", "near"])
+def test_mat_agrees_with_the_formula_where_acceptance_is_independent(
+    open_session, pair, kind, length
+):
+    # One law in all contexts: each level stands with the same chance a (Leviathan et al., equation 1).
+    tables = tuple(table[:1, :1].expand_as(table) for table in pair(kind, vocab=5))
+    a = overlap(tables, PLAIN, 0, 0)
+    session = open_session(*tables, prompt=PROMPT, sampling=PLAIN, budget=2500)
+    steps = Sps(SpsParams(length=length)).generate(session)
+    committed = torch.tensor(
+        [len(step.outcome.committed) for step in steps if step.draft.levels == length]
+    ).double()
+    mean = (1 - a ** (length + 1)) / (1 - a)
+    assert abs(committed.mean() - mean) < 3 * committed.std() / math.sqrt(len(committed))
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat"])
+def test_a_draft_with_the_targets_law_is_never_rejected(law_of_method, pair, kind, open_session):
+    target, _ = pair(kind, vocab=5)
+    session = open_session(target, target, prompt=PROMPT, sampling=SAMPLINGS["T=0.5"], budget=61)
+    steps = list(Sps(SpsParams(length=4)).generate(session))
+    assert [len(step.outcome.committed) for step in steps] == [5] * 12

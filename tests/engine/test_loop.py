@@ -1,0 +1,161 @@
+"""The draft-verify loop: its counts, its budget, its trace, whatever a method proposes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Draft
+from specbench_cli.errors import MethodFault
+
+RULES = [Sampling(), Sampling("coupled", 0.9, seed=1), Sampling("rejection", 0.9, seed=1)]
+CYCLE = (1, 2, 3, 4, 0)
+
+
+class Scripted:
+    """Proposes the given drafts in turn, clipped to the limit; notes what it hears."""
+
+    def __init__(self, *drafts):
+        self.drafts = drafts
+        self.heard = []
+        self.lengths = []
+
+    def start(self, session):
+        self.heard.append("start")
+
+    def propose(self, session, limit):
+        assert limit == session.room() >= 0
+        turn = len(self.heard) - 1
+        return session.chain(self.drafts[turn % len(self.drafts)][:limit])
+
+    def observe(self, session, outcome):
+        self.heard.append(outcome)
+        self.lengths.append(session.state.length() - len(session.tokens()))
+
+
+drafts = st.lists(st.lists(st.integers(0, 4), max_size=6).map(tuple), min_size=1, max_size=5)
+
+
+@given(drafts, st.integers(1, 14), st.sets(st.integers(0, 4), max_size=2), st.sampled_from(RULES))
+@settings(deadline=None, max_examples=150)
+def test_counts_add_up_whatever_is_proposed(
+    open_session, random_table, proposals, budget, eos, rule
+):
+    session = open_session(
+        random_table(5, seed=1), prompt=(3, 1, 2), budget=budget, eos=eos, sampling=rule
+    )
+    method = Scripted(*proposals)
+    steps = list(draft_and_verify(method, session))
+    output = session.output()
+
+    assert 1 + sum(len(step.outcome.committed) for step in steps) == len(output) <= budget
+    assert [x for step in steps for x in step.outcome.committed] == output[1:]
+    assert [x for step in steps for x in step.outcome.origin] == session.origin[1:]
+    if session.finish == "length":
+        assert len(output) == budget
+        assert not eos & set(output)
+    else:
+        assert session.finish == "eos"
+        assert output[-1] in eos
+        assert not eos & set(output[:-1])
+    for step in steps:
+        accepted = step.outcome.origin.count("accepted")
+        assert accepted == len(step.outcome.path) <= step.outcome.tested <= step.draft.levels
+        assert 1 <= len(step.outcome.committed) <= step.draft.levels + 1
+        assert step.outcome.path == tuple(range(accepted))
+        drafted = step.draft.tokens.tolist()
+        assert step.outcome.committed[:accepted] == tuple(drafted[:accepted])
+    assert method.heard == ["start", *(step.outcome for step in steps)]
+    assert all(length == -1 for length in method.lengths)
+
+
+@pytest.mark.parametrize("rule", RULES[:2], ids=["greedy", "coupled"])
+@given(drafts, st.integers(1, 14))
+@settings(deadline=None, max_examples=50)
+def test_the_tokens_are_vanillas_whatever_is_proposed(
+    open_session, random_table, rule, proposals, budget
+):
+    def output(*drafts):
+        session = open_session(random_table(5, seed=2), budget=budget, sampling=rule)
+        list(draft_and_verify(Scripted(*drafts), session))
+        return session.output()
+
+    assert output(*proposals) == output(())
+
+
+def test_only_the_last_step_can_be_cut(open_session, successor_table):
+    session = open_session(successor_table(CYCLE), eos=[4], budget=20)
+    method = Scripted((2,), (0,), (4, 0, 1, 2))
+    steps = list(draft_and_verify(method, session))
+    assert session.output() == [1, 2, 3, 4]
+    assert [step.outcome.committed for step in steps] == [(2, 3), (4,)]
+
+
+def test_what_ends_in_prefill_has_no_step(open_session, successor_table):
+    session = open_session(successor_table(CYCLE), eos=[1])
+    method = Scripted((2, 3))
+    assert list(draft_and_verify(method, session)) == []
+    assert method.heard == ["start"]
+
+
+def test_drafts_are_clipped_so_that_the_budget_is_met_exactly(open_session, successor_table):
+    session = open_session(successor_table(CYCLE), budget=6)
+    steps = list(draft_and_verify(Scripted((2, 3), (0, 1)), session))
+    assert [step.draft.nodes for step in steps] == [2, 1]
+    assert [len(step.outcome.committed) for step in steps] == [3, 2]
+    assert session.finish == "length"
+
+
+def test_a_method_that_ignores_its_limit_is_at_fault(open_session, successor_table):
+    class Greedy(Scripted):
+        def propose(self, session, limit):
+            return session.chain((2, 3, 4))
+
+    session = open_session(successor_table(CYCLE), budget=3)
+    with pytest.raises(MethodFault, match="at most 1"):
+        list(draft_and_verify(Greedy(), session))
+
+
+def test_a_method_that_proposes_a_tree_is_told_so(open_session, successor_table):
+    class Tree(Scripted):
+        def propose(self, session, limit):
+            return Draft(torch.tensor([2, 3]), parents=(-1, -1))
+
+    with pytest.raises(MethodFault, match="tree"):
+        list(draft_and_verify(Tree(), open_session(successor_table(CYCLE))))
+
+
+def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_table):
+    class Drafting(Scripted):
+        """Two draft forwards a step, over the newest token."""
+
+        def start(self, session):
+            self.model = session.draft()
+            self.state = session.new_state(self.model)
+            self.model.forward(session.since(0), self.state, logits_at=None)
+
+        def propose(self, session, limit):
+            for _ in range(min(2, limit)):
+                self.model.forward(session.since(len(session.tokens()) - 1), self.state)
+            return session.chain((1, 2)[:limit])
+
+        def observe(self, session, outcome):
+            self.state.truncate(0, 3)
+
+    session = open_session(
+        random_table(5, seed=3), random_table(5, seed=4), prompt=(0, 1, 2), budget=9
+    )
+    steps = list(draft_and_verify(Drafting(), session))
+    prefill = session.meter.forwards[:2]
+    assert [(f.model, f.role, f.n_tokens) for f in prefill] == [
+        ("draft", "prefill", 3),
+        ("target", "prefill", 3),
+    ]
+    assert [f for step in steps for f in step.forwards] == session.meter.forwards[2:]
+    for step in steps:
+        *drafting, verifying = step.forwards
+        assert [f.role for f in drafting] == ["draft"] * min(2, step.draft.nodes)
+        assert (verifying.model, verifying.role) == ("target", "verify")
+        assert verifying.n_tokens == step.draft.nodes + 1

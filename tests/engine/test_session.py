@@ -1,0 +1,383 @@
+"""A session's step: what is committed, how it is cut, and what a malformed draft gets."""
+
+import math
+
+import pytest
+import torch
+
+from specbench_cli.engine.sampling import Sampling, log_warp, warp
+from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.types import Draft
+from specbench_cli.errors import MethodFault
+
+CYCLE = (1, 2, 3, 4, 0)  # each token's greedy successor
+COUPLED = Sampling("coupled", 0.8, seed=5)
+REJECTION = Sampling("rejection", 0.8, seed=5)
+
+
+@pytest.fixture
+def opened(open_session, successor_table):
+    """A prefilled greedy session on the cycle 0 1 2 3 4 0 ...; prompt (4, 0), so 1 is committed."""
+
+    def make(**rest):
+        session = open_session(successor_table(CYCLE), **{"prompt": (4, 0)} | rest)
+        session.prefill()
+        return session
+
+    return make
+
+
+def step(session, *ids):
+    """One step with a chain of these ids."""
+    draft = session.chain(ids)
+    return session.commit(session.verify(draft, session.score(draft)))
+
+
+def consistent(session):
+    """The target has a row for every committed token but the last, and no other."""
+    return session.state.ids == list(session.tokens()[:-1])
+
+
+# ---- outcomes -----------------------------------------------------------------------------------
+
+
+def test_prefill_commits_the_first_token(opened):
+    session = opened()
+    assert session.tokens() == [4, 0, 1]
+    assert session.output() == [1]
+    assert session.origin == ["prefill"]
+    assert consistent(session)
+
+
+def test_a_step_without_a_draft_commits_one_plain_token(opened):
+    session = opened()
+    outcome = step(session)
+    assert (outcome.committed, outcome.origin) == ((2,), ("plain",))
+    assert (outcome.path, outcome.tested) == ((), 0)
+    assert consistent(session)
+
+
+def test_a_draft_that_stands_whole_earns_a_bonus(opened):
+    session = opened()
+    outcome = step(session, 2, 3)
+    assert outcome.committed == (2, 3, 4)
+    assert outcome.origin == ("accepted", "accepted", "bonus")
+    assert (outcome.path, outcome.tested) == ((0, 1), 2)
+    assert consistent(session)
+
+
+def test_a_rejected_token_is_replaced_and_what_follows_it_is_dropped(opened):
+    session = opened()
+    outcome = step(session, 2, 0, 1)
+    assert outcome.committed == (2, 3)
+    assert outcome.origin == ("accepted", "recovered")
+    assert (outcome.path, outcome.tested) == ((0,), 2)
+    assert consistent(session)
+
+
+def test_a_draft_right_after_a_rejection_continues_from_the_recovered_token(opened):
+    session = opened(budget=20)
+    step(session, 2, 0, 1)
+    assert step(session, 4, 0).committed == (4, 0, 1)
+    assert session.output() == [1, 2, 3, 4, 0, 1]
+
+
+def test_origins_run_along_the_output(opened):
+    session = opened(budget=20)
+    step(session, 2, 0)
+    step(session, 4)
+    step(session)
+    assert session.origin == ["prefill", "accepted", "recovered", "accepted", "bonus", "plain"]
+
+
+# ---- cuts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("eos", "draft", "committed", "origin", "path", "tested"),
+    [
+        (2, (2, 3, 4), (2,), ("accepted",), (0,), 1),
+        (3, (2, 3, 4), (2, 3), ("accepted",) * 2, (0, 1), 2),
+        (4, (2, 3, 4), (2, 3, 4), ("accepted",) * 3, (0, 1, 2), 3),
+        (0, (2, 3, 4), (2, 3, 4, 0), ("accepted",) * 3 + ("bonus",), (0, 1, 2), 3),
+        (3, (2, 0), (2, 3), ("accepted", "recovered"), (0,), 2),
+        (2, (0, 0), (2,), ("recovered",), (), 1),
+        (2, (), (2,), ("plain",), (), 0),
+    ],
+    ids=["first", "inside", "last draft", "bonus", "recovered", "recovered at once", "plain"],
+)
+def test_eos_ends_the_output_wherever_it_falls_in_a_step(
+    opened, eos, draft, committed, origin, path, tested
+):
+    session = opened(eos=[eos])
+    outcome = step(session, *draft)
+    assert (outcome.committed, outcome.origin) == (committed, origin)
+    assert (outcome.path, outcome.tested) == (path, tested)
+    assert session.finish == "eos"
+    assert session.output() == [1, *committed]
+    assert len(session.origin) == len(session.output())
+    assert consistent(session)
+
+
+def test_eos_as_the_first_token_ends_the_output_in_prefill(opened):
+    session = opened(eos=[1])
+    assert (session.output(), session.finish) == ([1], "eos")
+
+
+def test_eos_in_the_prompt_does_not_end_the_output(opened):
+    assert opened(eos=[4]).finish is None
+
+
+def test_eos_in_a_rejected_part_of_a_draft_does_not_end_the_output(opened):
+    session = opened(eos=[0])
+    assert step(session, 2, 0, 1).committed == (2, 3)
+    assert session.finish is None
+
+
+def test_a_stop_string_completed_inside_a_block_ends_the_output_there(opened):
+    session = opened(strings=("12;3",), decode=lambda ids: "".join(f"{i}" for i in ids), budget=9)
+    assert step(session, 2, 3, 4).committed == (2, 3, 4, 0)
+    session = opened(strings=("123",), decode=lambda ids: "".join(f"{i}" for i in ids), budget=9)
+    outcome = step(session, 2, 3, 4)
+    assert (outcome.committed, outcome.path, outcome.tested) == ((2, 3), (0, 1), 2)
+    assert (session.finish, session.output()) == ("stop", [1, 2, 3])
+    assert consistent(session)
+
+
+def test_a_stop_string_in_the_prompt_does_not_end_the_output(opened):
+    session = opened(strings=("40", "01"), decode=lambda ids: "".join(f"{i}" for i in ids))
+    assert session.finish is None
+
+
+def test_a_draft_of_the_remaining_budget_less_one_fills_it_exactly(opened):
+    session = opened(budget=4)
+    assert session.room() == 2
+    assert step(session, 2, 3).committed == (2, 3, 4)
+    assert (session.finish, len(session.output())) == ("length", 4)
+    assert consistent(session)
+
+
+def test_a_budget_of_one_is_spent_by_prefill(opened):
+    session = opened(budget=1)
+    assert (session.finish, session.output()) == ("length", [1])
+
+
+def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
+    session = opened(eos=[3])
+    outcome = session.verify(session.chain((2, 3)), session.score(session.chain((2, 3))))
+    adopted = session.adopt(outcome)
+    assert (adopted.committed, session.finish) == ((2, 3), "eos")
+
+
+# ---- malformed drafts ---------------------------------------------------------------------------
+
+
+def test_a_draft_longer_than_the_room_is_a_fault_that_names_both(opened):
+    session = opened(budget=4)
+    with pytest.raises(MethodFault, match="3 draft tokens proposed where at most 2"):
+        session.score(session.chain((2, 3, 4)))
+
+
+def test_a_tree_is_refused_in_words(opened):
+    session = opened()
+    with pytest.raises(MethodFault, match="tree"):
+        session.score(Draft(torch.tensor([2, 3]), parents=(-1, -1)))
+
+
+@pytest.mark.parametrize(
+    ("law", "rows"), [("iid", None), ("point", 2), ("wor", 2), ("iid", 1), ("iid", 3)]
+)
+def test_a_draft_whose_q_does_not_fit_its_law_is_a_fault_under_rejection(
+    open_session, random_table, law, rows
+):
+    session = open_session(random_table(5, seed=1), sampling=REJECTION)
+    session.prefill()
+    q = None if rows is None else torch.full((rows, 5), 0.2, dtype=torch.float64)
+    with pytest.raises(MethodFault, match=f"law '{law}'"):
+        session.score(Draft(torch.tensor([2, 3]), law=law, q=q))
+
+
+# ---- sampling rules -----------------------------------------------------------------------------
+
+
+def test_coupled_commits_the_same_tokens_whatever_was_proposed(open_session, random_table):
+    table = random_table(5, seed=2)
+    outputs = set()
+    for proposals in ((), (0,), (1, 2), (3, 3, 3, 3), (4, 1, 0)):
+        session = open_session(table, sampling=COUPLED, budget=12)
+        session.prefill()
+        while session.finish is None:
+            step(session, *proposals[: session.room()])
+            assert consistent(session)
+        outputs.add(tuple(session.output()))
+    assert len(outputs) == 1
+
+
+def test_coupled_chooses_by_log_probability_plus_the_noise_of_the_output_position(
+    open_session, random_table
+):
+    table = random_table(5, seed=3)
+    session = open_session(table, prompt=(1, 2, 3), sampling=COUPLED, budget=6)
+    session.prefill()
+    while session.finish is None:
+        step(session)
+    text = [1, 2, 3, *session.output()]
+    for at, token in enumerate(session.output()):
+        log_p = log_warp(table[text[at + 1], text[at + 2]], COUPLED)
+        assert token == int((log_p + session.noise(at)[0]).argmax())
+
+
+def test_greedy_chooses_by_the_logits_as_they_are(open_session, random_table):
+    session = open_session(random_table(5, seed=3))
+    rows = torch.randn(3, 5)
+    assert session.scores(rows, 4) is rows
+
+
+def test_rejection_draws_differ_by_pass_and_coupled_ones_do_not(open_session, random_table):
+    table = random_table(5, seed=4, scale=0.1)
+
+    def output(sampling, pass_):
+        session = open_session(table, sampling=sampling, budget=40, pass_=pass_)
+        session.prefill()
+        while session.finish is None:
+            step(session)
+        return session.output()
+
+    assert output(REJECTION, 1) == output(REJECTION, 1) != output(REJECTION, 2)
+    assert output(COUPLED, 1) == output(COUPLED, 2)
+
+
+# ---- drafting -----------------------------------------------------------------------------------
+
+
+def test_a_draft_token_is_picked_as_the_rule_asks(open_session, random_table):
+    rows = random_table(5, seed=5)[0, :1]
+    greedy = open_session(random_table(5, seed=6))
+    token, q = greedy.pick(rows)
+    assert (token.tolist(), q) == (rows.argmax(-1).tolist(), None)
+
+    coupled = open_session(random_table(5, seed=6), sampling=COUPLED)
+    coupled.prefill()
+    token, q = coupled.pick(rows, ahead=2)
+    scores = log_warp(rows, COUPLED) + coupled.noise(3)
+    assert (token.tolist(), q) == (scores.argmax(-1).tolist(), None)
+
+    rejection = open_session(random_table(5, seed=6), sampling=REJECTION)
+    token, q = rejection.pick(rows)
+    assert torch.equal(q, warp(rows, REJECTION))
+    assert token.shape == (1,)
+
+
+@pytest.mark.parametrize("width", [3, 5, 8])
+def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
+    open_session, random_table, width
+):
+    session = open_session(random_table(5, seed=6), sampling=REJECTION)
+    rows = torch.randn(1, width, generator=torch.Generator().manual_seed(1))
+    _, q = session.pick(rows)
+    filled = torch.full((1, 5), -math.inf)
+    filled[:, : min(width, 5)] = rows[:, :5]
+    torch.testing.assert_close(q, warp(filled, REJECTION))
+    assert q.sum().item() == pytest.approx(1.0)
+
+
+def test_since_gives_what_a_state_has_not_seen(opened):
+    session = opened(budget=20)
+    assert session.since(0).ids.tolist() == [[4, 0, 1]]
+    step(session, 2, 3)
+    assert session.tokens() == [4, 0, 1, 2, 3, 4]
+    assert session.since(5).ids.tolist() == [[4]]
+    assert session.since(4).ids.tolist() == [[3, 4]]
+    assert session.since(0).ids.tolist() == [[4, 0, 1, 2, 3, 4]]
+
+
+def test_before_prefill_since_gives_the_prompt(open_session, successor_table):
+    session = open_session(successor_table(CYCLE), prompt=(4, 0))
+    assert session.since(0).ids.tolist() == [[4, 0]]
+
+
+# ---- workspace ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workspace(table_decoder, random_table):
+    decoders = {
+        "target": table_decoder("target", random_table(5, seed=1)),
+        "draft": table_decoder("draft", random_table(5, seed=2)),
+    }
+    return Workspace(decoders, capacity=16)
+
+
+def request(prompt_id="mini/0"):
+    return Request(prompt_id, 0, (1, 2), StopRule(frozenset(), 8))
+
+
+def test_states_are_kept_between_sessions_and_come_cleared(workspace):
+    first = Session(workspace, request(), Sampling())
+    first.prefill()
+    allocated = workspace.state_bytes
+    second = Session(workspace, request("mini/1"), Sampling())
+    assert second.state is first.state
+    assert second.state.length() == 0
+    assert workspace.state_bytes == allocated
+
+
+def test_every_state_of_a_session_is_its_own(workspace):
+    session = Session(workspace, request(), Sampling())
+    draft = session.draft()
+    states = [session.state, *(session.new_state(draft) for _ in range(2))]
+    states.append(session.new_state(draft, slack=3))
+    assert len({id(state) for state in states}) == 4
+    assert states[-1].capacity == 16 + 3
+
+
+def test_a_draft_that_is_the_target_has_a_state_of_its_own(workspace, table_decoder):
+    target = workspace.decoders["target"]
+    session = Session(Workspace({"target": target, "draft": target}, 16), request(), Sampling())
+    assert session.new_state(session.draft()) is not session.state
+
+
+def test_reserving_makes_room_and_never_takes_it_away(workspace):
+    workspace.reserve(40)
+    assert Session(workspace, request(), Sampling()).state.capacity == 40
+    workspace.reserve(20)
+    assert workspace.capacity == 40
+
+
+def test_held_bytes_are_those_of_all_weights_and_states(workspace):
+    assert workspace.weight_bytes == 2 * 8 * 5**3
+    session = Session(workspace, request(), Sampling())
+    session.new_state(session.draft())
+    assert workspace.state_bytes == 2 * 8 * 16
+
+
+def test_a_missing_decoder_or_module_is_a_fault_that_names_it(workspace):
+    session = Session(workspace, request(), Sampling())
+    with pytest.raises(MethodFault, match="'medusa'"):
+        session.draft("medusa")
+    with pytest.raises(MethodFault, match="'target'"):
+        session.module("target")
+
+
+def test_modules_and_tokenizer_come_from_the_run(workspace):
+    workspace.modules = {"target": "a module"}.__getitem__
+    workspace.tokenizer = "a tokenizer"
+    session = Session(workspace, request(), Sampling())
+    assert session.module("target") == "a module"
+    assert session.tokenizer == "a tokenizer"
+
+
+def test_memory_outlives_a_session_only_where_it_is_handed_in(workspace):
+    memory = {}
+    Session(workspace, request(), Sampling(), memory=memory).memory["seen"] = 1
+    assert memory == {"seen": 1}
+    assert Session(workspace, request(), Sampling()).memory == {}
+
+
+def test_the_timer_runs_from_begin_over_the_first_token_to_the_last(opened):
+    session = opened()
+    assert session.started_ns < session.first_ns == session.last_ns
+    first = session.first_ns
+    step(session, 2)
+    assert session.first_ns == first < session.last_ns
