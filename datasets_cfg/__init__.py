@@ -1,0 +1,1 @@
+"""One YAML file a dataset, and the embedded `mini` task. See README, "Add a task"."""

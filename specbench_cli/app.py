@@ -1,0 +1,179 @@
+"""The command line: commands, exit codes, and what a person sees when something goes wrong.
+
+Nothing heavy is imported here: `specbench --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from typer.main import get_command
+
+from specbench_cli import __version__, output
+from specbench_cli.commands import report, run
+from specbench_cli.commands.list import list_
+from specbench_cli.commands.train import app as train
+from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
+
+NEIGHBOURS = ("methods", "datasets_cfg")
+"""Our other top-level packages, whose names somebody else's package may bear too."""
+
+TRACEBACK = "--traceback"
+
+app = typer.Typer(
+    help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command("run", epilog=run.EPILOG)(run.run)
+app.command("report", epilog=report.EPILOG)(report.report)
+app.command("list")(list_)
+app.add_typer(train, name="train")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.data(f"specbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    tracebacks: Annotated[
+        bool,
+        typer.Option(TRACEBACK, help="Show an error's traceback. \\[env: SPECBENCH_DEBUG=1]"),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with one of `ExitCode`.
+
+    Args:
+        args: the arguments after the program's name; default: the process's.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _on_term)
+    code = _run(list(sys.argv[1:] if args is None else args))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
+    """The exit code of a command; whatever goes wrong has been said when this returns."""
+    if TRACEBACK in args:  # before a command or after it
+        os.environ["SPECBENCH_DEBUG"] = "1"
+        args = [arg for arg in args if arg != TRACEBACK]
+    try:
+        _guard_neighbours()
+        command = get_command(app)
+        with command.make_context("specbench", args) as context:
+            return int(command.invoke(context) or ExitCode.OK)
+    except typer.Exit as wanted:
+        return wanted.exit_code
+    except _Terminated:
+        output.error("terminated")
+        return ExitCode.TERMINATED
+    except (KeyboardInterrupt, typer.Abort):
+        output.error("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # `specbench list methods | head -1`: the reader has had enough
+        _drop_stdout()
+        return ExitCode.OK
+    except SpecbenchError as fault:
+        _show_traceback()
+        output.error(fault.message, fault.hint)
+        return fault.exit_code
+    except Exception as fault:
+        if hasattr(fault, "format_message"):
+            return _misused(fault)
+        _show_traceback()
+        says = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+        output.error(f"a bug in specbench: {says}", f"the traceback is in {_log()}")
+        return ExitCode.BUG
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came; everybody below treats it as Ctrl-C."""
+
+
+def _on_term(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
+def _guard_neighbours() -> None:
+    """Raise UsageError where another package hides one of ours."""
+    home = Path(__file__).resolve().parents[1]
+    for name in NEIGHBOURS:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise UsageError(
+                f"specbench's package {name!r} is not installed", "pip install specbench-cli"
+            )
+        found = Path(next(iter(spec.submodule_search_locations or [str(spec.origin)])))
+        if found.resolve() != home / name:
+            raise UsageError(
+                f"another package named {name!r} shadows specbench's: {found}",
+                "run from another folder, or install specbench-cli in a venv of its own",
+            )
+
+
+def _misused(fault: Exception) -> ExitCode:
+    """Say an error of the command line's parser in our words.
+
+    Typer keeps these errors' classes to itself, and moved them once: only attributes are used.
+    """
+    message: str = getattr(fault, "format_message", str)()
+    near = sorted(getattr(fault, "possibilities", None) or ())
+    if near:
+        message = f"{getattr(fault, 'message', message)}; did you mean {' or '.join(near)}?"
+    message = message.replace("Value error, ", "").replace(". Did you mean", "; did you mean")
+    context = getattr(fault, "ctx", None)
+    hint = f"{context.command_path} --help" if context is not None else "specbench --help"
+    output.error(f"{message[:1].lower()}{message[1:].rstrip('.')}", hint)
+    return ExitCode.USAGE
+
+
+def _show_traceback() -> None:
+    if os.environ.get("SPECBENCH_DEBUG"):
+        output.note(traceback.format_exc().rstrip())
+
+
+def _log() -> Path:
+    """A file with the traceback of the exception at hand."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(traceback.format_exc())
+    return Path(file.name)
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's last flush of stdout go nowhere: nobody reads it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,1 @@
+"""One thin file a command: options in, a call, an exit code out."""

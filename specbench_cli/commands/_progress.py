@@ -1,0 +1,247 @@
+"""What a person, a log or a program sees of a run while it goes on.
+
+Everything is drawn inside the callbacks, which come between prompts: no thread refreshes anything
+while a cell is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from specbench_cli import output
+from specbench_cli.store.schema import Record
+
+BASELINE = "vanilla"
+LINE_EVERY_S = 10.0
+"""Shortest time between two lines of a log."""
+
+
+class Timing(NamedTuple):
+    """What of a record counts for a speedup."""
+
+    label: str
+    ns: int
+    tokens: int
+
+
+class Speedups:
+    """Speedups of the cells so far; provisional, without intervals.
+
+    Times are paired on prompt, turn and pass, and compared per token, as the report does it.
+    """
+
+    def __init__(self) -> None:
+        self._visits: dict[tuple[str, int, int], list[Timing]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, record: Record) -> dict[str, float]:
+        """Count a record in; returns the speedup of every row but vanilla's."""
+        if not record.void and record.error is None and record.ns.total and record.n_tokens:
+            visit = self._visits.setdefault((record.prompt_id, record.turn, record.pass_), [])
+            own = Timing(record.label, record.ns.total, record.n_tokens)
+            visit.append(own)
+            base = next((timing for timing in visit if timing.label == BASELINE), None)
+            if base is not None:
+                for timing in visit if own is base else [own]:
+                    self._pair(base, timing)
+        return {label: base / own for label, (base, own) in self._sums.items() if label != BASELINE}
+
+    def _pair(self, base: Timing, own: Timing) -> None:
+        expected, taken = self._sums.get(own.label, (0.0, 0.0))
+        expected += base.ns * own.tokens / base.tokens
+        self._sums[own.label] = (expected, taken + own.ns)
+
+
+class RunProgress:
+    """Common to all displays: counts, running speedups, the run's folder. A context manager.
+
+    Args:
+        dry_run: the plan is the result and goes to stdout.
+        part: this process runs one pass of a run that another process has announced.
+    """
+
+    def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
+        self.run_dir: Path | None = None
+        self.speedups: dict[str, float] = {}
+        self._dry_run = dry_run
+        self._part = part
+        self._cells = self._done = 0
+        self._pairs = Speedups()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the terminal as it was."""
+
+    def planned(self, facts: dict[str, Any]) -> None:
+        """The plan, before anything is loaded."""
+        if self._dry_run:
+            output.facts(_readable(facts))
+
+    def started(self, cells: int, done: int, run_dir: Path) -> None:
+        """The run's folder stands; `done` of its `cells` were there already."""
+        self.run_dir, self._cells, self._done = run_dir, cells, done
+
+    def cell(self, record: Record) -> None:
+        """A record was written."""
+        self._done += 1
+        self.speedups = self._pairs.add(record)
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        output.note(text)
+
+    def flags(self) -> list[str]:
+        """Options that make another process of this run show itself in the same way."""
+        return []
+
+    def line(self) -> str:
+        """The running speedups."""
+        return "  ".join(f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
+
+
+class Bar(RunProgress):
+    """A progress bar on stderr with the running speedups under it."""
+
+    def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
+        super().__init__(dry_run=dry_run, part=part)
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("cells,"),
+            TimeRemainingColumn(),
+            TextColumn("left\n{task.fields[speedups]}", markup=False),
+            console=output.console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def started(self, cells: int, done: int, run_dir: Path) -> None:
+        """Show the bar."""
+        super().started(cells, done, run_dir)
+        self._task = self._bar.add_task("", total=cells, completed=done, speedups="")
+        self._bar.start()
+        self._bar.refresh()
+
+    def cell(self, record: Record) -> None:
+        """Move the bar."""
+        super().cell(record)
+        self._bar.update(self._task, completed=self._done, speedups=self.line(), refresh=True)
+
+    def note(self, text: str) -> None:
+        """Say it above the bar."""
+        self._bar.console.print(Text(output.plain(text)))
+
+
+class Lines(RunProgress):
+    """A line on stderr now and then, for logs."""
+
+    def __init__(
+        self,
+        *,
+        dry_run: bool = False,
+        part: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(dry_run=dry_run, part=part)
+        self._clock = clock
+        self._said = clock()
+
+    def started(self, cells: int, done: int, run_dir: Path) -> None:
+        """Say how much there is to do."""
+        super().started(cells, done, run_dir)
+        if not self._part:
+            there = f", {done} of them done already" if done else ""
+            output.note(f"{cells} cells{there}, in {run_dir}")
+
+    def cell(self, record: Record) -> None:
+        """Say how far it got, if that was not said just now."""
+        super().cell(record)
+        if self._done == self._cells or self._clock() - self._said >= LINE_EVERY_S:
+            self._said = self._clock()
+            output.note(f"{self._done}/{self._cells} cells  {self.line()}".rstrip())
+
+
+class JsonLines(RunProgress):
+    """An event a line on stdout, for programs."""
+
+    def planned(self, facts: dict[str, Any]) -> None:
+        """{"event": "plan", ...}"""
+        if not self._part:
+            output.json_line({"event": "plan", **facts})
+
+    def started(self, cells: int, done: int, run_dir: Path) -> None:
+        """{"event": "start", ...}"""
+        super().started(cells, done, run_dir)
+        if not self._part:
+            output.json_line({"event": "start", "run": run_dir, "cells": cells, "done": done})
+
+    def cell(self, record: Record) -> None:
+        """{"event": "cell", ...}: the record without its bulk."""
+        super().cell(record)
+        output.json_line(
+            {
+                "event": "cell",
+                "done": self._done,
+                "cells": self._cells,
+                "prompt_id": record.prompt_id,
+                "turn": record.turn,
+                "label": record.label,
+                "method": record.method,
+                "pass": record.pass_,
+                "n_tokens": record.n_tokens,
+                "finish": record.finish,
+                "ns": record.ns,
+                "peak_bytes": record.peak_bytes,
+                "verdict": record.verdict,
+                "void": record.void,
+                "error": record.error,
+                "speedups": self.speedups,
+            }
+        )
+
+    def flags(self) -> list[str]:
+        """JSON there as well."""
+        return ["--json"]
+
+
+def make_progress(*, json: bool, dry_run: bool = False, part: bool = False) -> RunProgress:
+    """The display for today's stdout and stderr."""
+    text = Bar if output.console(stderr=True).is_terminal else Lines
+    return (JsonLines if json else text)(dry_run=dry_run, part=part)
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, Any]:
+    """A plan's facts with its tables in words."""
+    methods = (
+        " ".join([m["label"], *(f"{key}={value}" for key, value in m["params"].items())])
+        for m in facts["methods"]
+    )
+    tasks = (
+        f"{t['name']}: {t['questions']} questions, {t['prompts']} prompts" for t in facts["tasks"]
+    )
+    return {**facts, "methods": "; ".join(methods), "tasks": "; ".join(tasks)}

@@ -1,0 +1,226 @@
+"""`specbench run`: the main job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from specbench_cli import output, registry
+from specbench_cli.commands._progress import make_progress
+from specbench_cli.config.load import load
+from specbench_cli.config.sources import option
+from specbench_cli.errors import ExitCode, UsageError
+
+EXAMPLES = (
+    "specbench run",
+    "specbench run -m sps,pld --limit 24",
+    "specbench run -m sps --set sps.length=7 --temperature 0.8 --verify coupled",
+    "specbench run -m sps -t mini --category translation --max-new-tokens 32 --repeats 3",
+    "specbench run --target embedded-1m -m pld --threads 1 --allow-noise --out runs/lookup",
+)
+EPILOG = "\n\n".join(
+    (
+        "Examples:",
+        *EXAMPLES,
+        "Every option can be set as SPECBENCH_OPTION in the environment, and by its name in a YAML"
+        " file. Precedence: option, --set, environment, --config file, ./specbench.yaml, default.",
+    )
+)
+
+MORE = "More"
+
+
+def run(
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", metavar="NAME", help="Methods; repeat, or use commas."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", "-t", metavar="NAME", help="Tasks, or .jsonl or .yaml files."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Target: short name, hub id or folder.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Draft; default the target's own.")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option(metavar="N", help="Questions, spread evenly over families.")
+    ] = None,
+    temperature: Annotated[
+        str | None, typer.Option(metavar="X", help="0, the default, is greedy.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="The run's folder; default results/runs/."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Families or categories.", rich_help_panel=MORE),
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N", help="Of everything drawn.", rich_help_panel=MORE)
+    ] = None,
+    top_p: Annotated[
+        str | None, typer.Option(metavar="X", help="Nucleus; 1 is off.", rich_help_panel=MORE)
+    ] = None,
+    top_k: Annotated[
+        str | None, typer.Option(metavar="N", help="Top-k cut; 0 is off.", rich_help_panel=MORE)
+    ] = None,
+    verify: Annotated[
+        Literal["rejection", "coupled"] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Above temperature 0: rejection (default) keeps the target's law, coupled makes"
+            " every lossless method emit vanilla's text.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Longest output.", rich_help_panel=MORE)
+    ] = None,
+    repeats: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Passes, each a process.", rich_help_panel=MORE),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="M.PARAM=VALUE",
+            help="A method's parameter: sps.length=7.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None, typer.Option(metavar="N", help="Torch's threads.", rich_help_panel=MORE)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel=MORE),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, bfloat16 or float16.", rich_help_panel=MORE),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Prompts without a template.", rich_help_panel=MORE)
+    ] = False,
+    allow_noise: Annotated[
+        bool,
+        typer.Option(
+            "--allow-noise",
+            help="Keep times taken while other programs ran.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=MORE),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Do what an interrupted run lacks: its folder, or `last`.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON lines on stdout.", rich_help_panel=MORE)
+    ] = False,
+    only_pass: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> ExitCode:
+    """Measure methods on prompts: speedups with intervals, verdicts, and where time goes.
+
+    Vanilla decoding is always run. Without arguments: the embedded models on 12 prompts.
+    """
+    fields: dict[str, Any] = {
+        "methods": method,
+        "tasks": task,
+        "target": target,
+        "draft": draft,
+        "limit": limit,
+        "category": category,
+        "seed": seed,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "verify": verify,
+        "max_new_tokens": max_new_tokens,
+        "repeats": repeats,
+        "threads": threads,
+        "device": device,
+        "dtype": dtype,
+        "raw": raw,
+        "allow_noise": allow_noise,
+        "plugins": plugin,
+    }
+    # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
+    given = {name: value for name, value in fields.items() if value not in (None, [], False)}
+    from specbench_cli.execute import run as execute
+    from specbench_cli.execute.plan import make_plan
+
+    with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
+        if resume is not None:
+            others = {"--set": settings, "--out": out, "--config": config, "--dry-run": dry_run}
+            _refuse([*map(option, given), *(name for name, value in others.items() if value)])
+            plan, run_dir = execute.reopen(_folder(resume), view)
+        else:
+            asked, sources = load(
+                given, settings or [], config, methods=registry, env=os.environ, folder=Path()
+            )
+            if dry_run:
+                view.planned(make_plan(asked).facts())
+                return ExitCode.OK
+            plan, run_dir = execute.start(asked, sources, out, view)
+        try:
+            result = execute.run(plan, run_dir, view, only_pass=only_pass)
+        except KeyboardInterrupt:
+            if only_pass is None:
+                view.note(f"to go on: specbench run --resume {shlex.quote(str(run_dir.path))}")
+            raise
+    if only_pass is None:
+        _conclude(result.run_dir, json)
+    return result.exit_code
+
+
+def _conclude(folder: Path, json: bool) -> None:
+    """Write the files that belong to a finished run, and show its result."""
+    from specbench_cli.report import outputs, table
+    from specbench_cli.report.export import row_dicts
+    from specbench_cli.store.run_dir import RunDir
+
+    reading = outputs.write_outputs(RunDir.open(folder))
+    if json:
+        output.json_line({"event": "done", "run": folder, "summary": row_dicts(reading.summary)})
+    else:
+        table.print_runs([reading], families=False)
+        output.note(f"in {folder}")
+
+
+def _refuse(options: list[str]) -> None:
+    """A resumed run is the run that was begun: nothing about it can be changed."""
+    if options:
+        raise UsageError(
+            f"--resume takes all settings from the run; drop {', '.join(options)}",
+            "specbench run --resume RUN",
+        )
+
+
+def _folder(run: Path) -> Path:
+    """A run's folder; `last` is the newest one."""
+    from specbench_cli.store.run_dir import latest
+
+    return latest() if str(run) == "last" else run

@@ -1,0 +1,81 @@
+"""A YAML file as plain values, with the line that every key stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specbench_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a YAML file holds.
+
+    Attributes:
+        name: the file's name, without the folders that lead there.
+        values: its top-level mapping.
+        lines: line number of every key, by dotted path ("set.sps.length").
+    """
+
+    name: str
+    values: dict[str, Any]
+    lines: dict[str, int]
+
+    def where(self, key: str) -> str:
+        """`specbench.yaml:3`, the place of a key."""
+        return f"{self.name}:{self.lines[key]}"
+
+
+def read(path: Path) -> Document:
+    """Read a YAML file with yaml.safe_load's rules and no key twice.
+
+    Raises:
+        UsageError: no such file, no YAML, a key twice, or no mapping at the top.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = getattr(fault, "strerror", None) or "it is no UTF-8 text"
+        raise UsageError(f"cannot read {path}: {reason}") from fault
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        lines = _lines(root, path) if root is not None else {}
+        values = loader.construct_document(root) if root is not None else {}
+    except yaml.MarkedYAMLError as fault:
+        mark = fault.problem_mark or fault.context_mark
+        at = f":{mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}{at}: {fault.problem}") from fault
+    except (yaml.YAMLError, ValueError) as fault:
+        raise UsageError(f"{path}: {fault}") from fault
+    finally:
+        loader.dispose()
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold `key: value` lines, got {type(values).__name__}")
+    return Document(path.name, values, lines)
+
+
+def _lines(root: yaml.Node, path: Path) -> dict[str, int]:
+    """Line of every key, by dotted path. Raises UsageError where a key stands twice."""
+    lines: dict[str, int] = {}
+    seen = {id(root)}  # an alias may lead to its own anchor
+    todo = [("", root)]
+    while todo:
+        prefix, node = todo.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        for key, member in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+            if name in lines:
+                raise UsageError(f"{path}:{line}: {name!r} stands on line {lines[name]} already")
+            lines[name] = line
+            if id(member) not in seen:
+                seen.add(id(member))
+                todo.append((f"{name}.", member))
+    return lines

@@ -1,0 +1,175 @@
+"""From everything that may say what to run to one RunConfig, with the source of every value.
+
+Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from specbench_cli.config.problems import Place, usage_error
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.config.sources import (
+    Given,
+    Sourced,
+    from_env,
+    from_file,
+    from_flags,
+    from_sets,
+)
+from specbench_cli.errors import UsageError
+
+DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
+"""What is measured when no method is named."""
+
+SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
+"""What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
+
+CIRCUMSTANCES = frozenset({"seed", "threads", "device", "dtype", "allow_noise"})
+"""What may be given without asking for more than the short run."""
+
+
+class Methods(Protocol):
+    """What is needed of the registry."""
+
+    def resolve(self, name: str, /) -> str:
+        """Canonical name of a method, or UsageError."""
+
+    def load_plugin(self, path: str, /) -> list[str]:
+        """Register the methods of a file, and name them."""
+
+
+def load(
+    flags: Mapping[str, Any],
+    sets: Sequence[str],
+    file: Path | None,
+    *,
+    methods: Methods,
+    env: Mapping[str, str],
+    folder: Path,
+) -> tuple[RunConfig, dict[str, str]]:
+    """Compose the configuration of a run.
+
+    Args:
+        flags: fields given on the command line.
+        sets: `METHOD.PARAM=VALUE` texts.
+        file: the --config file.
+        methods: the registry.
+        env: environment variables.
+        folder: where specbench.yaml is looked for.
+
+    Returns:
+        The configuration, and where each of its values came from.
+
+    Raises:
+        UsageError: a value, key, method or file is not right.
+    """
+    own = folder / "specbench.yaml"
+    files = [path for path in (own if own.is_file() else None, file) if path]
+    layers = [*map(from_file, files), from_env(env), from_sets(sets), from_flags(flags)]
+
+    # Plug-ins first: the names of their methods may stand in any layer.
+    plugins = _split(reduce(or_, layers).fields.get("plugins", Sourced([], "")).value)
+    plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
+
+    given = reduce(or_, (_canonical(layer, methods) for layer in layers))
+    if given.fields.keys() <= CIRCUMSTANCES and not given.params:
+        short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
+        given = Given(short) | given
+    given.fields.setdefault("methods", Sourced(plugged or list(DEFAULT_METHODS), "default"))
+    return _validated(given, methods)
+
+
+def _canonical(given: Given, methods: Methods) -> Given:
+    """The same with every parameter under its method's canonical name."""
+    params = {(methods.resolve(name), key): got for (name, key), got in given.params.items()}
+    return Given(given.fields, params)
+
+
+def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str]]:
+    values = {key: got.value for key, got in given.fields.items()}
+    for key in values.keys() & {"tasks", "category", "plugins"}:
+        values[key] = _split(values[key])
+    values["methods"] = _rows(values["methods"], given.params, methods)
+    values["set"] = _by_method(given.params)
+    sources = {key: got.source for key, got in given.fields.items()}
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as found:
+        raise usage_error(
+            found,
+            subject=lambda place: _subject(place, sources),
+            keys=lambda place: list((MethodChoice if len(place) > 1 else RunConfig).model_fields),
+            hint="specbench run --help",
+        ) from found
+    defaults = {key: "default" for key in RunConfig.model_fields if key != "set"}
+    of_params = {f"set.{name}.{key}": got.source for (name, key), got in given.params.items()}
+    return config, {**defaults, **sources, **of_params}
+
+
+def _rows(
+    listed: Any, params: Mapping[tuple[str, str], Sourced], methods: Methods
+) -> list[dict[str, Any]] | Any:
+    """The methods to measure, by canonical name: vanilla first, no row twice.
+
+    A row's own `params` (config file) beat a `set` block; --set on the command line beats both.
+    Whatever is not written as it should be is left to the model to refuse.
+    """
+    flagged = {key: got for key, got in params.items() if got.source == "--set"}
+    block, final = _by_method(params), _by_method(flagged)
+    rows: list[Any] = []
+    for entry in ["vanilla", *_split(listed)]:
+        row = {"name": entry} if isinstance(entry, str) else entry
+        if isinstance(row, dict) and isinstance(row.get("name"), str):
+            name = methods.resolve(row["name"])
+            own = row.get("params") or {}
+            if isinstance(own, dict):
+                own = {**block.get(name, {}), **own, **final.get(name, {})}
+            row = {**row, "name": name, "params": own}
+        if row not in rows:
+            rows.append(row)
+    names = [row["name"] for row in rows if isinstance(row, dict) and "name" in row]
+    for name, key in flagged:
+        if name not in names:
+            raise UsageError(
+                f"--set {name}.{key} is for a method that is not run ({', '.join(names)})",
+                f"add --method {name}",
+            )
+    return rows
+
+
+def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str, Any]]:
+    """method -> parameter -> value."""
+    block: dict[str, dict[str, Any]] = {}
+    for (name, key), got in params.items():
+        block.setdefault(name, {})[key] = got.value
+    return block
+
+
+def _split(listed: Any) -> list[Any]:
+    """A list, or one entry; texts in it are split at commas, unless they are a file's path."""
+    entries = listed if isinstance(listed, (list, tuple)) else [listed]
+    words: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, str) and not Path(entry).exists():
+            words += [word.strip() for word in entry.split(",") if word.strip()]
+        else:
+            words.append(entry)
+    return words
+
+
+def _subject(place: Place, sources: Mapping[str, str]) -> str:
+    """A place as the user knows it: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`."""
+    if not place:
+        return "the configuration"
+    source = sources.get(str(place[0]), "default")
+    keys = [str(part) for part in place if not isinstance(part, int)]
+    if source.startswith(("--", "SPECBENCH_")):
+        return ".".join([source, *keys[1:]])
+    return f"{source}: {'.'.join(keys)}"

@@ -1,0 +1,100 @@
+"""What is wrong with a value, in our words instead of the validator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from specbench_cli.errors import UsageError
+
+Place = tuple[int | str, ...]
+"""Where in the values: the keys and indices that lead there."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'sps'?`, or nothing where no known word is near."""
+    by_lower = {name.lower(): name for name in sorted(known)}
+    near = get_close_matches(word.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def usage_error(
+    found: ValidationError,
+    *,
+    subject: Callable[[Place], str],
+    keys: Callable[[Place], Sequence[str]],
+    hint: str,
+) -> UsageError:
+    """The error to raise for values that a pydantic model refused.
+
+    Args:
+        found: what pydantic says.
+        subject: names a place as the user knows it, "--limit" or "specbench.yaml:3: limit".
+        keys: the keys allowed beside the one at a place.
+        hint: the next command to type.
+    """
+    return UsageError("\n".join(_sentence(e, subject, keys) for e in _deepest(found)), hint)
+
+
+def _deepest(found: ValidationError) -> list[ErrorDetails]:
+    """The errors without repetition: a union reports the same place once for each of its arms."""
+    first: dict[Place, ErrorDetails] = {}
+    for error in found.errors(include_url=False):
+        first.setdefault(error["loc"], error)
+    return list(first.values())
+
+
+def _sentence(
+    error: ErrorDetails,
+    subject: Callable[[Place], str],
+    keys: Callable[[Place], Sequence[str]],
+) -> str:
+    place, value, bounds = error["loc"], error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            known, word = keys(place), str(place[-1])
+            guess = did_you_mean(word, known)
+            return f"{subject(place)} is not known{guess or '; known: ' + ', '.join(known)}"
+        case "value_error":
+            says = str(bounds["error"])
+            return f"{subject(place)} {says}" if place else says
+        case "missing":
+            return f"{subject(place)} is missing"
+        case kind:
+            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {value!r}"
+
+
+def _allowed(kind: str, bounds: dict[str, Any]) -> str:
+    """What a value of a kind of error may be."""
+    match kind:
+        case "greater_than_equal":
+            return f"at least {bounds['ge']:g}"
+        case "greater_than":
+            return f"above {bounds['gt']:g}"
+        case "less_than_equal":
+            return f"at most {bounds['le']:g}"
+        case "less_than":
+            return f"below {bounds['lt']:g}"
+        case "literal_error" | "enum":
+            return f"one of {bounds['expected']}"
+        case "finite_number":
+            return "a finite number"
+        case "too_short" | "string_too_short":
+            return "given, not empty"
+        case "bool_parsing" | "bool_type":
+            return "true or false"
+        case "int_from_float" | "int_parsing" | "int_parsing_size" | "int_type":
+            return "a whole number"
+        case "float_parsing" | "float_type":
+            return "a number"
+        case "string_type":
+            return "a word"
+        case "list_type" | "set_type" | "tuple_type" | "frozen_set_type":
+            return "a list"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "a mapping of keys to values"
+    return f"valid ({kind.replace('_', ' ')})"

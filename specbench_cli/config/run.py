@@ -1,0 +1,133 @@
+"""What a run is asked to do: one frozen, validated object, stored in the manifest as it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+Verify = Literal["greedy", "rejection", "coupled"]
+"""How drafts are verified; the `sampling` word of the records."""
+
+SAMPLED_VERIFY = ("rejection", "coupled")
+"""The rules that apply above temperature 0."""
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Short names of the dtypes."""
+
+
+def _number(value: Any) -> Any:
+    """YAML's `yes` is no number, though Python's True is one; and nan passes comparisons."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not yes or no")
+    try:
+        finite = math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return value  # no float: the field's own check says so
+    if not finite:
+        raise ValueError(f"must be a finite number, got {value}")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """A single word stands for a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+Number = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Words = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class MethodChoice(BaseModel):
+    """One row of the result: a method, what the row is called, and the parameters passed to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    label: str = Field("", min_length=1)
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_one_word(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value, "label": value}
+        if isinstance(value, dict) and "label" not in value:
+            return {**value, "label": value.get("name", "")}
+        return value
+
+
+class RunConfig(BaseModel):
+    """Everything that decides what `specbench run` measures, by the names of a config file's keys.
+
+    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    methods: list[MethodChoice] = Field(min_length=1)
+    tasks: Words = Field(["mini"], min_length=1)
+    target: str = Field("embedded", min_length=1)
+    draft: str | None = Field(None, min_length=1)
+    limit: Annotated[Number | None, Field(ge=1)] = None
+    category: Words = []
+    seed: Number = Field(0, ge=0, lt=2**63)
+    temperature: Real = Field(0.0, ge=0)
+    top_p: Real = Field(1.0, gt=0, le=1)
+    top_k: Number = Field(0, ge=0)
+    verify: Verify
+    max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
+    repeats: Number = Field(1, ge=1)
+    threads: Annotated[Number | None, Field(ge=1)] = None
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    raw: bool = False
+    allow_noise: bool = False
+    plugins: Words = []
+    set: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive_verify(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("verify") is not None:
+            return values
+        try:
+            sampled = float(values.get("temperature", 0)) > 0
+        except (TypeError, ValueError):
+            sampled = False  # no number: the field's own check says so
+        return {**values, "verify": "rejection" if sampled else "greedy"}
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
+        return value
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _full_dtype_name(cls, value: Any) -> Any:
+        return DTYPES.get(value, value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _verify_fits_temperature(self) -> RunConfig:
+        if self.temperature == 0 and self.verify != "greedy":
+            raise ValueError(
+                f"verify {self.verify!r} applies above temperature 0, and at 0 decoding is greedy:"
+                " drop it, or set a temperature such as 0.8"
+            )
+        if self.temperature > 0 and self.verify == "greedy":
+            allowed = " or ".join(SAMPLED_VERIFY)
+            raise ValueError(f"verify 'greedy' is for temperature 0; above it choose {allowed}")
+        return self
+
+    @model_validator(mode="after")
+    def _labels_are_unique(self) -> RunConfig:
+        labels = [choice.label for choice in self.methods]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two rows are called {label!r}; give one a label of its own")
+        return self

@@ -1,0 +1,35 @@
+"""In which order the methods of a cohort visit a prompt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+
+def balanced(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
+    """A seeded order of the labels for each prompt, balanced over position and predecessor.
+
+    Williams' design (E. J. Williams, 1949): over a full cycle of prompts every label stands at
+    every place equally often and follows every other equally often, so warm caches and drift favour
+    none. The cycle is len(labels) rows, or twice that for an odd number; rows are shuffled anew
+    each cycle.
+
+    Args:
+        labels: n distinct labels.
+        n_prompts: how many orders are wanted.
+        seed: of the shuffles.
+    """
+    n = len(labels)
+    chance = random.Random(f"order {seed}")
+    # 0, 1, n-1, 2, n-2, ...: neighbouring differences are all distinct modulo n.
+    zigzag = [0] + [i // 2 + 1 if i % 2 == 0 else n - i // 2 - 1 for i in range(n - 1)]
+    square = [[(place + row) % n for place in zigzag] for row in range(n)]
+    if n % 2:
+        square += [row[::-1] for row in square]
+    orders: list[tuple[str, ...]] = []
+    while len(orders) < n_prompts:
+        rows, names = square[:], list(labels)
+        chance.shuffle(rows)
+        chance.shuffle(names)
+        orders += [tuple(names[i] for i in row) for row in rows]
+    return orders[:n_prompts]

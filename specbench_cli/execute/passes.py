@@ -1,0 +1,214 @@
+"""One pass: every prompt once, all rows on it one after another; what is missing is made, judged,
+kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench_cli.audit.verdict import Judge, is_judged
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.execute.bench import Bench
+from specbench_cli.execute.cell import Cell
+from specbench_cli.execute.plan import REFERENCE, Arm, Plan
+from specbench_cli.execute.view import RunView
+from specbench_cli.execute.window import Windows
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Record, Verdict
+from specbench_cli.tasks.schema import Question
+
+WARM_UP_TOKENS = 16
+WARM_UP_ROUNDS = 2
+
+
+@dataclass
+class Group:
+    """The cells of one prompt, which are judged and written together."""
+
+    cells: list[Cell]
+    reference: list[int] | None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every cell's window has been settled."""
+        return all(cell.settled for cell in self.cells)
+
+
+@dataclass
+class Answers:
+    """What a run holds already: which cells are done, vanilla's answers, the prompts as they
+    were."""
+
+    done: set[tuple[str, int, str, int]] = field(default_factory=set)
+    vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
+    prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run_dir: RunDir) -> Answers:
+        """Read a run's folder."""
+        found = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
+        for record in run_dir.records():
+            found.add(record)
+        return found
+
+    def add(self, record: Record) -> None:
+        """Take note of a record."""
+        self.done.add(record.key)
+        if record.label == REFERENCE and record.output_ids is not None:
+            self.vanilla[record.prompt_id, record.turn, record.pass_] = record.output_ids
+
+
+class Pass:
+    """Runs what a pass still lacks.
+
+    Args:
+        plan, bench: what to run, on what.
+        run_dir: where records go.
+        answers: what is there already.
+        view: who is told.
+    """
+
+    def __init__(
+        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: Answers, view: RunView
+    ) -> None:
+        self._plan = plan
+        self._bench = bench
+        self._run_dir = run_dir
+        self._answers = answers
+        self._view = view
+        config = plan.config
+        self._sampling = Sampling(
+            config.verify, config.temperature, config.top_k, config.top_p, config.seed
+        )
+        self.judge = Judge(
+            oracle=lambda: bench.module("target"),
+            sampling=self._sampling,
+            texts=lambda: [prompt.ids for prompt in answers.prompts.values()],
+        )
+        self._windows = Windows(QuietMeter(), allow_noise=config.allow_noise)
+        self._pending: deque[Group] = deque()
+
+    def run(self, number: int) -> None:
+        """Do the missing work of pass `number` (from 1)."""
+        memory: dict[str, dict[str, Any]] = {arm.label: {} for arm in self._plan.arms}
+        visits = [visit for visit in self._plan.visits(number) if self._lacks(*visit, number)]
+        if not visits:
+            return
+        self._warm_up(visits[0][0])
+        for question, arms in visits:
+            answers: list[list[int]] = []
+            for turn in range(1, len(question.turns) + 1):
+                prompt = self._prompt(question, turn, answers)
+                answer = self._visit(question, prompt, arms, number, memory)
+                if answer is None:
+                    break  # vanilla failed: there is no context to go on from
+                answers.append(answer)
+        self._windows.settle()
+        self._write()
+
+    def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
+        return any(
+            (question.prompt_id, turn, arm.label, number) not in self._answers.done
+            for turn in range(1, len(question.turns) + 1)
+            for arm in arms
+        )
+
+    def _prompt(self, question: Question, turn: int, answers: Sequence[Sequence[int]]) -> Prompt:
+        """The prompt of a turn. Later turns go on from vanilla's answers in the pass that came
+        first."""
+        known = self._answers.prompts.get((question.prompt_id, turn))
+        if known is not None:
+            return known
+        ids = self._bench.prompt(question.turns[:turn], answers)
+        prompt = Prompt(
+            prompt_id=question.prompt_id,
+            cluster=question.cluster,
+            task=question.task,
+            family=question.family,
+            category=question.category,
+            turn=turn,
+            text=question.turns[turn - 1],
+            ids=ids,
+        )
+        self._run_dir.append_prompts([prompt])
+        self._answers.prompts[question.prompt_id, turn] = prompt
+        return prompt
+
+    def _visit(
+        self,
+        question: Question,
+        prompt: Prompt,
+        arms: Sequence[Arm],
+        number: int,
+        memory: dict[str, dict[str, Any]],
+    ) -> list[int] | None:
+        """Run the missing cells of a prompt; returns vanilla's answer."""
+        budget = self._plan.budget(question)
+        self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
+        self._bench.workspace.reserve(len(prompt.ids) + budget)
+        request = Request(
+            prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget)
+        )
+        cells = []
+        for arm in arms:
+            if (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done:
+                continue
+            cell = Cell(
+                arm,
+                prompt,
+                request,
+                self._bench.workspace,
+                self._sampling,
+                number,
+                memory[arm.label],
+            )
+            self._windows.run(cell)
+            cells.append(cell)
+        reference = self._reference(prompt, number, cells)
+        self._pending.append(Group(cells, reference))
+        self._write()
+        return reference
+
+    def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
+        for cell in cells:
+            if cell.arm.label == REFERENCE and cell.measured and cell.measured.error is None:
+                return cell.measured.output
+        return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
+
+    def _write(self) -> None:
+        """Judge and keep the groups whose windows are settled, in order."""
+        while self._pending and self._pending[0].settled:
+            group = self._pending.popleft()
+            records = [cell.record(self._verdict(cell, group.reference)) for cell in group.cells]
+            self._run_dir.append(records)
+            for record in records:
+                self._answers.add(record)
+                self._view.cell(record)
+
+    def _verdict(self, cell: Cell, reference: Sequence[int] | None) -> Verdict | None:
+        assert cell.measured is not None
+        if cell.measured.error is not None:
+            return None
+        if cell.arm.label == REFERENCE:
+            return Verdict("reference")
+        rule = self._sampling.rule
+        if reference is None or not is_judged(cell.arm.method.guarantee(rule), rule):
+            return Verdict("unchecked")
+        return self.judge.verdict(cell.request, reference, cell.measured.output)
+
+    def _warm_up(self, question: Question) -> None:
+        """Run every row a little: lazy set-up, caches and clocks are then as they will be."""
+        ids = tuple(self._bench.prompt(question.turns[:1], ()))
+        self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
+        request = Request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
+        for arm in self._plan.arms * WARM_UP_ROUNDS:
+            session = Session(self._bench.workspace, request, self._sampling)
+            try:
+                for _ in arm.method.generate(session):
+                    pass
+            except Exception as failure:  # it will fail, and be recorded, on the prompts
+                self._view.note(f"{arm.label} failed while warming up: {failure}")

@@ -1,0 +1,120 @@
+"""What a run will do, worked out before any weight is read: rows, questions, checkpoints, order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_cli import registry
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.method import Method
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.order import balanced
+from specbench_cli.models.resolve import Checkpoint, resolve
+from specbench_cli.tasks import Question, Task, load_task, sample, select
+
+DEFAULT_MAX_NEW_TOKENS = 128
+REFERENCE = "vanilla"  # the label that every other row is compared with
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the result: a method with its parameters.
+
+    passed: the parameters as given; the method holds all of them as they take effect.
+    """
+
+    name: str
+    label: str
+    method: Method
+    passed: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, planned. Building one reads task files but neither weights nor tokenizers."""
+
+    config: RunConfig
+    arms: tuple[Arm, ...]
+    tasks: tuple[Task, ...]
+    questions: tuple[Question, ...]
+    target: Checkpoint
+    draft: Checkpoint | None
+
+    @property
+    def turns(self) -> int:
+        """Prompts in a pass: the turns of all questions."""
+        return sum(len(question.turns) for question in self.questions)
+
+    @property
+    def cells(self) -> int:
+        """Outputs to be made: prompts x rows x passes."""
+        return self.turns * len(self.arms) * self.config.repeats
+
+    def budget(self, question: Question) -> int:
+        """Most new tokens for a question."""
+        own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
+        return self.config.max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
+
+    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[Arm, ...]]]:
+        """The questions of a pass, each with its rows in that visit's order."""
+        by_label = {arm.label: arm for arm in self.arms}
+        orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
+        for question, order in zip(self.questions, orders, strict=True):
+            yield question, tuple(by_label[label] for label in order)
+
+    def facts(self) -> dict[str, Any]:
+        """The plan for a person or a program to read."""
+        return {
+            "target": self.target.label,
+            "draft": self.draft.label if self.draft else None,
+            "methods": [
+                {"label": arm.label, "method": arm.name, "params": arm.method.params.model_dump()}
+                for arm in self.arms
+            ],
+            "tasks": [
+                {
+                    "name": task.name,
+                    "questions": sum(q.task == task.name for q in self.questions),
+                    "prompts": sum(len(q.turns) for q in self.questions if q.task == task.name),
+                }
+                for task in self.tasks
+            ],
+            "passes": self.config.repeats,
+            "cells": self.cells,
+        }
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Plan a run.
+
+    Raises:
+        UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
+        none. EnvironmentFault: data or weights that are not here and cannot be fetched.
+    """
+    for path in config.plugins:
+        registry.load_plugin(path)
+    arms = tuple(
+        Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+        for row in config.methods
+    )
+    tasks = tuple(load_task(name) for name in config.tasks)
+    questions = [question for task in tasks for question in task.questions]
+    questions = select(questions, config.category)
+    target = resolve(config.target)
+    needy = [arm.label for arm in arms if "draft" in arm.method.needs]
+    draft = config.draft or target.draft
+    if needy and draft is None:
+        raise UsageError(
+            f"{', '.join(needy)} needs a draft model, and {target.label} has no customary one",
+            hint="add --draft NAME (see: specbench list models)",
+        )
+    return Plan(
+        config=config,
+        arms=arms,
+        tasks=tasks,
+        questions=tuple(sample(questions, config.limit, config.seed)),
+        target=target,
+        draft=resolve(draft) if needy and draft else None,
+    )

@@ -1,0 +1,1 @@
+"""What was measured on, how quiet it was, and how much memory it took."""

@@ -1,0 +1,113 @@
+"""What a run was measured on: the hardware, its fingerprint, and the operating system.
+
+Nothing here names the host, a user or a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from specbench_cli.measure import environment
+
+CPUINFO = Path("/proc/cpuinfo")
+CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+
+def fingerprint() -> dict[str, Any]:
+    """Everything about this machine and installation that a figure may depend on.
+
+    Returns:
+        `id`: 12 hexadecimal digits, the same for the same hardware whatever the software; then
+        `hardware`, `system`, `versions`, `git`, `variables`, `threads` and `clock`.
+    """
+    parts = hardware()
+    return {
+        "id": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12],
+        "hardware": parts,
+        "system": system(),
+        "versions": environment.versions(),
+        "git": environment.git(),
+        "variables": environment.variables(),
+        "threads": environment.threads(),
+        "clock": environment.clock(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processors, memory and accelerators that this process may use.
+
+    Memory in whole GiB, as it varies by a few pages; the CPU quota as the container's kernel says.
+    """
+    return {
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": psutil.cpu_count(),
+        "usable": _usable_cpus(),
+        "quota": _read(CGROUP_CPU),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "accelerators": _accelerators(),
+    }
+
+
+def system() -> dict[str, Any]:
+    """Operating system and its frequency governor."""
+    return {
+        "os": platform.system(),
+        "release": platform.release(),
+        "governor": _read(GOVERNOR),
+    }
+
+
+def _usable_cpus() -> int | None:
+    """CPUs that this process may run on, None where the system does not say."""
+    affinity = getattr(psutil.Process(), "cpu_affinity", None)
+    return len(affinity()) if affinity else None
+
+
+def _cpu_model() -> str:
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.stdout.strip():
+            return done.stdout.strip()
+    return platform.processor() or "unknown"
+
+
+def _accelerators() -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return []
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [
+        {
+            "name": card.name,
+            "memory_gib": round(card.total_memory / 2**30),
+            "capability": f"{card.major}.{card.minor}",
+            "processors": card.multi_processor_count,
+        }
+        for card in cards
+    ]
+
+
+def _read(path: Path) -> str | None:
+    """A kernel file's one line; None where it does not exist or may not be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

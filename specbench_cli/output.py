@@ -1,0 +1,147 @@
+"""The one sink of the command line: data goes to stdout, talk goes to stderr.
+
+A person at a terminal gets tables and colours; a pipe gets tab-separated lines, so that `cut`,
+`awk` and pandas read what they are given. NO_COLOR takes colours away, FORCE_COLOR makes a pipe
+look like a terminal, for CI logs. The user's own text is never read as markup, and control characters
+are shown instead of being sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from pathlib import PurePath
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the command line decide what a closed pipe means; rich would exit with 1."""
+        raise BrokenPipeError
+
+
+def human() -> bool:
+    """Whether stdout is read by a person: a terminal, or FORCE_COLOR is set."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def console(*, stderr: bool) -> Console:
+    """A console on today's stdout or stderr, with markup, emoji and highlighting off."""
+    return _Console(
+        stderr=stderr,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def plain(value: object) -> str:
+    """Text for a terminal: control characters but tab and newline are spelled out."""
+    text = "" if value is None else str(value)
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def data(content: RenderableType) -> None:
+    """Print a result: a text, or anything that rich can draw."""
+    if isinstance(content, str):
+        sys.stdout.write(f"{plain(content)}\n")
+    else:
+        console(stderr=False).print(content)
+
+
+def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print records as a table: drawn for a person, tab-separated for a pipe.
+
+    Args:
+        records: one mapping a row; a missing or None value is an empty cell.
+        columns: which keys, in which order; default: the keys of all records, as first seen.
+    """
+    table = list(records)
+    names = list(columns or dict.fromkeys(key for record in table for key in record))
+    cells = [[_cell(record.get(name)) for name in names] for record in table]
+    if human():
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        for name in names:
+            drawn.add_column(Text(plain(name)), overflow="fold")
+        for line in cells:
+            drawn.add_row(*map(Text, line))
+        console(stderr=False).print(drawn, soft_wrap=False)
+    else:
+        lines = ("\t".join(" ".join(cell.split()) for cell in line) for line in [names, *cells])
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def facts(pairs: Mapping[str, Any]) -> None:
+    """Print named facts, one a line: `name  value` for a person, `name<TAB>value` for a pipe."""
+    width = max(map(len, pairs), default=0) + 2 if human() else 0
+    for name, value in pairs.items():
+        gap = " " * (width - len(name)) if human() else "\t"
+        data(f"{name}{gap}{_cell(value)}")
+
+
+def json_line(record: object) -> None:
+    """Print one JSON line on stdout and flush it; numbers that are not finite become null."""
+    sys.stdout.write(json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Say something on stderr."""
+    console(stderr=True).print(plain(text))
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """Say what went wrong on stderr, and what to do about it."""
+    talk = console(stderr=True)
+    talk.print(Text.assemble(("error: ", "bold red"), plain(message)))
+    if hint:
+        talk.print(Text.assemble(("hint: ", "bold cyan"), plain(hint)))
+
+
+def _cell(value: object) -> str:
+    """One value of a table: lists and mappings become texts with commas."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(key)} {_cell(member)}" for key, member in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        members = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return ", ".join(_cell(member) for member in members)
+    if isinstance(value, float) and human():
+        return f"{value:.4g}"
+    return plain(value)
+
+
+def _jsonable(value: Any) -> Any:
+    """`value` in JSON's own types."""
+    if isinstance(value, Enum):
+        return _jsonable(value.value)
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(member) for key, member in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _jsonable(dataclasses.asdict(value))
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_jsonable, value))
+    if isinstance(value, Iterable):
+        return [_jsonable(member) for member in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,272 @@
+"""Methods by name: ours (a static table), other distributions' (entry points), a file's (--plugin).
+
+Nothing is imported before it is asked for: `specbench list methods` reads the table and no torch. A
+test holds the table equal to the classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from specbench_cli.config.problems import did_you_mean, usage_error
+from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.api import Method, MethodParams
+
+GROUP = "specbench.methods"
+"""Entry-point group of other distributions' methods."""
+
+LOSSLESS = "lossless"
+"""With default parameters: vanilla's very tokens, or under rejection the target's law."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a method without importing it.
+
+    Attributes:
+        target: "package.module:Class".
+        summary: first line of the class's docstring.
+        aliases: other names it answers to.
+        needs: what it cannot run without.
+        peer: whether it is somebody else's implementation, measured but not audited.
+        guarantee: what it promises of its output; empty where only the class says.
+        source: the paper or project that it comes from.
+        origin: who registered it: "specbench", a distribution, or a file.
+    """
+
+    target: str
+    summary: str
+    aliases: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    peer: bool = False
+    guarantee: str = LOSSLESS
+    source: str = ""
+    origin: str = "specbench"
+
+
+METHODS: dict[str, Entry] = {
+    "vanilla": Entry(
+        "methods.vanilla:Vanilla",
+        "Vanilla autoregressive decoding: one target forward a token.",
+        aliases=("autoregressive", "ar"),
+    ),
+    "sps": Entry(
+        "methods.sps:Sps",
+        "Speculative sampling: a small model drafts a chain, the target scores it in one forward.",
+        aliases=("sd", "speculative"),
+        needs=("draft",),
+        source="arXiv:2211.17192, arXiv:2302.01318",
+    ),
+    "pld": Entry(
+        "methods.pld:Pld",
+        "Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.",
+        aliases=("prompt-lookup",),
+        source="github.com/apoorvumang/prompt-lookup-decoding",
+    ),
+    "hf:vanilla": Entry(
+        "methods.hf:HfVanilla",
+        "transformers' plain decoding; the other two add candidates to it.",
+        peer=True,
+        source="transformers",
+    ),
+    "hf:assisted": Entry(
+        "methods.hf:HfAssisted",
+        "transformers' assisted generation: constant schedule, no stop at low confidence.",
+        needs=("draft",),
+        peer=True,
+        source="transformers",
+    ),
+    "hf:prompt-lookup": Entry(
+        "methods.hf:HfPromptLookup",
+        "transformers' prompt lookup.",
+        peer=True,
+        source="transformers",
+    ),
+}
+
+_plugged_in: dict[str, Entry] = {}
+
+
+def entries() -> dict[str, Entry]:
+    """All methods by canonical name; ours first. A name of ours cannot be taken by another."""
+    found = dict(METHODS)
+    for point in importlib.metadata.entry_points(group=GROUP):
+        package = point.dist.name if point.dist else "an unknown distribution"
+        entry = Entry(point.value, f"from {package}", guarantee="", origin=package)
+        found.setdefault(point.name, entry)
+    return found | _plugged_in
+
+
+def resolve(name: str) -> str:
+    """Canonical name of a method, given that or an alias. Raises UsageError if there is none."""
+    known = entries()
+    word = name.strip().lower()
+    if word in known:
+        return word
+    aliases = {alias: canonical for canonical, entry in known.items() for alias in entry.aliases}
+    if word in aliases:
+        return aliases[word]
+    guess = did_you_mean(word, [*known, *aliases])
+    raise UsageError(
+        f"there is no method {name!r}{guess or '; there are ' + ', '.join(known)}",
+        "specbench list methods",
+    )
+
+
+def load(name: str) -> type[Method]:
+    """Import a method's class.
+
+    Raises:
+        UsageError: no such method, or another distribution's does not import.
+    """
+    entry = entries()[resolve(name)]
+    module, _, attribute = entry.target.partition(":")
+    try:
+        found: type[Method] = getattr(importlib.import_module(module), attribute)
+    except Exception as fault:
+        if entry.origin == "specbench":
+            raise
+        raise UsageError(
+            f"method {name!r} of {entry.origin} does not import: {type(fault).__name__}: {fault}",
+            f"pip install --upgrade {entry.origin}",
+        ) from fault
+    return found
+
+
+def parameters(name: str, passed: Mapping[str, Any]) -> MethodParams:
+    """A method's parameters: those passed, defaults for the rest.
+
+    Raises:
+        UsageError: an unknown parameter, or a value that is not allowed.
+    """
+    method = load(name)
+    known = list(method.Params.model_fields)
+    try:
+        return method.Params.model_validate(dict(passed))
+    except ValidationError as found:
+        raise usage_error(
+            found,
+            subject=lambda place: f"{name}.{'.'.join(map(str, place))}" if place else name,
+            keys=lambda place: known,
+            hint=f"specbench list methods {name}",
+        ) from found
+
+
+def build(name: str, passed: Mapping[str, Any]) -> Method:
+    """A method with its parameters; raises what `load` and `parameters` raise."""
+    return load(name)(parameters(name, passed))
+
+
+def load_plugin(path: str) -> list[str]:
+    """Import a Python file and register every concrete method that it defines.
+
+    A method is called by its `name`, else by its class: `RepeatLast` is "repeat-last".
+
+    Returns:
+        The names registered.
+
+    Raises:
+        UsageError: no such file, it does not import, holds no method, or a name is taken.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
+    module = _import_file(file)
+    named = {_name(found): found for found in _methods_in(module)}
+    if not named:
+        raise UsageError(
+            f"{path} defines no method",
+            "subclass specbench_cli.api.Method (README, Add a method)",
+        )
+    for name, found in named.items():
+        holder = entries().get(name)
+        if holder and holder.origin != file.name:
+            raise UsageError(
+                f"{path}: the name {name!r} is taken by {holder.origin}",
+                f'give {found.__name__} another `name = "..."`',
+            )
+        _plugged_in[name] = _describe(found, origin=file.name)
+    return list(named)
+
+
+def _import_file(file: Path) -> Any:
+    """Run a plug-in file as a module whose name `importlib.import_module` then finds."""
+    module_name = f"specbench_plugin_{sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is no Python file", "--plugin FILE.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as fault:
+        del sys.modules[module_name]
+        raise UsageError(
+            f"{file}:{_line(fault, file)}: {type(fault).__name__}: {_reason(fault)}",
+            "the file must import without errors before its methods can run",
+        ) from fault
+    return module
+
+
+def _line(fault: BaseException, file: Path) -> int:
+    """The plug-in's line that an error came from."""
+    if isinstance(fault, SyntaxError) and fault.lineno:
+        return fault.lineno
+    frames = traceback.extract_tb(fault.__traceback__)
+    lines = [f.lineno for f in frames if Path(f.filename) == file and f.lineno]
+    return lines[-1] if lines else 1
+
+
+def _reason(fault: BaseException) -> str:
+    return fault.msg if isinstance(fault, SyntaxError) else str(fault)
+
+
+def _methods_in(module: Any) -> list[type[Method]]:
+    """The concrete methods that a module defines; a leading underscore hides a base class."""
+    from specbench_cli.api import Method
+
+    return [
+        member
+        for member in vars(module).values()
+        if inspect.isclass(member)
+        and issubclass(member, Method)
+        and member.__module__ == module.__name__
+        and not inspect.isabstract(member)
+        and not member.__name__.startswith("_")
+    ]
+
+
+def _name(method: type[Method]) -> str:
+    """A method's own `name`; without one its class's, in lower case with - between words."""
+    if "name" not in vars(method):
+        method.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", method.__name__).lower()
+    return method.name
+
+
+def _describe(method: type[Method], origin: str) -> Entry:
+    """The entry of a class that is imported already."""
+    return Entry(
+        f"{method.__module__}:{method.__qualname__}",
+        (method.__doc__ or "").strip().partition("\n")[0],
+        needs=tuple(sorted(method.needs)),
+        peer=method.peer,
+        guarantee="",
+        origin=origin,
+    )

@@ -1,0 +1,84 @@
+"""What a report says of a run before any figure: read once from the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The header's words.
+
+    tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
+    aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
+    """
+
+    version: str
+    status: str
+    target: str
+    draft: str | None
+    tasks: dict[str, str]
+    decoding: str
+    dtype: str
+    device: str
+    threads: int | None
+    seed: int
+    noisy: bool
+    aa_noise: float | None
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Facts:
+        """The facts of a manifest; what it lacks is left empty."""
+        config = manifest.get("config", {}).get("effective", {})
+        models = manifest.get("models", {})
+        draft = models.get("draft") or {}
+        dtype = str(config.get("dtype", ""))
+        return cls(
+            version=str(manifest.get("version", "?")),
+            status=str(manifest.get("status", "?")),
+            target=str(models.get("target", {}).get("label", "?")),
+            draft=draft.get("label"),
+            tasks={task["name"]: task.get("embedded") or "" for task in manifest.get("tasks", [])},
+            decoding=_decoding(config),
+            dtype=_DTYPES.get(dtype, dtype),
+            device=str(config.get("device", "")),
+            threads=config.get("threads"),
+            seed=config.get("seed", 0),
+            noisy=bool(manifest.get("noisy", False)),
+            aa_noise=manifest.get("aa_noise"),
+        )
+
+    @property
+    def plumbing(self) -> list[str]:
+        """Tasks beyond the embedded model's training, where this run's target is that model."""
+        if not self.target.startswith("embedded"):
+            return []
+        return [task for task, relation in self.tasks.items() if relation == "plumbing"]
+
+    def header(self, prompts: Mapping[str, int], width: int) -> list[str]:
+        """What was run, on one line, or two where one would be wider than `width`.
+
+        Args:
+            prompts: how many questions of each task.
+        """
+        models = [f"specbench {self.version}", f"target {self.target}"]
+        if self.draft:
+            models.append(f"draft {self.draft}")
+        work = [f"{task} {n} prompts" for task, n in prompts.items()]
+        work.append(f"{self.decoding} {self.dtype}".strip())
+        if self.device not in ("", "auto", "cpu"):
+            work.append(self.device)
+        if self.threads:
+            work.append(f"{self.threads} threads")
+        work.append(f"seed {self.seed}")
+        line = "  ".join(models + work)
+        return [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
+
+
+def _decoding(config: Mapping[str, Any]) -> str:
+    rule = str(config.get("verify", "greedy"))
+    return rule if rule == "greedy" else f"{rule} T={config.get('temperature', 0):g}"

@@ -1,0 +1,31 @@
+"""The cells that a report lists one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specbench_cli.report import text
+from specbench_cli.store.schema import Record
+
+
+@dataclass(slots=True)
+class Incidents:
+    """The cells a reader has to know of; collected while the records are read once."""
+
+    differing: list[Sequence[object]] = field(default_factory=list)
+    failed: list[Sequence[object]] = field(default_factory=list)
+    void: list[Sequence[object]] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        """Note a record, if there is anything to note."""
+        cell = (record.label, record.prompt_id, record.turn, record.pass_)
+        verdict = record.verdict
+        if record.error is not None:
+            self.failed.append((*cell, record.error))
+        elif verdict is not None and verdict.kind in ("near-tie", "mismatch"):
+            self.differing.append(
+                (*cell, verdict.kind, verdict.position, text.number(verdict.gap, 6))
+            )
+        if record.void:
+            self.void.append((*cell, text.percent(record.other_cpu, 1)))

@@ -1,0 +1,128 @@
+"""`report.md`: the table, the figure, how it was measured, and what did not go as it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specbench_cli.report import text
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.row import Row
+from specbench_cli.report.summary import Summary
+from specbench_cli.report.table import run_text
+
+_LISTED = 50
+"""Cells of a kind that are listed one by one."""
+
+
+def report(
+    summary: Summary,
+    manifest: Mapping[str, Any],
+    incidents: Incidents,
+    figures: Iterable[str],
+) -> str:
+    """The whole report; `figures` are paths of images, relative to it."""
+    cell = ("method", "prompt", "turn", "pass")
+    parts = [
+        f"# specbench: {', '.join(summary.prompts) or 'no prompts'}",
+        f"```\n{run_text(summary, Facts.of(manifest))}\n```",
+        *(f"![speedup over vanilla]({path})" for path in figures),
+        "## By task family",
+        _by_family(summary),
+        "## In detail",
+        _table(_DETAIL_HEADINGS, map(_detail, summary.rows)),
+        "## How it was measured",
+        _table(("setting", "value"), _settings(manifest)),
+        *_cells("Outputs that differ", (*cell, "verdict", "position", "gap"), incidents.differing),
+        *_cells("Failed cells", (*cell, "error"), incidents.failed),
+        *_cells("Void cells", (*cell, "other processes' CPU"), incidents.void),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_DETAIL_HEADINGS = (
+    "method",
+    "guarantee",
+    "decode speedup",
+    "MAT",
+    "macro",
+    "full steps",
+    "alpha",
+    "accepted at level 1, 2, ...",
+    "TTFT p50 ms",
+    "ms/token p50",
+    "p95",
+    "target / draft forwards",
+    "peak MB",
+    "void",
+)
+
+
+def _detail(row: Row) -> Sequence[object]:
+    positions = ", ".join(text.percent(rate) for rate in row.acceptance_by_position[:8])
+    forwards = (row.target_forwards, row.draft_forwards)
+    return (
+        row.label,
+        row.guarantee,
+        text.ratio(row.decode_speedup),
+        text.number(row.mat) if row.mat_note is None else f"{text.NONE} ({row.mat_note})",
+        text.number(row.mat_macro),
+        text.number(row.mat_full),
+        text.percent(row.alpha),
+        positions or text.NONE,
+        text.number(row.ttft_p50_ms, 1),
+        text.number(row.ms_per_token_p50),
+        text.number(row.ms_per_token_p95),
+        " / ".join(text.number(count, 0) for count in forwards),
+        text.number(None if row.peak_bytes is None else row.peak_bytes / 1e6, 0),
+        f"{row.n_void} of {row.n_cells}",
+    )
+
+
+def _by_family(summary: Summary) -> str:
+    rows = []
+    by_family = [{row.label: row for row in rows} for rows in summary.families.values()]
+    for label in (row.label for row in summary.rows):
+        found = [family.get(label) for family in by_family]
+        rows.append((label, *(text.NONE if row is None else text.speedup(row) for row in found)))
+    return _table(("method", *summary.families), rows)
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """The manifest, flattened to a line a fact, with the source of each configured value."""
+    sources = manifest.get("config_sources", {})
+    lines: list[tuple[str, object]] = []
+    for key in ("created_utc", "finished_utc", "status", "noisy"):
+        lines.append((key, manifest.get(key)))
+    for key, value in manifest.get("config", {}).get("effective", {}).items():
+        source = sources.get(key)
+        lines.append((key, f"{value} ({source})" if source else value))
+    for section in ("models", "machine", "versions", "git", "tolerance"):
+        for key, value in (manifest.get(section) or {}).items():
+            lines.append((f"{section}.{key}", value))
+    for task in manifest.get("tasks", []):
+        lines.append((f"task {task['name']}", {k: v for k, v in task.items() if k != "name"}))
+    return lines
+
+
+def _cells(title: str, headings: Sequence[str], cells: Sequence[Sequence[object]]) -> list[str]:
+    if not cells:
+        return []
+    parts = [f"## {title}", _table(headings, cells[:_LISTED])]
+    if len(cells) > _LISTED:
+        parts.append(f"And {len(cells) - _LISTED} more, in records.jsonl.")
+    return parts
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(_field, line))} |" for line in lines)
+
+
+def _field(value: object) -> str:
+    if value is None:
+        return text.NONE
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return " ".join(str(value).split()).replace("|", "\\|")

@@ -1,0 +1,218 @@
+"""One row of a table: a method's figures over a set of its cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench_cli.store.schema import LOSSLESS, Record, Steps
+
+_WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """A speedup with its 95% interval, or `note`: why either is missing."""
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """All figures of a method; null where it has none (`-` in tables).
+
+    letters: group letters among the rows it is ranked with.
+    speedup, speedup_low, speedup_high, decode_speedup: see `summary`; speedup_note says why the
+        first or its interval is missing.
+    mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
+        each output's last step, which the end of the output may cut. mat_note: why there is none.
+    acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
+        at level k / steps that drafted level k, from k = 1. node_yield: accepted / nodes.
+    tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
+        committed in it, over outputs. share_*: of decode; with several workers of their sum.
+    identical to reference: outputs by verdict, each by its worst pass.
+    questions_checked, questions_mismatched: those with a token verdict; those that failed it.
+    target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
+    """
+
+    label: str
+    method: str
+    peer: bool
+    guarantee: str
+    lossless: bool
+    broken: bool
+    letters: str = ""
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_note: str | None
+    decode_speedup: float | None
+    mat: float | None
+    mat_macro: float | None
+    mat_full: float | None
+    mat_note: str | None
+    acceptance_rate: float | None
+    alpha: float | None
+    acceptance_by_position: tuple[float, ...]
+    node_yield: float | None
+    tokens_per_s: float | None
+    ttft_p50_ms: float | None
+    ms_per_token_p50: float | None
+    ms_per_token_p95: float | None
+    share_target: float | None
+    share_draft: float | None
+    share_host: float | None
+    identical: int
+    near_tie: int
+    mismatch: int
+    unchecked: int
+    failed: int
+    reference: int
+    questions_checked: int
+    questions_mismatched: int
+    target_forwards: int | None
+    draft_forwards: int | None
+    peak_bytes: int | None
+    score: float | None
+    n_prompts: int
+    n_outputs: int
+    n_cells: int
+    n_void: int
+
+
+def make_row(
+    cells: Sequence[Record], speedup: Speedup, decode_speedup: float | None, *, broken: bool
+) -> Row:
+    """The row of a label's cells (at least one); a broken one's speedups are withheld."""
+    first = cells[0]
+    steps = [r.steps for r in cells if r.steps is not None]
+    drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
+    accepted = _sum(s.accepted for s in steps)
+    mat = _ratio(_sum(s.committed for s in steps), sum(len(s.levels) for s in steps))
+    timed = [r for r in cells if not r.void and r.error is None]
+    target, draft, host = _shares(timed)
+    per_token = [
+        r.ns.decode / (r.n_tokens - 1) / 1e6
+        for r in timed
+        if r.ns.decode is not None and r.n_tokens is not None and r.n_tokens > 1
+    ]
+    worst = _worst_verdicts(cells)
+    verdicts = Counter(worst.values())
+    checked = {prompt for (prompt, _), v in worst.items() if v in ("identical", "near-tie")}
+    mismatched = {prompt for (prompt, _), v in worst.items() if v == "mismatch"}
+    return Row(
+        label=first.label,
+        method=first.method,
+        peer=first.peer,
+        guarantee=first.guarantee,
+        lossless=first.guarantee in LOSSLESS,
+        broken=broken,
+        speedup=None if broken else speedup.ratio,
+        speedup_low=None if broken else speedup.low,
+        speedup_high=None if broken else speedup.high,
+        speedup_note="the output is not vanilla's (BROKEN)" if broken else speedup.note,
+        decode_speedup=None if broken or speedup.ratio is None else decode_speedup,
+        mat=mat,
+        mat_macro=_mean([m for s in steps if (m := _ratio(sum(s.committed), len(s.levels)))]),
+        mat_full=_ratio(
+            _sum(s.committed[:-1] for s in steps), sum(max(0, len(s.levels) - 1) for s in steps)
+        ),
+        mat_note=None if mat is not None else ("no step" if steps else "steps not reported"),
+        acceptance_rate=_ratio(accepted, drafted),
+        alpha=_ratio(accepted, tested),
+        acceptance_by_position=_by_position(steps),
+        node_yield=_ratio(accepted, _sum(s.nodes for s in steps)),
+        tokens_per_s=_tokens_per_s(timed),
+        ttft_p50_ms=_percentile(
+            [r.ns.prefill / 1e6 for r in timed if r.ns.prefill is not None], 50
+        ),
+        ms_per_token_p50=_percentile(per_token, 50),
+        ms_per_token_p95=_percentile(per_token, 95),
+        share_target=target,
+        share_draft=draft,
+        share_host=host,
+        identical=verdicts["identical"],
+        near_tie=verdicts["near-tie"],
+        mismatch=verdicts["mismatch"],
+        unchecked=verdicts["unchecked"],
+        failed=verdicts["failed"],
+        reference=verdicts["reference"],
+        questions_checked=len(checked | mismatched),
+        questions_mismatched=len(mismatched),
+        target_forwards=_total(r.target_forwards for r in cells),
+        draft_forwards=_total(r.draft_forwards for r in cells),
+        peak_bytes=max((r.peak_bytes for r in cells if r.peak_bytes is not None), default=None),
+        score=_mean([r.score for r in cells if r.score is not None]),
+        n_prompts=len({r.prompt_id for r in cells}),
+        n_outputs=len(worst),
+        n_cells=len(cells),
+        n_void=sum(r.void for r in cells),
+    )
+
+
+def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:
+    """Each output's worst verdict over the passes; "failed" where it has none."""
+    worst: dict[tuple[str, int], str] = {}
+    for r in cells:
+        kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
+        at = r.prompt_id, r.turn
+        worst[at] = min(kind, worst.get(at, kind), key=_WORST_FIRST.index)
+    return worst
+
+
+def _by_position(steps: Iterable[Steps]) -> tuple[float, ...]:
+    drafted, accepted = Counter[int](), Counter[int]()
+    for s in steps:
+        drafted.update(s.levels)
+        accepted.update(s.accepted)
+    deepest = max(drafted, default=0)
+    return tuple(
+        sum(n for level, n in accepted.items() if level >= k)
+        / sum(n for level, n in drafted.items() if level >= k)
+        for k in range(1, deepest + 1)
+    )
+
+
+def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float | None]:
+    """Verify, draft and host time over their sum."""
+    spent = np.zeros(3)
+    for r in timed:
+        if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
+            spent += r.ns.verify, r.ns.draft, r.ns.host
+    if not spent.sum():
+        return None, None, None
+    target, draft, host = (spent / spent.sum()).tolist()
+    return target, draft, host
+
+
+def _tokens_per_s(timed: Iterable[Record]) -> float | None:
+    spans = [(r.n_tokens, r.ns.total) for r in timed if r.n_tokens and r.ns.total]
+    return _ratio(1e9 * sum(n for n, _ in spans), sum(ns for _, ns in spans))
+
+
+def _sum(lists: Iterable[list[int]]) -> int:
+    return sum(map(sum, lists))
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum, null if no cell knows its count."""
+    known = [n for n in counts if n is not None]
+    return sum(known) if known else None
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percentile(values: Sequence[float], q: float) -> float | None:
+    return float(np.percentile(values, q)) if values else None

@@ -1,0 +1,175 @@
+"""From records to rows: every figure of every report is computed here, once.
+
+Speedup. With v_i and m_i the wall times of vanilla and of the method on the same prompt, turn and
+pass, and with n_v,i and n_m,i their tokens:
+
+    speedup = sum_i v_i * (n_m,i / n_v,i) / sum_i m_i
+
+Where the outputs are identical the factor is 1: plain wall time. Where they are not (near-tie,
+sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
+times and the n - 1 tokens that decoding commits.
+
+Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
+baseline did, has no speedup. One mismatch breaks a row everywhere. Verdicts count outputs (a
+prompt's turn), each by its worst pass; the proof counts questions, since a question's turns are
+not independent trials.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.pairing import Pairs, decode, loss, pair, total
+from specbench_cli.report.row import Row, Speedup, make_row
+from specbench_cli.stats.bootstrap import RESAMPLES, Resampled, intervals, resample
+from specbench_cli.stats.proof import upper_bound
+from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.store.schema import Record
+
+BASELINE = "vanilla"
+PEER_BASELINE = "hf:vanilla"
+ALL = "all"
+"""What stands for the family in rows over all families."""
+MAX_LOST = 0.1
+"""Of a row's cells; beyond it the row has no speedup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that is printed of a run.
+
+    lossless, lossy: the rows, best first; the two are never ranked together.
+    families: family -> its rows, in the order of the overall ones.
+    prompts: task -> how many questions.
+    noise_floor: A/A, as a fraction; None if not measured.
+    vanilla_ratio: how many times as fast vanilla is as hf:vanilla; None if that was not run.
+    """
+
+    lossless: tuple[Row, ...]
+    lossy: tuple[Row, ...]
+    families: dict[str, tuple[Row, ...]]
+    prompts: dict[str, int]
+    passes: int
+    noise_floor: float | None
+    vanilla_ratio: float | None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Lossless rows, then lossy ones."""
+        return self.lossless + self.lossy
+
+    def proof(self) -> tuple[Row, float] | None:
+        """The checked row of ours that is proved least, with the bound on its rate of mismatches
+        (95%); None if no output could be checked."""
+        bounds = [
+            (row, upper_bound(row.questions_mismatched, row.questions_checked))
+            for row in self.lossless
+            if row.questions_checked and not row.peer and row.label != BASELINE
+        ]
+        return max(bounds, key=lambda pair: pair[1], default=None)
+
+
+def summarise(
+    records: Iterable[Record], manifest: Mapping[str, Any], *, resamples: int = RESAMPLES
+) -> Summary:
+    """Compute the rows of a run, over all prompts and by family.
+
+    Args:
+        records: all of a run's, in any order; read once.
+        manifest: the run's.
+        resamples: of the bootstrap, which has a fixed seed.
+    """
+    # Traces and ids are most of a run's bulk and no figure needs them: let them go at once.
+    light = [replace(r, forwards=None, output_ids=None, origin=None) for r in records]
+    broken = {r.label for r in light if r.verdict is not None and r.verdict.kind == "mismatch"}
+    rows, speedups = _rows(light, broken, resamples)
+    order = {row.label: place for place, row in enumerate(rows)}
+    families = {}
+    for family in sorted({r.family for r in light}):
+        own, _ = _rows([r for r in light if r.family == family], broken, resamples)
+        families[family] = tuple(sorted(own, key=lambda row: order[row.label]))
+    prompts: dict[str, set[str]] = {}
+    for r in light:
+        prompts.setdefault(r.task, set()).add(r.prompt_id)
+    peer = speedups.get(PEER_BASELINE, Speedup()).ratio
+    return Summary(
+        lossless=tuple(row for row in rows if row.lossless),
+        lossy=tuple(row for row in rows if not row.lossless),
+        families=families,
+        prompts={task: len(ids) for task, ids in prompts.items()},
+        passes=len({r.pass_ for r in light}),
+        noise_floor=_noise_floor(rows, Facts.of(manifest).aa_noise),
+        vanilla_ratio=None if peer is None else 1 / peer,
+    )
+
+
+def _rows(
+    records: Sequence[Record], broken: Collection[str], resamples: int
+) -> tuple[list[Row], dict[str, Speedup]]:
+    """The rows of some records, best first, those without a speedup last; and all speedups, those
+    of broken rows too."""
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        cells.setdefault(record.label, []).append(record)
+    baseline = cells.get(BASELINE, [])
+    pairs = pair(baseline, cells, total)
+    drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
+    speedups = {label: _speedup(label, cells, pairs) for label in cells}
+    if drawn is not None:
+        for label, estimate in zip(pairs.labels, intervals(drawn), strict=True):
+            if speedups[label].ratio is not None and label != BASELINE:
+                speedups[label] = Speedup(
+                    estimate.ratio, estimate.low, estimate.high, estimate.reason
+                )
+    decodes = pair(baseline, cells, decode).ratios()
+    rows = [
+        make_row(own, speedups[label], decodes.get(label), broken=label in broken)
+        for label, own in cells.items()
+    ]
+    rows.sort(key=lambda row: (row.speedup is None, -(row.speedup or 0.0)))
+    if drawn is not None:
+        named = {
+            label: letter
+            for lossless in (True, False)
+            for label, letter in _letters(
+                [r.label for r in rows if r.lossless == lossless and r.speedup is not None],
+                pairs.labels,
+                drawn,
+            )
+        }
+        rows = [replace(row, letters=named.get(row.label, "")) for row in rows]
+    return rows, speedups
+
+
+def _speedup(label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs) -> Speedup:
+    """The point estimate, or why there is none."""
+    for needed in dict.fromkeys((BASELINE, label)):
+        own = cells.get(needed, ())
+        lost = Counter(why for record in own if (why := loss(record)))
+        if lost.total() > MAX_LOST * len(own):
+            reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
+            return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
+    if label not in pairs.labels:
+        return Speedup(note=f"no cell is paired with {BASELINE}")
+    return Speedup(1.0 if label == BASELINE else pairs.ratios()[label])
+
+
+def _letters(
+    ranked: Sequence[str], labels: Sequence[str], drawn: Resampled
+) -> Iterable[tuple[str, str]]:
+    """The letters of the ranked labels, best first, compared among themselves."""
+    chosen = drawn.of([labels.index(label) for label in ranked])
+    return zip(ranked, letters(different(chosen), range(len(ranked))), strict=True)
+
+
+def _noise_floor(rows: Iterable[Row], known: float | None) -> float | None:
+    """How far a second vanilla row may lie from 1: the farther end of its interval."""
+    for row in rows:
+        if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:
+            ends = (row.speedup, row.speedup_low, row.speedup_high)
+            return max(abs(end - 1) for end in ends if end is not None)
+    return known

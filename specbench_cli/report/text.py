@@ -1,0 +1,106 @@
+"""How figures are written, the same in every table."""
+
+from __future__ import annotations
+
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.row import Row
+from specbench_cli.report.summary import Summary
+
+NONE = "-"
+BAR_WIDTH = 11
+BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
+BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
+
+
+def ratio(value: float | None) -> str:
+    """A speedup."""
+    return NONE if value is None else f"{value:.2f}x"
+
+
+def speedup(row: Row) -> str:
+    """A row's speedup, or that its output is wrong."""
+    return "BROKEN" if row.broken else ratio(row.speedup)
+
+
+def interval(row: Row) -> str:
+    """The 95% interval of a row's speedup."""
+    if row.speedup_low is None or row.speedup_high is None:
+        return NONE
+    return f"[{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A plain figure."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share or a rate."""
+    return NONE if value is None else f"{value:.{digits}%}"
+
+
+def verdicts(row: Row) -> str:
+    """What became of the outputs, bad ones first."""
+    counts = {
+        "mismatch": row.mismatch,
+        "failed": row.failed,
+        "identical": row.identical,
+        "near-tie": row.near_tie,
+        "unchecked": row.unchecked,
+    }
+    words = [f"{n} {kind}" for kind, n in counts.items() if n]
+    return ", ".join(words + ["reference"] * bool(row.reference))
+
+
+def shares(row: Row) -> dict[str, int]:
+    """Where time goes: the marks of target, draft and host on a bar, by largest remainders."""
+    if row.share_target is None or row.share_draft is None or row.share_host is None:
+        return {}
+    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
+    marks = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
+    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
+        marks[i] += 1
+    return dict(zip(BAR_MARKS, marks, strict=True))
+
+
+def noise_floor(summary: Summary) -> str:
+    """The A/A noise floor."""
+    return "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.1%}"
+
+
+def vanilla_ratio(summary: Summary) -> str:
+    """vanilla / hf:vanilla."""
+    return "not run" if summary.vanilla_ratio is None else f"{summary.vanilla_ratio:.2f}"
+
+
+def proof(summary: Summary) -> str:
+    """What the verdicts prove, by the row that is proved least."""
+    weakest = summary.proof()
+    if weakest is None:
+        return "proof: no output was checked token by token; the law is proved by: specbench audit"
+    row, bound = weakest
+    whose = f"{row.label} " if row.questions_mismatched else ""
+    at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
+    return (
+        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
+        f" (at most {at_most} at 95%)"
+    )
+
+
+def warnings(summary: Summary, facts: Facts) -> list[str]:
+    """What a reader must know before using a figure, a line each."""
+    lines = []
+    if facts.status == "interrupted":
+        lines.append("interrupted: not all cells are there (specbench run --resume)")
+    if facts.noisy:
+        lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    lines += [
+        f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
+        for task in facts.plumbing
+    ]
+    for row in summary.rows:
+        if row.speedup_note is not None:
+            missing = "speedup" if row.speedup is None else "interval"
+            lines.append(f"{row.label}: no {missing}: {row.speedup_note}")
+    return lines

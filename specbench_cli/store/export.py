@@ -1,0 +1,54 @@
+"""The records as one compact parquet table, for notebooks: nested fields flattened, lists kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.store.schema import Ns, Record, Steps, Trace
+
+_BATCH = 500
+
+
+def write_parquet(records: Iterable[Record], path: Path) -> None:
+    """Write `records` to `path` (zstd). Parameters and kinds of forwards are JSON text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ints, text, number = pa.list_(pa.int64()), pa.string(), pa.float64()
+    schema = pa.schema(
+        [(n, pa.int64()) for n in ("schema", "turn", "pass", "seed", "n_tokens", "peak_bytes")]
+        + [(n, pa.int64()) for n in ("target_forwards", "draft_forwards")]
+        + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
+        + [(n, text) for n in ("method", "label", "sampling", "guarantee", "error")]
+        + [(n, text) for n in ("params_passed", "params_effective", "forwards_kinds")]
+        + [(n, pa.bool_()) for n in ("peer", "void")]
+        + [(n, number) for n in ("other_cpu", "score", "verdict_gap")]
+        + [("verdict_kind", text)]
+        + [(n, pa.int64()) for n in ("verdict_position", "verdict_expected")]
+        + [("output_ids", ints), ("origin", pa.list_(text))]
+        + [(f"ns_{f.name}", pa.int64()) for f in fields(Ns)]
+        + [(f"steps_{f.name}", ints) for f in fields(Steps)]
+        + [(f"forwards_{f.name}", ints) for f in fields(Trace) if f.name != "kinds"]
+    )
+    rows = iter(records)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := [_flat(record) for record in itertools.islice(rows, _BATCH)]:
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+
+
+def _flat(record: Record) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in asdict(record).items():
+        if isinstance(value, dict):
+            row |= {f"{name}_{key}": inner for key, inner in value.items()}
+        else:
+            row[name.rstrip("_")] = value
+    for name in ("params_passed", "params_effective", "forwards_kinds"):
+        if name in row:
+            row[name] = json.dumps(row[name])
+    return row

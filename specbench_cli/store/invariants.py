@@ -1,0 +1,83 @@
+"""What must hold of a record before it is written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+from specbench_cli.store.schema import FAMILIES, FINISHES, GUARANTEES, VERDICTS, Ns, Record
+
+
+def validate(record: Record) -> None:
+    """Check a record's invariants before it is written.
+
+    Raises:
+        ValueError: names the field that breaks one.
+    """
+    _known("family", record.family, FAMILIES)
+    _known("finish", record.finish, FINISHES)
+    _known("guarantee", record.guarantee, GUARANTEES)
+    _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
+    if record.error is not None:
+        return
+    verdict = record.verdict
+    _ensure(verdict is not None, "verdict", "missing")
+    if verdict is not None:
+        _known("verdict.kind", verdict.kind, VERDICTS)
+        _ensure(verdict.gap is None or math.isfinite(verdict.gap), "verdict.gap", "not finite")
+    _ensure(record.score is None or 0 <= record.score <= 1, "score", "outside 0..1")
+    if not record.peer:
+        for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
+            _ensure(getattr(record, name) is not None, name, "missing")
+    _validate_tokens(record)
+    _validate_times(record)
+
+
+def _validate_tokens(record: Record) -> None:
+    n, ids, steps = record.n_tokens, record.output_ids, record.steps
+    if n is None or ids is None:
+        raise ValueError("n_tokens, output_ids: missing")
+    _ensure(len(ids) == n, "output_ids", f"{len(ids)} ids for {n} tokens")
+    if record.origin is not None:
+        _ensure(len(record.origin) == n, "origin", f"{len(record.origin)} entries for {n} tokens")
+    if steps is None:
+        return
+    for f in fields(steps):
+        length = len(getattr(steps, f.name))
+        _ensure(length == len(steps.levels), f"steps.{f.name}", "not as long as steps.levels")
+    for levels, nodes, tested, accepted, committed in zip(
+        steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, strict=True
+    ):
+        _ensure(levels <= nodes, "steps.nodes", "fewer nodes than levels")
+        _ensure(accepted <= tested <= levels, "steps.tested", "not accepted <= tested <= levels")
+        _ensure(accepted <= committed, "steps.committed", "fewer committed than accepted")
+    if n > 0:
+        total = 1 + sum(steps.committed)
+        _ensure(total == n, "steps.committed", f"1 + their sum is {total}, not n_tokens = {n}")
+
+
+def _validate_times(record: Record) -> None:
+    ns = record.ns
+    if record.void and ns == Ns():
+        return
+    _ensure(ns.total is not None, "ns.total", "missing")
+    if not record.peer:
+        for f in fields(ns):
+            _ensure(getattr(ns, f.name) is not None, f"ns.{f.name}", "missing")
+    if record.forwards is not None and record.forwards.workers > 1:
+        return
+    if ns.total is not None and ns.prefill is not None and ns.decode is not None:
+        _ensure(ns.prefill + ns.decode == ns.total, "ns.total", "not prefill + decode")
+    parts = (ns.draft, ns.verify, ns.host)
+    if ns.decode is not None and None not in parts:
+        spent = sum(part for part in parts if part is not None)
+        _ensure(spent == ns.decode, "ns.decode", "not draft + verify + host")
+
+
+def _ensure(holds: bool, name: str, why: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: {why}")
+
+
+def _known(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    _ensure(value in allowed, name, f"{value!r} is none of {', '.join(allowed)}")

@@ -1,0 +1,48 @@
+"""Lines that survive a crash: appended and fsynced, a half-written last one dropped.
+
+A line counts once its newline is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_CHUNK = 1 << 16
+
+
+def append(path: Path, lines: Iterable[str]) -> None:
+    """Write all lines at once and wait until the disk has them."""
+    data = "".join(f"{line}\n" for line in lines).encode()
+    with path.open("ab") as file:
+        _drop_half_line(path, file.tell())
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> Iterator[tuple[int, str]]:
+    """The complete lines with their numbers, from 1; nothing where there is no file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield number, line[:-1].decode()
+
+
+def _drop_half_line(path: Path, size: int) -> None:
+    """Cut the file after its last newline."""
+    with path.open("rb+") as file:
+        end = size
+        while end:
+            start = max(0, end - _CHUNK)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)

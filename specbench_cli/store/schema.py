@@ -1,0 +1,248 @@
+"""One record: what is kept of one output of one method (a prompt's turn, in one pass).
+
+Null rules. Peers leave null what they cannot see, never `ns.total`, `n_tokens` or `output_ids`. A
+failed cell has `error`, finish "error", and nulls. A void cell may have lost its times; it keeps
+ids, counters and verdict. What a machine cannot measure (`peak_bytes`, `other_cpu`) and what a task
+does not have (`score`) may be null anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NoReturn, Protocol
+
+from specbench_cli.errors import UsageError
+
+SCHEMA = 1
+"""Version of the record written now; every older one stays readable."""
+
+FAMILIES = (
+    "multi_turn",
+    "translation",
+    "summarization",
+    "qa",
+    "math_reasoning",
+    "rag",
+    "code",
+    "other",
+)
+FINISHES = ("eos", "length", "stop", "error")
+VERDICTS = ("reference", "identical", "near-tie", "mismatch", "unchecked")
+LOSSLESS = ("exact_tokens", "exact_law")
+GUARANTEES = (*LOSSLESS, "bounded", "quality_only", "workflow")
+
+
+@dataclass(slots=True)
+class Params:
+    """Parameters as the user gave them, and all of them as they took effect."""
+
+    passed: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Counters of every step, equally long lists: drafted levels and nodes, levels tested and
+    accepted, tokens committed (after the cut)."""
+
+    levels: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    tested: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardKind:
+    """What many forwards of a trace have in common; `layers` is a half-open range."""
+
+    model: str
+    role: str
+    worker: int
+    batch: int
+    layers: tuple[int, int]
+
+
+class Forward(Protocol):
+    """A metered forward, as the engine records it (read only; the store knows no engine)."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def worker(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def layers(self) -> tuple[int, int]: ...
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def t0_ns(self) -> int: ...
+    @property
+    def t1_ns(self) -> int: ...
+    @property
+    def used(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Trace:
+    """Every forward, in columns: forward i is of kind `kinds[kind[i]]` and ran over `n_tokens[i]`
+    tokens from `t0_ns[i]` to `t1_ns[i]`, since the timer's start; `unused` lists cancelled ones."""
+
+    kinds: list[ForwardKind] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    n_tokens: list[int] = field(default_factory=list)
+    t0_ns: list[int] = field(default_factory=list)
+    t1_ns: list[int] = field(default_factory=list)
+    unused: list[int] = field(default_factory=list)
+
+    @classmethod
+    def pack(cls, forwards: Iterable[Forward]) -> Trace:
+        """The columns of a sequence of metered forwards."""
+        trace, index = cls(), dict[ForwardKind, int]()
+        for position, f in enumerate(forwards):
+            kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers)
+            trace.kind.append(index.setdefault(kind, len(index)))
+            trace.n_tokens.append(f.n_tokens)
+            trace.t0_ns.append(f.t0_ns)
+            trace.t1_ns.append(f.t1_ns)
+            if not f.used:
+                trace.unused.append(position)
+        trace.kinds = list(index)
+        return trace
+
+    @property
+    def workers(self) -> int:
+        """How many workers computed."""
+        return len({kind.worker for kind in self.kinds})
+
+
+@dataclass(slots=True)
+class Ns:
+    """Times in nanoseconds. With several workers, draft and verify are busy times and host is what
+    is left of decode after their union."""
+
+    total: int | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    draft: int | None = None
+    verify: int | None = None
+    host: int | None = None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How the output compares with vanilla's.
+
+    kind: one of `VERDICTS`. position: the first index at which the two differ. gap: how far the
+    output's token is from the best decision score there. expected: vanilla's token there.
+    """
+
+    kind: str
+    position: int | None = None
+    gap: float | None = None
+    expected: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass")."""
+
+    schema: int = SCHEMA
+    prompt_id: str
+    cluster: str
+    task: str
+    family: str
+    category: str
+    turn: int
+    method: str
+    label: str
+    peer: bool
+    params: Params
+    sampling: str
+    guarantee: str
+    pass_: int
+    seed: int
+    output_ids: list[int] | None
+    origin: list[str] | None
+    n_tokens: int | None
+    finish: str
+    steps: Steps | None
+    target_forwards: int | None
+    draft_forwards: int | None
+    forwards: Trace | None
+    ns: Ns
+    peak_bytes: int | None
+    other_cpu: float | None
+    verdict: Verdict | None
+    score: float | None
+    void: bool
+    error: str | None
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """What no two records of a run share."""
+        return self.prompt_id, self.turn, self.label, self.pass_
+
+
+def to_json(record: Record) -> str:
+    """The record on one line. Raises ValueError on a NaN or an infinity."""
+    data = asdict(record)
+    return json.dumps(
+        {"pass" if key == "pass_" else key: value for key, value in data.items()},
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+
+
+def from_json(line: str) -> Record:
+    """The record of a line.
+
+    Raises:
+        UsageError: a schema newer than this program's.
+        ValueError: not a record; says why.
+    """
+    data = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        raise ValueError("not a record: no schema number")
+    if data["schema"] > SCHEMA:
+        raise UsageError(
+            f"this record has schema {data['schema']}; this specbench reads up to {SCHEMA}",
+            hint="pip install --upgrade specbench-cli",
+        )
+    if "pass" in data:
+        data["pass_"] = data.pop("pass")
+    record: Record = _build(Record, data)
+    record.params = _build(Params, record.params)
+    record.ns = _build(Ns, record.ns)
+    if record.steps is not None:
+        record.steps = _build(Steps, record.steps)
+    if record.verdict is not None:
+        record.verdict = _build(Verdict, record.verdict)
+    if record.forwards is not None:
+        trace = record.forwards = _build(Trace, record.forwards)
+        trace.kinds = [_kind(kind) for kind in trace.kinds]
+    return record
+
+
+def _build(cls: type, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__}: expected an object")
+    names = {f.name for f in fields(cls)}
+    if wrong := sorted(names ^ data.keys()):
+        raise ValueError(f"{cls.__name__}: missing or unknown {', '.join(wrong)}")
+    return cls(**data)
+
+
+def _kind(data: Any) -> ForwardKind:
+    kind: ForwardKind = _build(ForwardKind, data)
+    first, end = kind.layers
+    return replace(kind, layers=(first, end))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,127 @@
+"""From a task's name, YAML or JSON-lines file to its questions."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets_cfg
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks.rows import read_questions
+from specbench_cli.tasks.schema import Card, Question, Source, read_card
+from specbench_cli.tasks.source import read_source, sha256
+
+SHIPPED = Path(datasets_cfg.__path__[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A loaded and checked task.
+
+    Attributes:
+        source: the card's facts about the file (name, checksum, url, hub id); no local path.
+        sha256: checksum of the file as read.
+        max_new_tokens: the task's own default, None where it has none.
+        embedded: "plumbing" where the embedded models' speedups mean nothing.
+    """
+
+    name: str
+    version: str
+    source: dict[str, Any]
+    max_new_tokens: int | None
+    embedded: Literal["trained", "plumbing"]
+    citation: str
+    licence: str
+    questions: list[Question]
+    sha256: str
+
+
+def task_names() -> list[str]:
+    """Names of the shipped tasks, sorted."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def describe(name_or_path: str) -> dict[str, Any]:
+    """What is known of a task without reading its data.
+
+    Raises:
+        UsageError: unknown name, or a YAML that is wrong.
+    """
+    return _find(name_or_path)[0].facts()
+
+
+def load_task(name_or_path: str) -> Task:
+    """Load a shipped task by name, or one's own by the path of its `.yaml` or `.jsonl`.
+
+    Raises:
+        UsageError: unknown name, wrong YAML, malformed row, or another number of rows than stated.
+        EnvironmentFault: the data is not here and could not be downloaded, or is not the original.
+    """
+    card, path = _find(name_or_path)
+    data = read_source(card.name, card.source, path.parent)
+    label = name_or_path if path.suffix == ".jsonl" else card.source.file
+    questions = read_questions(data, card, label)
+    if card.rows not in (None, len(questions)):
+        raise UsageError(
+            f"{path}: rows: says {card.rows}, but {card.source.file} holds {len(questions)}"
+        )
+    return Task(
+        name=card.name,
+        version=card.version,
+        source=card.source.model_dump(exclude_none=True),
+        max_new_tokens=card.max_new_tokens,
+        embedded=card.embedded,
+        citation=card.citation,
+        licence=card.licence,
+        questions=questions,
+        sha256=sha256(data),
+    )
+
+
+def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Question]:
+    """Questions whose category or family is among `categories`; all if none is given.
+
+    Raises:
+        UsageError: a word that fits no question.
+    """
+    known = {word for question in questions for word in (question.category, question.family)}
+    for category in categories:
+        if category not in known:
+            raise UsageError(
+                f"no question of category {category!r}; there are {', '.join(sorted(known))}"
+            )
+    wanted = set(categories) or known
+    return [q for q in questions if q.category in wanted or q.family in wanted]
+
+
+def _find(name_or_path: str) -> tuple[Card, Path]:
+    """The card, and the file (YAML or JSON lines) that it was made from."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml", ".jsonl"):
+        if not path.is_file():
+            raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
+        return (_own_card(path) if path.suffix == ".jsonl" else read_card(path)), path
+    names = task_names()
+    if name_or_path in names:
+        path = SHIPPED / f"{name_or_path}.yaml"
+        return read_card(path), path
+    near = difflib.get_close_matches(name_or_path.lower().replace("-", "_"), names, n=1)
+    raise UsageError(
+        f"unknown task {name_or_path!r}" + (f", did you mean {near[0]!r}?" if near else ""),
+        f"one of {', '.join(names)}, or the path of a .jsonl or .yaml file",
+    )
+
+
+def _own_card(path: Path) -> Card:
+    """The card of a bare JSON-lines file: named after the file."""
+    try:
+        return Card(name=path.stem, version="file", source=Source(file=path.name))
+    except ValueError as fault:
+        raise UsageError(
+            f"{path}: the file's name becomes the task's name, so it must start with a letter or "
+            "digit and hold only those, '_', '-' and '.'",
+            "rename the file",
+        ) from fault

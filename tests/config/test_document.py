@@ -1,0 +1,50 @@
+"""Reading YAML: plain values, a line for every key, no key twice."""
+
+import pytest
+
+from specbench_cli.config.document import read
+from specbench_cli.errors import UsageError
+
+
+@pytest.fixture
+def document(tmp_path):
+    def make(text):
+        path = tmp_path / "some.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read(path)
+
+    return make
+
+
+def test_every_key_has_its_line(document):
+    found = document("limit: 1\n\nset:\n  sps:\n    length: 7\n")
+    assert found.values == {"limit": 1, "set": {"sps": {"length": 7}}}
+    assert found.where("limit") == "some.yaml:1"
+    assert found.where("set.sps.length") == "some.yaml:5"
+
+
+def test_empty_file_says_nothing(document):
+    assert document("# nothing\n").values == {}
+
+
+def test_anchors_and_recursion_are_read_once(document):
+    assert document("a: &x {b: 1}\nc: *x\n").values == {"a": {"b": 1}, "c": {"b": 1}}
+    document("a: &x\n  b: *x\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("limit: 1\nseed: 2\nlimit: 3\n", "some.yaml:3: 'limit' stands on line 1 already"),
+        ("set:\n  sps: {a: 1}\n  sps: {a: 2}\n", "some.yaml:3: 'set.sps' stands on line 2"),
+        ("limit: [1\n", "some.yaml:2: "),
+        ("limit: !!python/object/apply:os.system ['true']\n", "some.yaml:1: could not determine"),
+        ("- a\n- b\n", "must hold `key: value` lines, got list"),
+        (b"\xff\xfe\x00", "some.yaml"),
+        ("a: 1\n---\nb: 2\n", "some.yaml:2: but found another document"),
+    ],
+)
+def test_error_names_file_and_line(document, text, says):
+    with pytest.raises(UsageError) as caught:
+        document(text)
+    assert says in caught.value.message

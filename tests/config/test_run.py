@@ -1,0 +1,120 @@
+"""RunConfig: what it allows, what it derives, and that it survives the manifest."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from specbench_cli.config.run import RunConfig
+
+
+def config(**values):
+    return RunConfig.model_validate({"methods": ["vanilla"], **values})
+
+
+def test_defaults_are_the_documented_ones():
+    run = config()
+    assert (run.target, run.draft, run.tasks) == ("embedded", None, ["mini"])
+    assert (run.seed, run.repeats, run.temperature, run.top_p, run.top_k) == (0, 1, 0.0, 1.0, 0)
+    assert (run.limit, run.max_new_tokens, run.device, run.dtype) == (None, None, "auto", "float32")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "verify", "derived"),
+    [
+        (0, None, "greedy"),
+        ("0.00", None, "greedy"),
+        (0.8, None, "rejection"),
+        ("0.8", None, "rejection"),
+        (0.8, "coupled", "coupled"),
+        (1, "rejection", "rejection"),
+        (0, "greedy", "greedy"),
+    ],
+)
+def test_verification_follows_the_temperature(temperature, verify, derived):
+    assert config(temperature=temperature, verify=verify).verify == derived
+
+
+@pytest.mark.parametrize("verify", ["rejection", "coupled"])
+def test_rule_for_sampling_is_refused_at_temperature_zero(verify):
+    with pytest.raises(ValidationError, match="applies above temperature 0"):
+        config(verify=verify)
+
+
+def test_greedy_is_refused_above_temperature_zero():
+    with pytest.raises(ValidationError, match="above it choose rejection or coupled"):
+        config(temperature=1.0, verify="greedy")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": -0.1},
+        {"temperature": True},
+        {"limit": 0},
+        {"limit": -5},
+        {"limit": 2.5},
+        {"limit": True},
+        {"max_new_tokens": 0},
+        {"repeats": 0},
+        {"threads": 0},
+        {"seed": -1},
+        {"seed": 2**63},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"dtype": "int8"},
+        {"device": "tpu"},
+        {"device": "cuda:x"},
+        {"target": ""},
+        {"tasks": []},
+        {"methods": []},
+        {"methods": [{"name": "sps", "label": ""}]},
+        {"methods": [{"name": "sps", "lable": "x"}]},
+        {"unknown": 1},
+    ],
+)
+def test_impossible_value_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        config(**wrong)
+
+
+@pytest.mark.parametrize(("short", "full"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_short_dtype_names_are_understood(short, full):
+    assert config(dtype=short).dtype == full
+
+
+def test_row_is_called_by_its_method_unless_labelled():
+    run = config(methods=["sps", {"name": "sps", "label": "sps-7", "params": {"length": 7}}])
+    assert [row.label for row in run.methods] == ["sps", "sps-7"]
+
+
+def test_two_rows_of_one_label_are_refused():
+    with pytest.raises(ValidationError, match="two rows are called 'sps'"):
+        config(methods=["sps", {"name": "sps", "params": {"length": 7}}])
+
+
+def test_nothing_can_be_changed_afterwards():
+    with pytest.raises(ValidationError):
+        config().limit = 3
+
+
+@given(
+    st.builds(
+        dict,
+        limit=st.none() | st.integers(1, 10_000),
+        seed=st.integers(0, 2**63 - 1),
+        temperature=st.floats(0, 10),
+        top_p=st.floats(0, 1, exclude_min=True),
+        max_new_tokens=st.none() | st.integers(1, 4096),
+        set=st.just({"sps": {"length": 7}}),
+    )
+)
+def test_config_survives_the_manifest(values):
+    run = config(**values)
+    stored = json.loads(json.dumps(run.model_dump(mode="json")))
+    assert RunConfig.model_validate(stored) == run

@@ -1,0 +1,193 @@
+"""Whole runs over the embedded pair: what they write, how they resume, what makes them fail."""
+
+import textwrap
+
+import pytest
+
+from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.execute.run import exit_code
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import validate
+
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Writes a plug-in file and gives its path."""
+
+    def write(source):
+        path = tmp_path / f"plugin{abs(hash(source))}.py"
+        path.write_text(textwrap.dedent(source))
+        return str(path)
+
+    return write
+
+
+def ids_and_counters(outcome):
+    return {
+        r.key: (r.output_ids, r.steps, r.target_forwards, r.draft_forwards) for r in outcome.records
+    }
+
+
+@pytest.mark.smoke
+def test_every_row_answers_every_prompt_and_is_identical_to_vanilla(specbench):
+    outcome = specbench("sps", "pld", limit=6)
+    assert len(outcome.records) == outcome.log.total == len(outcome.prompts) * 3
+    for record in outcome.records:
+        validate(record)
+        kind = "reference" if record.label == "vanilla" else "identical"
+        assert record.verdict.kind == kind
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.manifest["status"] == "finished"
+    assert outcome.manifest["memory"]["weight_bytes"] > 0
+
+
+@pytest.mark.parametrize("rule", [{}, {"temperature": 0.8}, {"temperature": 0.8, "verify": "coupled"}])
+def test_the_same_command_twice_gives_the_same_ids_and_counters(specbench, rule):
+    first, second = (specbench("sps", "pld", limit=3, **rule) for _ in range(2))
+    assert ids_and_counters(first) == ids_and_counters(second)
+
+
+def test_an_interrupted_run_is_resumed_to_exactly_what_it_would_have_been(specbench):
+    whole = specbench("sps", limit=4)
+    with pytest.raises(KeyboardInterrupt):
+        specbench("sps", limit=4, log=specbench.log(interrupt_after=3))
+    path = specbench.path(2)
+    assert RunDir.open(path).manifest["status"] == "interrupted"
+    kept = [record.key for record in RunDir.open(path).records()]
+    assert 3 <= len(kept) < len(whole.records)
+    rest = specbench(resume=path)
+    assert set(rest.log.cells) == {record.key for record in whole.records} - set(kept)
+    assert ids_and_counters(rest) == ids_and_counters(whole)
+    assert rest.manifest["status"] == "finished"
+
+
+def test_resuming_a_finished_run_does_nothing(specbench):
+    whole = specbench("sps")
+    again = specbench(resume=whole.path)
+    assert again.log.cells == []
+    assert ids_and_counters(again) == ids_and_counters(whole)
+
+
+def test_a_second_turn_goes_on_from_vanillas_answer_for_all_rows(specbench):
+    outcome = specbench("sps", limit=1, category=["multi_turn"])
+    first, second = sorted(outcome.prompts, key=lambda prompt: prompt.turn)
+    assert (first.turn, second.turn) == (1, 2)
+    answer = next(r.output_ids for r in outcome.by_label("vanilla") if r.turn == 1)
+    kept = [token for token in answer if outcome.by_label("vanilla")[0].finish != "eos"] or answer[:-1]
+    text = " ".join(map(str, second.ids))
+    assert " ".join(map(str, kept[1:-1])) in text
+    assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
+
+
+def test_several_passes_run_in_processes_of_their_own(specbench):
+    outcome = specbench("sps", limit=1, repeats=2, category=["qa"])
+    assert {record.pass_ for record in outcome.records} == {1, 2}
+    assert len(outcome.records) == 2 * 2
+    one, two = (
+        [r.output_ids for r in outcome.records if r.pass_ == number and r.label == "sps"]
+        for number in (1, 2)
+    )
+    assert one == two
+
+
+def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Fragile(Method):
+            '''Raises on one question.'''
+            name = "fragile"
+
+            def propose(self, session, limit):
+                if session.requests[0].prompt_id.startswith("mini/qa"):
+                    raise RuntimeError("cannot [bold]answer[/bold] this")
+                return session.chain([session.tokens()[-1]] * min(2, limit))
+        """
+    )
+    outcome = specbench("fragile", "sps", limit=6, plugins=[path])
+    failed = [record for record in outcome.by_label("fragile") if record.error]
+    assert 0 < len(failed) < len(outcome.by_label("fragile"))
+    assert all("RuntimeError: cannot" in record.error for record in failed)
+    assert all("/" not in record.error.split("(")[-1] for record in failed)  # no path of this machine
+    assert all(record.verdict.kind == "identical" for record in outcome.by_label("sps"))
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+def test_a_method_that_commits_a_wrong_token_is_a_mismatch_and_exit_1(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method, Step, Outcome
+
+        class Liar(Method):
+            '''Replaces the sixth token of vanilla's answer.'''
+            name = "liar"
+
+            def generate(self, session):
+                session.prefill()
+                while session.finish is None:
+                    draft = session.chain(())
+                    outcome = session.verify(draft, session.score(draft))
+                    if len(session.output()) == 5:
+                        wrong = (outcome.committed[0] + 1) % 4000 + 50
+                        outcome = Outcome((), (wrong,), ("plain",), 0)
+                    yield Step(0, draft, session.commit(outcome))
+        """
+    )
+    outcome = specbench("liar", limit=2, plugins=[path], category=["qa"])
+    verdicts = [record.verdict for record in outcome.by_label("liar")]
+    assert {verdict.kind for verdict in verdicts} == {"mismatch"}
+    assert {verdict.position for verdict in verdicts} == {5}
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+def test_a_method_that_stops_early_is_a_failed_cell(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Short(Method):
+            '''Commits one token and returns.'''
+            name = "short"
+
+            def generate(self, session):
+                session.prefill()
+                return iter(())
+        """
+    )
+    outcome = specbench("short", limit=1, plugins=[path])
+    (record,) = {r.error for r in outcome.by_label("short")}
+    assert record.startswith("stopped after 1 tokens")
+
+
+def test_a_draft_that_is_not_needed_is_not_loaded(specbench):
+    outcome = specbench("pld", limit=1)
+    assert set(outcome.manifest["models"]) == {"target"}
+
+
+def test_data_that_changed_since_is_refused_on_resume(specbench, tmp_path):
+    task = tmp_path / "own.jsonl"
+    task.write_text('{"prompt": "How much is 2 + 2?"}\n')
+    outcome = specbench("pld", tasks=[str(task)])
+    task.write_text('{"prompt": "How much is 2 + 3?"}\n')
+    with pytest.raises(UsageError, match="changed"):
+        specbench(resume=outcome.path)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(specbench, tmp_path):
+    task = tmp_path / "long.jsonl"
+    task.write_text('{"prompt": "short"}\n{"prompt": "' + "word " * 5000 + '"}\n')
+    with pytest.raises(UsageError, match="4096 positions"):
+        specbench("pld", tasks=[str(task)], max_new_tokens=4)
+
+
+def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
+    records = specbench("sps", limit=6).records
+    ours = next(r for r in records if r.label == "sps")
+    ours.verdict.kind = "mismatch"
+    assert exit_code(records) == ExitCode.BAD_ANSWER
+    ours.peer = True
+    assert exit_code(records) == ExitCode.OK
+    ours.void = True
+    assert exit_code(records) == ExitCode.ENVIRONMENT

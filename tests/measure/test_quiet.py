@@ -1,0 +1,142 @@
+"""Whose CPU time is whose. Tests look at differences, since the machine may be busy itself."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from specbench_cli.measure import quiet
+from specbench_cli.measure.quiet import QuietMeter, tree_seconds, wait_until_quiet
+
+SPIN = "import time\nwhile time.process_time() < {seconds}: pass"
+ORPHAN = """
+import os, subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-c", {spin!r}], start_new_session=True, stdout=subprocess.DEVNULL
+)
+print(child.pid, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """Counters that say what the test wants, on two CPUs; `clock` is real time."""
+    values = {"total": 100.0, "busy": 10.0, "own": 1.0}
+    monkeypatch.setattr(
+        quiet,
+        "_read",
+        lambda: quiet._Reading(time.monotonic(), values["total"], values["busy"], values["own"]),
+    )
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(quiet, "WINDOW_S", 0.05)
+    return values
+
+
+def window(readings, **seconds):
+    """The share of a window of 0.05 s on two CPUs in which the counters grew by `seconds`."""
+    meter = QuietMeter()
+    meter.open()
+    for name, value in {"total": 0.1, **seconds}.items():
+        readings[name] += value
+    return meter.close()
+
+
+def test_share_is_what_is_busy_beyond_ourselves(readings):
+    assert window(readings, busy=0.06, own=0.03) == pytest.approx(0.3, rel=0.2)
+
+
+def test_own_load_is_no_share(readings):
+    assert window(readings, busy=0.05, own=0.05) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_share_is_never_negative_nor_above_one(readings):
+    assert window(readings, busy=0.05, own=0.06) == 0.0
+    assert window(readings, busy=5.0) == 1.0
+
+
+def test_counters_that_stand_still_say_nothing(readings):
+    assert window(readings, total=0.0) is None
+
+
+def test_counters_that_could_not_be_read_at_first_say_nothing(monkeypatch):
+    monkeypatch.setattr(quiet, "WINDOW_S", 0.01)
+    meter = QuietMeter()
+    with monkeypatch.context() as broken:
+        broken.setattr(psutil, "cpu_times", lambda: (_ for _ in ()).throw(OSError))
+        meter.open()
+    assert meter.close() is None
+
+
+def test_window_is_filled_by_idling(readings):
+    meter = QuietMeter()
+    assert meter.elapsed() == 0.0
+    meter.open()
+    assert not meter.full()
+    began = time.monotonic()
+    meter.close()
+    assert time.monotonic() - began >= 0.04
+    assert meter.elapsed() == 0.0
+
+
+def test_closing_what_is_not_open_is_an_error():
+    with pytest.raises(RuntimeError, match="without open"):
+        QuietMeter().close()
+
+
+def test_waiting_ends_when_it_is_quiet_or_time_is_up(readings, monkeypatch):
+    shares = iter([0.5, 0.2, 0.01, 0.5])
+    monkeypatch.setattr(quiet, "_share", lambda *_: next(shares))
+    assert wait_until_quiet(60.0) == 0.01
+    assert wait_until_quiet(0.0) == 0.5
+
+
+def test_waiting_ends_at_once_where_nothing_is_known(readings, monkeypatch):
+    monkeypatch.setattr(quiet, "_share", lambda *_: None)
+    assert wait_until_quiet(60.0) is None
+
+
+def test_real_window_lasts_a_second_and_gives_a_share():
+    meter = QuietMeter()
+    meter.open()
+    share = meter.close()
+    assert share is not None
+    assert 0.0 <= share <= 1.0
+
+
+def test_own_threads_and_children_count_as_own():
+    before = tree_seconds()
+    spin = compile(SPIN.format(seconds=time.process_time() + 0.2), "spin", "exec")
+    thread = threading.Thread(target=exec, args=(spin,))
+    thread.start()
+    thread.join()
+    subprocess.run([sys.executable, "-c", SPIN.format(seconds=0.2)], check=True)
+    assert tree_seconds() - before >= 0.35
+
+
+def test_running_child_counts_as_own():
+    before = tree_seconds()
+    with subprocess.Popen([sys.executable, "-c", SPIN.format(seconds=20)]) as child:
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.2:
+            time.sleep(0.02)
+        grown = tree_seconds() - before
+        child.kill()
+    assert grown >= 0.19
+
+
+def test_process_that_left_the_tree_counts_as_somebody_elses():
+    program = ORPHAN.format(spin=SPIN.format(seconds=20))
+    out = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    orphan = psutil.Process(int(out))
+    try:
+        before, spun = tree_seconds(), sum(orphan.cpu_times()[:2])
+        while sum(orphan.cpu_times()[:2]) - spun < 0.5:
+            time.sleep(0.02)
+        assert tree_seconds() - before < 0.25
+    finally:
+        orphan.kill()

@@ -1,0 +1,113 @@
+"""Downloads from a stand-in for the hub on this machine."""
+
+import http.server
+import json
+import socket
+import threading
+
+import pytest
+
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.models import hub
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"pickle",
+    "tokenizer.json": b"{}",
+    "onnx/model.safetensors": b"the same again",
+}
+
+
+class HubHandler(http.server.BaseHTTPRequestHandler):
+    """Answers what `snapshot_download` asks: the commit, the list of files, each file."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/org/name/tree/"):
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": f"{index:040x}"}
+                for index, (name, data) in enumerate(FILES.items())
+            ]
+            self.reply(json.dumps(entries).encode())
+        elif path.startswith("/api/models/org/name"):
+            self.reply(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": []}).encode())
+        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            name = path.partition(f"{COMMIT}/")[2]
+            self.server.asked.append(name)  # type: ignore[attr-defined]
+            self.reply(FILES[name], etag=f'"{name}"')
+        else:
+            self.send_error(404)
+
+    def reply(self, data: bytes, etag: str = '"x"') -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", etag)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint(tmp_path, monkeypatch):
+    """A hub on this machine with one model; what files were asked of it."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    yield server.asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_download_takes_safetensors_and_is_found_again_without_the_network(endpoint, monkeypatch):
+    assert hub.cached_snapshot("org/name") is None
+    folder = hub.download("mine", "org/name", "size not known", "or not")
+    assert folder.name == COMMIT
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert set(endpoint) == {"config.json", "model.safetensors", "tokenizer.json"}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub.cached_snapshot("org/name") == folder
+
+
+def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
+    with pytest.raises(EnvironmentFault, match="mine: org/other is not on this machine") as caught:
+        hub.download("mine", "org/other", "size not known", "or not")
+    assert "hf download org/other" in caught.value.hint
+
+
+def test_interrupted_download_does_not_count_as_cached(endpoint):
+    folder = hub.download("mine", "org/name", "size not known", "or not")
+    (folder / "model.safetensors").unlink()
+    assert hub.cached_snapshot("org/name") is None
+
+
+def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
+    monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        with pytest.raises(EnvironmentFault, match="timed out"):
+            hub.download("mine", "org/name", "size not known", "or not")
+
+
+@pytest.mark.parametrize("hub_id", ["org/na--me", "org/" + "x" * 100])
+def test_id_that_cannot_exist_is_not_cached(hub_id):
+    assert hub.cached_snapshot(hub_id) is None

@@ -1,0 +1,174 @@
+"""Synthetic runs: records of N prompts x methods, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+
+FAMILIES = ("math_reasoning", "multi_turn", "qa", "rag", "summarization", "translation")
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A made-up method: drafts `length` levels a step, each accepted with chance `alpha`."""
+
+    label: str
+    method: str | None = None
+    length: int = 0
+    alpha: float = 0.0
+    cost: float = 1.0
+    draft_cost: float = 0.0
+    jitter: float = 0.03
+    peer: bool = False
+    guarantee: str = "exact_tokens"
+    verdict: str = "identical"
+    sees_steps: bool = True
+
+
+VANILLA = Fake("vanilla", verdict="reference")
+SPS = Fake("sps", length=5, alpha=0.7, cost=1.2, draft_cost=0.12)
+PLD = Fake("pld", length=10, alpha=0.35, cost=1.25, draft_cost=0.002)
+STAGED = Fake("staged", length=5, alpha=0.7, cost=1.2, draft_cost=0.115)
+HF_VANILLA = Fake("hf:vanilla", cost=1.45, peer=True)
+HF_ASSISTED = Fake("hf:assisted", length=5, alpha=0.7, cost=1.7, draft_cost=0.3, peer=True)
+DEFAULT = (VANILLA, SPS, PLD, STAGED, HF_VANILLA, HF_ASSISTED)
+
+
+def make_records(
+    fakes: Sequence[Fake] = DEFAULT, prompts: int = 48, passes: int = 1, tokens: int = 64
+) -> list[Record]:
+    """Records of a run; times are multiples of a plain forward of about 3 ms."""
+    records = []
+    for pass_ in range(passes):
+        for prompt in range(prompts):
+            difficulty = np.random.default_rng([7, prompt]).lognormal(0, 0.2)
+            for place, fake in enumerate(fakes):
+                rng = np.random.default_rng([pass_, prompt, place])
+                records.append(_record(fake, prompt, pass_, tokens, 3e6 * difficulty, rng))
+    return records
+
+
+def _record(
+    fake: Fake, prompt: int, pass_: int, n: int, forward_ns: float, rng: np.random.Generator
+) -> Record:
+    counters: dict[str, list[int]] = {k: [] for k in ("levels", "tested", "accepted", "committed")}
+    left = n - 1
+    while left:
+        levels = min(fake.length, left - 1)
+        accepted = 0
+        while accepted < levels and rng.random() < fake.alpha:
+            accepted += 1
+        counters["levels"].append(levels)
+        counters["accepted"].append(accepted)
+        counters["tested"].append(min(levels, accepted + 1))
+        counters["committed"].append(accepted + 1)
+        left -= accepted + 1
+    steps = Steps(nodes=list(counters["levels"]), **counters)
+    n_steps, drafted = len(steps.levels), sum(steps.levels)
+    noise = rng.lognormal(0, fake.jitter)
+    verify = int(n_steps * fake.cost * forward_ns * noise)
+    draft = int(drafted * fake.draft_cost * forward_ns * noise)
+    host, prefill = int(0.05 * (verify + draft)), int(4 * forward_ns)
+    decode = verify + draft + host
+    family = FAMILIES[prompt % len(FAMILIES)]
+    return Record(
+        prompt_id=f"mini/{prompt}",
+        cluster=f"mini/{prompt}",
+        task="mini",
+        family=family,
+        category=family,
+        turn=1,
+        method=fake.method or fake.label,
+        label=fake.label,
+        peer=fake.peer,
+        params=Params({}, {"length": fake.length}),
+        sampling="greedy",
+        guarantee=fake.guarantee,
+        pass_=pass_,
+        seed=0,
+        output_ids=list(range(n)),
+        origin=["prefill"] + ["plain"] * (n - 1),
+        n_tokens=n,
+        finish="length",
+        steps=steps if fake.sees_steps else None,
+        target_forwards=n_steps + 1,
+        draft_forwards=drafted,
+        forwards=Trace(
+            [ForwardKind("target", "verify", 0, 1, (0, 8))], [0], [n], [0], [verify], []
+        ),
+        ns=Ns(prefill + decode, prefill, decode, draft, verify, host),
+        peak_bytes=100_000_000,
+        other_cpu=0.01,
+        verdict=Verdict(fake.verdict),
+        score=None,
+        void=False,
+        error=None,
+    )
+
+
+MANIFEST: dict[str, Any] = {
+    "schema": 1,
+    "status": "finished",
+    "version": "0.1.0",
+    "created_utc": "2026-11-21T10:24:03Z",
+    "finished_utc": "2026-11-21T10:26:11Z",
+    "config": {
+        "effective": {
+            "verify": "greedy",
+            "temperature": 0.0,
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 2,
+            "seed": 0,
+            "limit": 48,
+        }
+    },
+    "config_sources": {"limit": "flag"},
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "machine": {"cpu": "some CPU", "cores": 2},
+    "git": {"commit": "abc", "dirty": False},
+    "models": {
+        "target": {"label": "embedded-7m", "hash": "aa"},
+        "draft": {"label": "embedded-1m", "hash": "bb"},
+    },
+    "tasks": [
+        {"name": "mini", "version": 1, "sha256": "cc", "n_questions": 480, "embedded": "trained"}
+    ],
+    "noisy": False,
+    "tolerance": {"logits": 1e-4},
+    "aa_noise": None,
+}
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What tests need to make a run."""
+
+    records: Callable[..., list[Record]] = make_records
+    Fake: type[Fake] = Fake
+    vanilla: Fake = VANILLA
+    sps: Fake = SPS
+    pld: Fake = PLD
+    staged: Fake = STAGED
+    hf_vanilla: Fake = HF_VANILLA
+    hf_assisted: Fake = HF_ASSISTED
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> Synthetic:
+    """The builder."""
+    return Synthetic()
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    """A finished run's manifest, free to change."""
+    import copy
+
+    return copy.deepcopy(MANIFEST)

@@ -1,0 +1,146 @@
+"""What a run's end leaves in its folder, and what `specbench report` makes of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from specbench_cli.commands.report import report
+from specbench_cli.errors import UsageError
+from specbench_cli.report.outputs import write_outputs
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Ns, Verdict
+
+
+@pytest.fixture
+def run(synthetic, manifest, tmp_path, monkeypatch) -> RunDir:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir.create(tmp_path / "results" / "runs" / "20261121T102403Z-mini-0", manifest)
+    records = synthetic.records(prompts=12)
+    sps = [place for place, record in enumerate(records) if record.label == "sps"]
+    records[sps[0]] = replace(records[sps[0]], verdict=Verdict("near-tie", 7, 1.5e-5, 12))
+    records[sps[1]] = replace(records[sps[1]], void=True, other_cpu=0.31, ns=Ns())
+    pld = next(place for place, record in enumerate(records) if record.label == "pld")
+    records[pld] = replace(
+        records[pld], error="ValueError: a | b", finish="error", verdict=None, ns=Ns(),
+        output_ids=None, n_tokens=None, steps=None,
+    )  # fmt: skip
+    run.append(records)
+    run.close("finished")
+    return run
+
+
+def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
+    reading = write_outputs(run)
+    assert {file.name for file in run.path.iterdir()} == {
+        "manifest.json",
+        "records.jsonl",
+        "summary.csv",
+        "records.parquet",
+        "report.md",
+        "figures",
+    }
+    assert reading.where == "last"
+    assert len(pd.read_parquet(run.path / "records.parquet")) == 12 * 6
+
+
+def test_summary_csv_has_every_figure_overall_and_by_family(run):
+    summary = write_outputs(run).summary
+    with (run.path / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 * 7
+    overall = {row["label"]: row for row in rows if row["family"] == "all"}
+    sps = next(row for row in summary.rows if row.label == "sps")
+    assert float(overall["sps"]["speedup"]) == sps.speedup
+    assert float(overall["sps"]["mat_macro"]) == sps.mat_macro
+    assert len(overall["sps"]["acceptance_by_position"].split()) == 5
+    assert overall["vanilla"]["speedup_low"] == ""
+
+
+def test_report_shows_table_figure_setting_and_incidents(run):
+    write_outputs(run)
+    page = (run.path / "report.md").read_text()
+    assert "![speedup over vanilla](figures/speedup.svg)" in page
+    assert "| sps | mini/0 | 1 | 0 | near-tie | 7 | 0.000015 |" in page
+    assert "| pld | mini/0 | 1 | 0 | ValueError: a \\| b |" in page
+    assert "| sps | mini/1 | 1 | 0 | 31.0% |" in page
+    assert "| limit | 48 (flag) |" in page
+    assert "| machine.cpu | some CPU |" in page
+    assert str(run.path.parent) not in page
+
+
+def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
+    run = RunDir.create(tmp_path / "run", manifest)
+    run.append(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4))
+    assert write_outputs(run).where == str(run.path)
+    page = (run.path / "report.md").read_text()
+    for title in ("Outputs that differ", "Failed cells", "Void cells"):
+        assert title not in page
+
+
+def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
+    bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
+    run = RunDir.create(tmp_path / "run", manifest)
+    run.append(synthetic.records([synthetic.vanilla, bad], prompts=60))
+    write_outputs(run)
+    page = (run.path / "report.md").read_text()
+    assert page.count("| bad | mini/") == 50
+    assert "And 10 more, in records.jsonl." in page
+
+
+def test_report_of_the_last_run_is_a_table_by_family(run, capsys):
+    assert report(["last"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + 6 * 7
+    assert "by task: specbench report last" in err
+
+
+def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
+    assert report([str(run.path)], to="md, csv,json") == 0
+    folder = run.path / "report"
+    assert {file.name for file in folder.iterdir()} == {
+        "report.md",
+        "figures",
+        "summary.csv",
+        "summary.json",
+    }
+    whole = json.loads((folder / "summary.json").read_text())
+    assert whole["prompts"] == {"mini": 12}
+    assert whole["rows"][0]["family"] == "all"
+    assert str(folder / "report.md") in capsys.readouterr().out
+
+
+def test_several_runs_get_a_folder_each(run, tmp_path):
+    assert report([str(run.path), "last"], to="csv", out=tmp_path / "both") == 0
+    assert {folder.name for folder in (tmp_path / "both").iterdir()} == {
+        "1-20261121T102403Z-mini-0",
+        "2-20261121T102403Z-mini-0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "pdf"}, "'pdf' is none of md, csv, json"),
+        ({"to": ","}, "names no format"),
+        ({"out": "there"}, "--out needs --to"),
+    ],
+)
+def test_wrong_option_is_refused_with_what_is_allowed(run, options, message):
+    with pytest.raises(UsageError, match=message):
+        report([str(run.path)], **options)
+
+
+def test_folder_that_cannot_be_made_is_a_usage_error(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write to"):
+        report([str(run.path)], to="csv", out=tmp_path / "file" / "x")
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no run"):
+        report([str(tmp_path)])

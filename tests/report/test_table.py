@@ -1,0 +1,187 @@
+"""The default table reads at a glance, fits 100 columns, and is TSV in a pipe."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.report import text
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.summary import summarise
+from specbench_cli.report.table import footer, print_runs, run_text
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Verdict
+
+
+@pytest.fixture
+def make_reading(synthetic, manifest, tmp_path):
+    def make(records=None, **changes):
+        whole = manifest | changes
+        summary = summarise(records or synthetic.records(), whole, resamples=499)
+        run = RunDir(tmp_path / "20261121T102403Z-mini-00000000", whole)
+        return Reading(run, Facts.of(whole), summary, Incidents())
+
+    return make
+
+
+def _text(reading: Reading) -> str:
+    return run_text(reading.summary, reading.facts)
+
+
+def test_table_of_the_default_run(make_reading):
+    lines = _text(make_reading()).splitlines()
+    assert lines[0] == "specbench 0.1.0  target embedded-7m  draft embedded-1m"
+    assert lines[1] == "mini 48 prompts  greedy fp32  2 threads  seed 0"
+    assert lines[2].split() == (
+        ["speedup", "95%", "CI", "MAT", "accept", "tok/s", "time", "goes", "to", "output"]
+    )
+    vanilla = next(line for line in lines if " vanilla " in line)
+    assert vanilla.split() == (
+        ["C", "vanilla", "1.00x", "-", "1.00", "-", "287", "##########.", "reference"]
+    )
+    assert lines[-1] == " proof: 0 of 48 mismatched (at most 6.1% at 95%)"
+    assert "noise floor A/A not measured;  vanilla / hf:vanilla 1.4" in lines[-2]
+
+
+def test_table_fits_100_columns_with_long_labels_and_mixed_verdicts(make_reading, synthetic):
+    fakes = [
+        synthetic.vanilla,
+        synthetic.sps,
+        synthetic.Fake("hf:prompt-lookup", length=10, alpha=0.3, cost=1.7, peer=True),
+        synthetic.Fake("my.own.long-method-name/length=12", length=12, alpha=0.7),
+    ]
+    records = synthetic.records(fakes)
+    near = next(r for r in records if r.label.startswith("my.own"))
+    records[records.index(near)] = replace(near, verdict=Verdict("near-tie", 1, 1e-6, 5))
+    lines = _text(make_reading(records)).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("my.own" in line and line.endswith("47 identical, 1 near-tie") for line in lines)
+
+
+def test_a_short_header_is_one_line(make_reading):
+    reading = make_reading(models={"target": {"label": "embedded-1m"}, "draft": None})
+    first = _text(reading).splitlines()[0]
+    assert first.startswith("specbench 0.1.0  target embedded-1m  mini 48 prompts  greedy fp32")
+
+
+def test_sampling_rule_temperature_and_device_are_in_the_header(make_reading, manifest):
+    config = manifest["config"]["effective"] | {
+        "verify": "coupled",
+        "temperature": 0.8,
+        "dtype": "bfloat16",
+        "device": "cuda",
+    }
+    assert "coupled T=0.8 bf16  cuda  2 threads" in _text(
+        make_reading(config={"effective": config})
+    )
+
+
+def test_broken_row_has_no_speedup_and_says_so(make_reading, synthetic):
+    bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
+    lines = _text(make_reading(synthetic.records([synthetic.vanilla, bad]))).splitlines()
+    row = next(line for line in lines if line.strip().startswith("bad"))
+    assert "BROKEN" in row
+    assert row.endswith("48 mismatch")
+    assert " proof: bad 48 of 48 mismatched (at most 100% at 95%)" in lines
+
+
+def test_lossy_rows_come_below_a_line_of_their_own(make_reading, synthetic):
+    lossy = synthetic.Fake("relaxed", length=5, alpha=0.95, guarantee="quality_only")
+    lines = _text(make_reading(synthetic.records([synthetic.vanilla, lossy]))).splitlines()
+    border = next(i for i, line in enumerate(lines) if line.startswith("lossy"))
+    assert " vanilla " in lines[border - 1]
+    assert " relaxed " in lines[border + 1]
+
+
+def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
+    records = [
+        replace(r, void=r.label == "sps")
+        for r in synthetic.records([synthetic.vanilla, synthetic.sps], prompts=3)
+    ]
+    task = {"name": "spec_bench", "version": 1, "embedded": "plumbing"}
+    reading = make_reading(records, noisy=True, tasks=[task], status="interrupted")
+    lines = footer(reading.summary, reading.facts, "last")
+    assert any(line.startswith("interrupted:") for line in lines)
+    assert any(line.startswith("noisy:") for line in lines)
+    assert any(line.startswith("embedded: plumbing: spec_bench") for line in lines)
+    assert "sps: no speedup: sps lost 3 of 3 cells (3 void)" in lines
+    assert any("by task: specbench report last" in line for line in lines)
+
+
+def test_plumbing_is_no_warning_for_other_models(make_reading):
+    tasks = [{"name": "spec_bench", "embedded": "plumbing"}]
+    reading = make_reading(tasks=tasks, models={"target": {"label": "llama-7b"}})
+    assert not any("plumbing" in line for line in footer(reading.summary, reading.facts, None))
+
+
+def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
+    reading = make_reading(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1))
+    lines = footer(reading.summary, reading.facts, None)
+    assert "sps: no interval: one question alone has no spread" in lines
+
+
+@pytest.mark.parametrize(
+    ("shares", "bar"),
+    [
+        ((1.0, 0.0, 0.0), "###########"),
+        ((0.65, 0.3, 0.05), "#######+++."),
+        ((1 / 3, 1 / 3, 1 / 3), "####++++..."),
+        ((0.0, 0.0, 1.0), "..........."),
+    ],
+)
+def test_bar_has_eleven_marks_by_largest_remainder(make_reading, shares, bar):
+    row = replace(
+        make_reading().summary.rows[0],
+        share_target=shares[0],
+        share_draft=shares[1],
+        share_host=shares[2],
+    )
+    marks = text.shares(row)
+    assert "".join(text.BAR_MARKS[name] * n for name, n in marks.items()) == bar
+
+
+def test_pipe_gets_tsv_on_stdout_and_talk_on_stderr(make_reading, capsys):
+    print_runs([make_reading()], families=False)
+    out, err = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
+    assert [row["method"] for row in rows][-1] == "hf:vanilla"
+    assert float(rows[0]["ci_low"]) < float(rows[0]["speedup"]) < float(rows[0]["ci_high"])
+    assert {row["family"] for row in rows} == {"all"}
+    assert "specbench 0.1.0" in err
+    assert "\x1b" not in out + err
+
+
+def test_report_in_a_pipe_is_one_tsv_over_runs_and_families(make_reading, capsys):
+    print_runs([make_reading(), make_reading()], families=True)
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out), delimiter="\t"))
+    assert len(rows) == 2 * 6 * (1 + 6)
+    assert rows[0]["run"] == "20261121T102403Z-mini-00000000"
+
+
+def test_person_gets_colour_and_families(make_reading, capsys, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    print_runs([make_reading()], families=True)
+    out, err = capsys.readouterr()
+    assert "\x1b[34m###" in out
+    assert "speedup by family" in out
+    assert "math_reasoning" in out
+    assert err == ""
+
+
+def test_no_color_takes_colours_away(make_reading, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_runs([make_reading()], families=False)
+    assert "\x1b[34m" not in capsys.readouterr().out
+
+
+def test_run_without_records_prints_its_heading(make_reading, manifest, tmp_path):
+    summary = summarise([], manifest)
+    assert "speedup" in run_text(summary, Facts.of(manifest))

@@ -1,0 +1,142 @@
+"""The bootstrap-t interval covers what it promises, and says so where there is nothing to say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.stats.bootstrap import Estimate, PairedTimes, intervals, resample
+
+
+def _interval(baseline, method, strata=None, **options) -> Estimate:
+    baseline, method = np.atleast_2d(baseline), np.atleast_2d(method)
+    if strata is None:
+        strata = np.zeros(baseline.shape[1], dtype=int)
+    return intervals(resample(PairedTimes(baseline[None], method[None], strata), **options))[0]
+
+
+def _lognormal_pair(rng, n: int) -> tuple[np.ndarray, np.ndarray]:
+    baseline = rng.lognormal(0, 0.5, n)
+    return baseline, baseline / 1.3 * rng.lognormal(0, 0.15, n)
+
+
+def test_speedup_is_ratio_of_sums():
+    estimate = _interval([3.0, 5.0, 4.0, 8.0], [2.0, 2.0, 3.0, 3.0])
+    assert estimate.ratio == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("families", [1, 6])
+def test_nominal_95_covers_95_percent(families):
+    rng = np.random.default_rng(1)
+    true = 1.3 / np.exp(0.15**2 / 2)
+    strata = np.arange(48) % families
+    hits = 0
+    for _ in range(400):
+        estimate = _interval(*_lognormal_pair(rng, 48), strata, resamples=499)
+        hits += estimate.low <= true <= estimate.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_unequal_processes_widen_the_interval():
+    rng = np.random.default_rng(3)
+    baseline, method = _lognormal_pair(rng, 48)
+    steady = np.repeat(method[None], 5, 0)
+    drifting = steady * np.array([0.85, 0.95, 1.0, 1.05, 1.15])[:, None]
+    baseline = np.repeat(baseline[None], 5, 0)
+    narrow, wide = _interval(baseline, steady), _interval(baseline, drifting)
+    assert np.log(wide.high / wide.low) > 1.5 * np.log(narrow.high / narrow.low)
+
+
+def test_agrees_with_scipy_on_one_plain_stratum():
+    baseline, method = _lognormal_pair(np.random.default_rng(4), 80)
+    ours = _interval(baseline, method)
+    theirs = scipy.stats.bootstrap(
+        (baseline, method),
+        lambda x, y, axis: np.log(x.sum(axis) / y.sum(axis)),
+        paired=True,
+        method="BCa",
+        rng=np.random.default_rng(5),
+    )
+    low, high = np.exp(theirs.confidence_interval)
+    assert ours.low == pytest.approx(low, abs=0.01)
+    assert ours.high == pytest.approx(high, abs=0.01)
+
+
+def test_delta_method_error_agrees_with_scipy_standard_error():
+    baseline, method = _lognormal_pair(np.random.default_rng(6), 200)
+    times = PairedTimes(baseline[None, None], method[None, None], np.zeros(200, dtype=int))
+    drawn = resample(times, resamples=10)
+    theirs = scipy.stats.bootstrap(
+        (baseline, method),
+        lambda x, y, axis: np.log(x.sum(axis) / y.sum(axis)),
+        paired=True,
+        method="percentile",
+        rng=np.random.default_rng(7),
+    )
+    assert np.sqrt(drawn.cov[0, 0]) == pytest.approx(theirs.standard_error, rel=0.05)
+
+
+def test_family_that_is_faster_throughout_does_not_widen_a_stratified_interval():
+    rng = np.random.default_rng(8)
+    strata = np.repeat([0, 1], 24)
+    baseline = rng.lognormal(0, 0.1, 48)
+    method = baseline / np.where(strata, 2.0, 1.0) * rng.lognormal(0, 0.02, 48)
+    stratified, pooled = _interval(baseline, method, strata), _interval(baseline, method)
+    assert np.log(stratified.high / stratified.low) < 0.5 * np.log(pooled.high / pooled.low)
+
+
+def test_families_of_one_question_are_pooled_not_ignored():
+    baseline, method = _lognormal_pair(np.random.default_rng(9), 12)
+    alone, pooled = _interval(baseline, method, np.arange(12)), _interval(baseline, method)
+    assert alone == pooled
+
+
+def test_same_seed_gives_same_interval():
+    pair = _lognormal_pair(np.random.default_rng(10), 20)
+    assert _interval(*pair, seed=3) == _interval(*pair, seed=3)
+    assert _interval(*pair, seed=3) != _interval(*pair, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "method", "reason"),
+    [
+        ([3.0], [2.0], "one question alone has no spread"),
+        ([3.0, 6.0, 9.0], [2.0, 4.0, 6.0], "no variation between questions"),
+        ([3.0, 6.0], [2.0, 5.0], "too few questions for an interval"),
+    ],
+)
+def test_degenerate_case_has_a_ratio_and_a_reason(baseline, method, reason):
+    estimate = _interval(baseline, method)
+    assert estimate.low is None
+    assert estimate.high is None
+    assert estimate.ratio == pytest.approx(sum(baseline) / sum(method))
+    assert estimate.reason == reason
+
+
+def test_hardly_begun_pass_gives_no_interval():
+    baseline, method = (
+        np.repeat(z[None], 2, 0) for z in _lognormal_pair(np.random.default_rng(11), 20)
+    )
+    baseline[1, 1:] = method[1, 1:] = 0
+    assert _interval(baseline, method).reason == "passes too incomplete to resample"
+
+
+def test_method_without_pairs_is_refused():
+    with pytest.raises(ValueError, match="at least one pair"):
+        _interval([0.0, 0.0], [0.0, 0.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(4, 30), st.integers(0, 1000), st.floats(0.2, 5), st.integers(1, 6))
+def test_interval_holds_the_ratio_and_scales_with_the_method(n, seed, factor, families):
+    baseline, method = _lognormal_pair(np.random.default_rng(seed), n)
+    strata = np.arange(n) % families
+    one = _interval(baseline, method, strata, resamples=299)
+    other = _interval(baseline, method / factor, strata, resamples=299)
+    assert other.ratio == pytest.approx(one.ratio * factor)
+    if one.low is not None and other.low is not None:
+        assert other.low == pytest.approx(one.low * factor, rel=1e-6)
+        assert one.low < one.high

@@ -1,0 +1,86 @@
+"""Letters say which methods differ, and rarely cry wolf."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.stats.bootstrap import PairedTimes, resample
+from specbench_cli.stats.simultaneous import different, letters
+
+
+def _matrix(k: int, *pairs: tuple[int, int]) -> np.ndarray:
+    differ = np.zeros((k, k), dtype=bool)
+    for a, b in pairs:
+        differ[a, b] = differ[b, a] = True
+    return differ
+
+
+@pytest.mark.parametrize(
+    ("differ", "expected"),
+    [
+        (_matrix(1), ["A"]),
+        (_matrix(3), ["A", "A", "A"]),
+        (_matrix(3, (0, 1), (0, 2), (1, 2)), ["A", "B", "C"]),
+        (_matrix(3, (0, 2)), ["A", "AB", "B"]),
+        (_matrix(3, (0, 1), (0, 2)), ["A", "B", "B"]),
+        (_matrix(4, (0, 2), (0, 3), (1, 3)), ["A", "AB", "BC", "C"]),
+        # Piepho's point: a pair in the middle may differ though the outer ones do not.
+        (_matrix(3, (0, 1)), ["A", "B", "AB"]),
+    ],
+)
+def test_letters_of_hand_made_cases(differ, expected):
+    assert letters(differ, range(len(differ))) == expected
+
+
+def test_letter_a_goes_to_the_best_method():
+    assert letters(_matrix(3, (0, 1), (0, 2), (1, 2)), order=[2, 0, 1]) == ["B", "C", "A"]
+
+
+@given(st.integers(1, 7), st.data())
+def test_methods_share_a_letter_exactly_if_they_do_not_differ(k, data):
+    pairs = list(itertools.combinations(range(k), 2))
+    differing = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+    named = letters(_matrix(k, *differing), range(k))
+    assert all(named)
+    for a, b in pairs:
+        assert bool(set(named[a]) & set(named[b])) == ((a, b) not in differing)
+
+
+def _times(rng, ratios, n=48, spread=0.05) -> PairedTimes:
+    baseline = rng.lognormal(0, 0.5, n)
+    k = len(ratios)
+    method = baseline / np.array(ratios)[:, None, None] * rng.lognormal(0, spread, (k, 1, n))
+    return PairedTimes(np.broadcast_to(baseline, (k, 1, n)), method, np.arange(n) % 6)
+
+
+def test_clearly_faster_methods_are_told_apart_and_equal_ones_are_not():
+    times = _times(np.random.default_rng(0), [1.5, 1.5, 1.2])
+    assert letters(different(resample(times)), [0, 1, 2]) == ["A", "A", "B"]
+
+
+def test_baseline_row_takes_part_without_spread_of_its_own():
+    times = _times(np.random.default_rng(1), [1.5, 1.001])
+    own = times.baseline[:1]
+    whole = PairedTimes(
+        np.concatenate([times.baseline, own]), np.concatenate([times.method, own]), times.strata
+    )
+    assert letters(different(resample(whole)), [0, 1, 2]) == ["A", "B", "B"]
+
+
+def test_family_wise_error_of_twelve_equal_methods_is_held():
+    rng = np.random.default_rng(2)
+    wolves = sum(
+        different(resample(_times(rng, [1.0] * 12, spread=0.1), resamples=299)).any()
+        for _ in range(200)
+    )
+    assert wolves / 200 <= 0.09
+
+
+def test_one_question_proves_no_difference():
+    times = _times(np.random.default_rng(3), [2.0, 1.0], n=1)
+    assert not different(resample(times)).any()

@@ -1,0 +1,53 @@
+"""One valid record, to be changed at will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+
+
+def _record(**changes: Any) -> Record:
+    verify = ForwardKind("target", "verify", 0, 1, (0, 8))
+    draft = ForwardKind("draft", "draft", 0, 1, (0, 2))
+    values: dict[str, Any] = {
+        "prompt_id": "mini/3",
+        "cluster": "mini/3",
+        "task": "mini",
+        "family": "qa",
+        "category": "lexicon",
+        "turn": 1,
+        "method": "sps",
+        "label": "sps",
+        "peer": False,
+        "params": Params({"length": 2}, {"length": 2}),
+        "sampling": "greedy",
+        "guarantee": "exact_tokens",
+        "pass_": 1,
+        "seed": 0,
+        "output_ids": [5, 6, 7, 8, 2],
+        "origin": ["prefill", "accepted", "accepted", "bonus", "recovered"],
+        "n_tokens": 5,
+        "finish": "eos",
+        "steps": Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 1]),
+        "target_forwards": 2,
+        "draft_forwards": 1,
+        "forwards": Trace([verify, draft], [0, 1, 0], [3, 1, 3], [0, 40, 60], [30, 50, 95], [2]),
+        "ns": Ns(total=100, prefill=20, decode=80, draft=10, verify=65, host=5),
+        "peak_bytes": 1000,
+        "other_cpu": 0.01,
+        "verdict": Verdict("near-tie", 3, 1e-5, 8),
+        "score": None,
+        "void": False,
+        "error": None,
+    }
+    return Record(**(values | changes))
+
+
+@pytest.fixture(scope="session")
+def make_record() -> Callable[..., Record]:
+    """Builds the record with some fields changed."""
+    return _record

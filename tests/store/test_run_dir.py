@@ -1,0 +1,181 @@
+"""A run's folder survives crashes and refuses to be overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.store.run_dir import Prompt, RunDir, latest, new_path
+from specbench_cli.store.schema import to_json
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    return RunDir.create(tmp_path / "run", {"version": "0.1"})
+
+
+def test_manifest_says_running_then_finished(run):
+    on_disk = run.path / "manifest.json"
+    assert json.loads(on_disk.read_text()) == {"version": "0.1", "status": "running"}
+    run.close("finished", noisy=False)
+    assert json.loads(on_disk.read_text())["status"] == "finished"
+    assert RunDir.open(run.path).manifest == {
+        "version": "0.1",
+        "status": "finished",
+        "noisy": False,
+    }
+
+
+def test_resumed_run_is_running_again_and_keeps_its_facts(run):
+    run.close("interrupted", noisy=True)
+    again = RunDir.open(run.path)
+    again.resume()
+    assert RunDir.open(run.path).manifest["status"] == "running"
+    assert RunDir.open(run.path).manifest["noisy"] is True
+
+
+def test_failed_write_leaves_the_old_manifest(run, monkeypatch):
+    def no_space(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        run.close("finished")
+    assert RunDir.open(run.path).manifest["status"] == "running"
+
+
+def test_records_come_back_in_order_and_are_on_disk_at_once(run, make_record, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    run.append([make_record(turn=1), make_record(turn=2)])
+    run.append([make_record(turn=3)])
+    assert len(synced) == 2
+    assert [record.turn for record in RunDir.open(run.path).records()] == [1, 2, 3]
+
+
+def test_invalid_record_is_not_written(run, make_record):
+    with pytest.raises(ValueError, match=r"^n_tokens"):
+        run.append([make_record(), make_record(turn=2, n_tokens=None)])
+    assert list(run.records()) == []
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(1, 2000), data=st.data())
+def test_run_cut_at_any_byte_reads_whole_records_and_goes_on(
+    tmp_path_factory, make_record, cut, data
+):
+    run = RunDir.create(tmp_path_factory.mktemp("runs") / "run", {})
+    run.append([make_record(turn=turn) for turn in (1, 2)])
+    file = run.path / "records.jsonl"
+    whole = file.read_bytes()
+    cut = min(cut, len(whole))
+    file.write_bytes(whole[:cut])
+    kept = [record.turn for record in run.records()]
+    assert kept == [1, 2][: whole[:cut].count(b"\n")]
+    run.append([make_record(turn=9)])
+    assert [record.turn for record in run.records()] == [*kept, 9]
+
+
+def test_half_line_longer_than_a_read_is_cut_too(run, make_record):
+    run.append([make_record()])
+    with (run.path / "records.jsonl").open("ab") as file:
+        file.write(b"x" * 200_000)
+    run.append([make_record(turn=2)])
+    assert [record.turn for record in run.records()] == [1, 2]
+
+
+def test_damaged_line_in_the_middle_is_an_error_with_its_number(run, make_record):
+    run.append([make_record()])
+    with (run.path / "records.jsonl").open("a") as file:
+        file.write("{oops\n")
+    run.append([make_record(turn=2)])
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is no record"):
+        list(run.records())
+
+
+def test_second_record_of_a_cell_is_an_error(run, make_record):
+    run.append([make_record(), make_record()])
+    with pytest.raises(UsageError, match="line 2: a second record"):
+        list(run.records())
+
+
+def test_run_without_records_is_empty(run):
+    assert list(run.records()) == []
+    assert list(run.prompts()) == []
+
+
+def test_prompts_come_back(run):
+    prompt = Prompt("mini/1", "mini/1", "mini", "qa", "lexicon", 1, "Où?\u2028", [1, 2])
+    run.append_prompts([prompt])
+    assert list(run.prompts()) == [prompt]
+
+
+def test_damaged_prompt_is_an_error_with_its_number(run):
+    (run.path / "prompts.jsonl").write_text('{"prompt_id": 1}\n')
+    with pytest.raises(UsageError, match="line 1 is no prompt"):
+        list(run.prompts())
+
+
+def test_existing_run_is_not_overwritten(run):
+    with pytest.raises(UsageError, match="already holds a run") as caught:
+        RunDir.create(run.path, {})
+    assert f"--resume {run.path}" in str(caught.value.hint)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_folder_with_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match="not empty and holds no run"):
+        RunDir.create(tmp_path, {})
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write to"):
+        RunDir.create(tmp_path / "file" / "run", {})
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_folder_without_a_good_manifest_is_no_run(tmp_path, content):
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(UsageError, match=r"holds no run|is damaged"):
+        RunDir.open(tmp_path)
+
+
+def test_default_folder_has_time_name_and_hash_and_is_new(tmp_path):
+    now = datetime(2026, 11, 21, 10, 24, 3, tzinfo=UTC)
+    path = new_path("my task/1", {"seed": 0}, tmp_path, now)
+    assert path.parent == tmp_path
+    stamp, name, digest = path.name.split("-", 1)[0], path.name[17:-9], path.name[-8:]
+    assert (stamp, name) == ("20261121T102403Z", "my-task-1")
+    assert int(digest, 16) >= 0
+    assert new_path("my task/1", {"seed": 1}, tmp_path, now) != path
+    path.mkdir()
+    assert new_path("my task/1", {"seed": 0}, tmp_path, now).name == f"{path.name}-2"
+
+
+def test_last_run_is_the_one_whose_manifest_was_written_last(tmp_path):
+    for place, name in enumerate(["a", "c", "b"]):
+        run = RunDir.create(tmp_path / name, {})
+        os.utime(run.path / "manifest.json", ns=(place, place))
+    (tmp_path / "notes").mkdir()
+    assert latest(tmp_path) == tmp_path / "b"
+
+
+def test_no_run_at_all_says_how_to_make_one(tmp_path):
+    with pytest.raises(UsageError, match="there is no run") as caught:
+        latest(tmp_path)
+    assert caught.value.hint == "specbench run"
+
+
+def test_lines_are_json_lines(run, make_record):
+    run.append([make_record()])
+    assert (run.path / "records.jsonl").read_text() == to_json(make_record()) + "\n"

@@ -1,0 +1,170 @@
+"""A record survives the disk, and a wrong one does not get there."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.errors import UsageError
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.schema import (
+    SCHEMA,
+    ForwardKind,
+    Ns,
+    Steps,
+    Trace,
+    Verdict,
+    from_json,
+    to_json,
+)
+
+
+def test_record_reads_back_as_it_was_written(make_record):
+    assert from_json(to_json(make_record())) == make_record()
+
+
+@given(
+    st.text(max_size=20), st.floats(0, 1), st.lists(st.integers(0, 5000), min_size=5, max_size=5)
+)
+def test_any_text_and_number_reads_back(make_record, text, score, ids):
+    record = make_record(category=text, score=score, output_ids=ids)
+    line = to_json(record)
+    assert "\n" not in line
+    assert from_json(line) == record
+
+
+def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
+    data = json.loads(to_json(make_record()))
+    assert list(data) == [
+        *("schema", "prompt_id", "cluster", "task", "family", "category", "turn", "method"),
+        *("label", "peer", "params", "sampling", "guarantee", "pass", "seed", "output_ids"),
+        *("origin", "n_tokens", "finish", "steps", "target_forwards", "draft_forwards"),
+        *("forwards", "ns", "peak_bytes", "other_cpu", "verdict", "score", "void", "error"),
+    ]
+    assert list(data["steps"]) == ["levels", "nodes", "tested", "accepted", "committed"]
+    assert list(data["ns"]) == ["total", "prefill", "decode", "draft", "verify", "host"]
+    assert list(data["verdict"]) == ["kind", "position", "gap", "expected"]
+
+
+def test_nan_does_not_get_into_a_file(make_record):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json(make_record(other_cpu=float("nan")))
+
+
+def test_newer_schema_is_refused_with_what_to_do(make_record):
+    line = to_json(make_record(schema=SCHEMA + 1))
+    with pytest.raises(UsageError, match="schema 2; this specbench reads up to 1") as caught:
+        from_json(line)
+    assert "pip install --upgrade" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ("[]", "no schema number"),
+        ("7", "no schema number"),
+        ('{"prompt_id": "mini/1"}', "no schema number"),
+        ('{"schema": 1}', "missing or unknown category, cluster"),
+        ('{"schema": 1, "score": NaN}', "NaN is not JSON"),
+    ],
+)
+def test_other_text_is_no_record_and_the_error_says_why(line, why):
+    with pytest.raises(ValueError, match=why):
+        from_json(line)
+
+
+def test_unknown_field_is_named(make_record):
+    data = json.loads(to_json(make_record())) | {"speed": 3}
+    with pytest.raises(ValueError, match="missing or unknown speed"):
+        from_json(json.dumps(data))
+
+
+def test_valid_record_passes(make_record):
+    validate(make_record())
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("family", {"family": "poetry"}),
+        ("finish", {"finish": "tired"}),
+        ("finish", {"finish": "error"}),
+        ("finish", {"error": "boom"}),
+        ("guarantee", {"guarantee": "hope"}),
+        ("verdict", {"verdict": None}),
+        ("verdict.kind", {"verdict": Verdict("fine")}),
+        ("verdict.gap", {"verdict": Verdict("near-tie", 0, float("inf"), 1)}),
+        ("score", {"score": 1.5}),
+        ("n_tokens, output_ids", {"n_tokens": None}),
+        ("output_ids", {"n_tokens": 6}),
+        ("origin", {"origin": ["prefill"]}),
+        ("origin", {"origin": None}),
+        ("steps", {"steps": None}),
+        ("steps.tested", {"steps": Steps([2, 2], [2, 2], [2], [2, 0], [3, 1])}),
+        ("steps.nodes", {"steps": Steps([2, 2], [2, 1], [2, 1], [2, 0], [3, 1])}),
+        ("steps.tested", {"steps": Steps([2, 2], [2, 2], [2, 3], [2, 0], [3, 1])}),
+        ("steps.tested", {"steps": Steps([2, 2], [2, 2], [1, 1], [2, 0], [3, 1])}),
+        ("steps.committed", {"steps": Steps([2, 2], [2, 2], [2, 2], [2, 2], [3, 1])}),
+        ("steps.committed", {"steps": Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 2])}),
+        ("forwards", {"forwards": None}),
+        ("ns.total", {"ns": Ns()}),
+        ("ns.host", {"ns": Ns(100, 20, 80, 10, 65, None)}),
+        ("ns.total", {"ns": Ns(101, 20, 80, 10, 65, 5)}),
+        ("ns.decode", {"ns": Ns(100, 20, 80, 10, 65, 6)}),
+    ],
+)
+def test_broken_invariant_is_named(make_record, field, changes):
+    with pytest.raises(ValueError, match=f"^{field.replace('.', '[.]')}: "):
+        validate(make_record(**changes))
+
+
+def test_peer_may_leave_null_what_it_cannot_see(make_record):
+    unseen = dict.fromkeys(("origin", "steps", "target_forwards", "draft_forwards", "forwards"))
+    validate(make_record(peer=True, ns=Ns(total=100), **unseen))
+
+
+def test_peer_must_say_its_total_time(make_record):
+    with pytest.raises(ValueError, match=r"^ns\.total: missing"):
+        validate(make_record(peer=True, ns=Ns(prefill=20)))
+
+
+def test_failed_cell_has_its_error_and_nulls(make_record):
+    nulls = dict.fromkeys(
+        ("output_ids", "origin", "n_tokens", "steps", "target_forwards", "draft_forwards")
+    )
+    validate(
+        make_record(**nulls, forwards=None, ns=Ns(), verdict=None, finish="error", error="boom")
+    )
+
+
+def test_void_cell_may_have_lost_its_times(make_record):
+    validate(make_record(void=True, ns=Ns()))
+
+
+def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
+    kinds = [ForwardKind("target", "verify", 0, 1, (0, 8)), ForwardKind("d", "draft", 1, 1, (0, 2))]
+    trace = Trace(kinds, [0, 1], [1, 1], [0, 0], [70, 60], [])
+    validate(make_record(forwards=trace, ns=Ns(100, 20, 80, 60, 70, 2)))
+
+
+def test_trace_packs_forwards_by_kind_and_keeps_their_order():
+    def forward(model: str, role: str, t0: int, used: bool = True) -> SimpleNamespace:
+        return SimpleNamespace(
+            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), t0_ns=t0,
+            t1_ns=t0 + 5, used=used,
+        )  # fmt: skip
+
+    trace = Trace.pack(
+        [forward("t", "prefill", 0), forward("t", "verify", 9), forward("t", "prefill", 20, False)]
+    )
+    assert [kind.role for kind in trace.kinds] == ["prefill", "verify"]
+    assert trace.kind == [0, 1, 0]
+    assert trace.t1_ns == [5, 14, 25]
+    assert trace.unused == [2]
+    assert trace.workers == 1

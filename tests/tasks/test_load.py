@@ -1,0 +1,249 @@
+"""Tasks by name, by YAML and by JSON lines, on small files made here."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks import describe, load, load_task, select, task_names
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def card(path: Path, body: str) -> Path:
+    path.write_text(textwrap.dedent(body), encoding="utf-8")
+    return path
+
+
+def test_shipped_tasks_are_listed_and_described_without_their_data(monkeypatch):
+    monkeypatch.delenv("SPECBENCH_DATA", raising=False)
+    assert {"gsm8k", "mt_bench", "spec_bench"} <= set(task_names())
+    for name in task_names():
+        facts = describe(name)
+        assert facts["name"] == name
+        assert facts["rows"] > 0
+        assert facts["licence"]
+        assert facts["source"]["sha256"]
+
+
+def test_chat_categories_of_spec_bench_are_multi_turn_and_its_others_are_themselves():
+    spec_bench = load.read_card(load.SHIPPED / "spec_bench.yaml")
+    mt_bench = load.read_card(load.SHIPPED / "mt_bench.yaml")
+    chat = "writing roleplay reasoning math coding extraction stem humanities".split()
+    assert {spec_bench.family_of(category) for category in chat} == {"multi_turn"}
+    assert {mt_bench.family_of(category) for category in chat} == {"multi_turn"}
+    for category in ("translation", "summarization", "qa", "math_reasoning", "rag"):
+        assert spec_bench.family_of(category) == category
+
+
+def test_unknown_task_suggests_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'spec_bench'") as caught:
+        load_task("Spec-Bench")
+    assert "gsm8k" in caught.value.hint
+
+
+def test_own_jsonl_takes_turns_prompt_or_question(tmp_path):
+    path = jsonl(
+        tmp_path / "mine.jsonl",
+        {"turns": ["a", "b"], "question_id": 7, "category": "writing"},
+        {"prompt": "c", "id": "x", "family": "code", "reference": "d"},
+        {"question": "e", "id": 0, "category": "qa", "reference": ["f", ["g", "h"]]},
+    )
+    task = load_task(str(path))
+    first, second, third = task.questions
+    assert (task.name, task.embedded, len(task.sha256)) == ("mine", "plumbing", 64)
+    assert (first.prompt_id, first.turns, first.family, first.category) == (
+        "mine/7",
+        ("a", "b"),
+        "other",
+        "writing",
+    )
+    assert first.reference is None
+    assert first.cluster == first.prompt_id
+    assert (second.family, second.category, second.reference) == ("code", "code", ("d",))
+    assert (third.family, third.reference) == ("qa", ("f", "g\nh"))
+
+
+def test_ids_default_to_the_row_index_and_blank_lines_do_not_count(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n\n  \n{"prompt": "b\xe2\x80\xa8c"}')
+    questions = load_task(str(path)).questions
+    assert [q.prompt_id for q in questions] == ["mine/0", "mine/1"]
+    assert questions[1].turns == ("b\u2028c",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{nope", "not JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"text": "a"}', "no 'turns' or 'prompt' or 'question', only text"),
+        ('{"turns": []}', "'turns' must be"),
+        ('{"turns": ["a", " "]}', "'turns' must be"),
+        ('{"turns": ["a", 3]}', "'turns' must be"),
+        ('{"prompt": 3}', "'prompt' must be"),
+        ('{"prompt": "a", "id": true}', "'id' must be"),
+        ('{"prompt": "a", "id": "x\\ny"}', "'id' must be"),
+        ('{"prompt": "a", "category": 3}', "'category' must be"),
+        ('{"prompt": "a", "family": "chat"}', "family 'chat' is not one of multi_turn"),
+        ('{"prompt": "a", "reference": 3}', "'reference' must be"),
+        ('{"prompt": "a", "reference": [3]}', "'reference' must hold"),
+    ],
+)
+def test_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "fine", "id": "first"}\n\n' + line + "\n")
+    with pytest.raises(UsageError) as caught:
+        load_task(str(path))
+    assert caught.value.message.startswith(f"{path}:3: ")
+    assert message in caught.value.message
+    assert "turns" in caught.value.hint
+
+
+def test_an_id_given_twice_is_named_by_both_lines(tmp_path):
+    path = jsonl(tmp_path / "mine.jsonl", {"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"})
+    with pytest.raises(UsageError, match=r"jsonl:2: id 'mine/1' was given in line 1 already"):
+        load_task(str(path))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_empty_file_is_refused(tmp_path, content):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="holds no question"):
+        load_task(str(path))
+
+
+def test_missing_task_file_is_refused():
+    with pytest.raises(UsageError, match="no such task file"):
+        load_task("nowhere/mine.jsonl")
+
+
+def test_file_name_that_cannot_be_a_task_name_is_refused(tmp_path):
+    path = jsonl(tmp_path / "my questions.jsonl", {"prompt": "a"})
+    with pytest.raises(UsageError, match="file's name becomes the task's name"):
+        load_task(str(path))
+
+
+def test_own_yaml_alone_adds_a_task(tmp_path):
+    jsonl(
+        tmp_path / "rows.jsonl",
+        {"key": "k1", "ask": "a", "kind": "sums", "tpl": "t", "answer": "1"},
+        {"key": "k2", "ask": ["b", "c"], "kind": "chat", "tpl": "t"},
+    )
+    path = card(
+        tmp_path / "own.yaml",
+        """
+        name: own
+        version: "2"
+        source: {file: rows.jsonl}
+        rows: 2
+        fields: {id: key, turns: ask, category: kind, cluster: tpl, reference: answer}
+        families: {sums: math_reasoning}
+        family: multi_turn
+        max_new_tokens: 32
+        embedded: trained
+        """,
+    )
+    task = load_task(str(path))
+    first, second = task.questions
+    assert (task.name, task.version, task.max_new_tokens, task.embedded) == (
+        "own",
+        "2",
+        32,
+        "trained",
+    )
+    assert (first.prompt_id, first.cluster, first.family) == ("own/k1", "own/t", "math_reasoning")
+    assert (second.turns, second.cluster, second.family) == (("b", "c"), "own/t", "multi_turn")
+    assert str(tmp_path) not in json.dumps(task.source)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("name: [", "not valid YAML"),
+        ("[1]", "top level"),
+        ("name: own\nsource: {file: a}", "version: Field required"),
+        ("name: own\nversion: '1'\nsource: {file: a}\ncolour: red", "colour: Extra inputs"),
+        ("name: own\nversion: '1'\nsource: {file: a, sha256: zz}", "source.sha256"),
+        ("name: own\nversion: '1'\nsource: {file: ../a}", "source.file"),
+        ("name: own\nversion: '1'\nsource: {file: /a}", "source.file"),
+        ("name: own\nversion: '1'\nsource: {file: a, url: https://b}", "a url needs a sha256"),
+        ("name: own\nversion: '1'\nsource: {file: a}\nfamily: chat", "family: Input should be"),
+        ("name: own\nversion: '1'\nsource: {file: a}\nfields: {colour: red}", "fields.colour"),
+    ],
+)
+def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
+    path = card(tmp_path / "own.yaml", body)
+    with pytest.raises(UsageError) as caught:
+        load_task(str(path))
+    assert caught.value.message.startswith(str(path))
+    assert message in caught.value.message
+
+
+def test_another_number_of_rows_than_stated_is_refused(tmp_path):
+    jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
+    path = card(
+        tmp_path / "own.yaml", "name: own\nversion: '1'\nsource: {file: rows.jsonl}\nrows: 2\n"
+    )
+    with pytest.raises(UsageError, match=r"rows: says 2, but rows\.jsonl holds 1"):
+        load_task(str(path))
+
+
+def test_selection_is_by_category_or_family(tmp_path):
+    path = jsonl(
+        tmp_path / "mine.jsonl",
+        {"prompt": "a", "category": "writing", "family": "multi_turn"},
+        {"prompt": "b", "category": "qa"},
+        {"prompt": "c", "category": "math", "family": "multi_turn"},
+    )
+    questions = load_task(str(path)).questions
+    assert select(questions, []) == questions
+    assert [q.category for q in select(questions, ["math"])] == ["math"]
+    assert [q.category for q in select(questions, ["multi_turn"])] == ["writing", "math"]
+    with pytest.raises(UsageError, match="math, multi_turn, qa, writing"):
+        select(questions, ["poetry"])
+
+
+def test_mini_is_shipped_whole_and_clusters_by_template():
+    task = load_task("mini")
+    families = {question.family for question in task.questions}
+    assert families == {
+        "multi_turn",
+        "translation",
+        "summarization",
+        "qa",
+        "math_reasoning",
+        "rag",
+    }
+    assert task.embedded == "trained"
+    assert len({q.cluster for q in task.questions}) < len(task.questions)
+    assert all(q.reference for q in task.questions)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "rows", "families"),
+    [("gsm8k", 1319, 1), ("mt_bench", 80, 1), ("spec_bench", 480, 6)],
+)
+def test_real_data_matches_its_card(name, rows, families):
+    task = load_task(name)
+    assert len(task.questions) == rows
+    assert len({question.family for question in task.questions}) == families
+    assert task.sha256 == describe(name)["source"]["sha256"]
+    assert len({question.prompt_id for question in task.questions}) == rows
+    assert all(question.prompt_id.startswith(f"{name}/") for question in task.questions)
+
+
+@pytest.mark.data
+def test_gsm8k_keeps_the_whole_answer_and_numbers_its_rows():
+    first = load_task("gsm8k").questions[0]
+    assert first.prompt_id == "gsm8k/0"
+    assert first.turns[0].startswith("Janet")
+    assert first.reference is not None
+    assert first.reference[0].endswith("#### 18")

@@ -1,0 +1,92 @@
+"""The sample is balanced, seeded, nested and in the given order."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks import FAMILIES, Question, sample
+
+
+def questions(supply: dict[tuple[str, str], int]) -> list[Question]:
+    """So many questions of each (family, category), interleaved."""
+    made = []
+    for index in range(max(supply.values(), default=0)):
+        for (family, category), n in supply.items():
+            if index < n:
+                name = f"t/{family}-{category}-{index}"
+                made.append(Question(name, name, "t", family, category, ("?",)))
+    return made
+
+
+SUPPLY = st.dictionaries(
+    st.tuples(st.sampled_from(FAMILIES), st.sampled_from("abc")),
+    st.integers(1, 9),
+    min_size=1,
+    max_size=8,
+)
+
+
+def balanced(taken: dict[str, int], supply: dict[str, int]) -> bool:
+    """Whoever got fewer than somebody else by more than one had no more to give."""
+    most = max(taken.values(), default=0)
+    return all(taken[name] >= min(most - 1, supply[name]) for name in supply)
+
+
+@given(supply=SUPPLY, limit=st.integers(1, 60), seed=st.integers(0, 5))
+def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
+    everything = questions(supply)
+    chosen = sample(everything, limit, seed)
+
+    assert len(chosen) == min(limit, len(everything))
+    assert [q for q in everything if q in chosen] == chosen
+    assert sample(everything, limit, seed) == chosen
+
+    had, got = Counter(q.family for q in everything), Counter(q.family for q in chosen)
+    assert balanced({f: got[f] for f in had}, had)
+    for family in had:
+        had_in = Counter(q.category for q in everything if q.family == family)
+        got_in = Counter(q.category for q in chosen if q.family == family)
+        assert balanced({c: got_in[c] for c in had_in}, had_in)
+
+
+@given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
+def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
+    everything = questions(supply)
+    assert set(sample(everything, limit, seed)) <= set(sample(everything, limit + 1, seed))
+
+
+def test_the_draw_does_not_depend_on_the_order_of_the_dataset():
+    everything = questions({("qa", "a"): 30, ("rag", "b"): 30})
+    assert set(sample(everything, 10, 3)) == set(sample(everything[::-1], 10, 3))
+
+
+def test_48_of_six_families_are_8_each():
+    families = [f for f in FAMILIES if f not in ("code", "other")]
+    everything = questions({(family, family): 80 for family in families})
+    assert set(Counter(q.family for q in sample(everything, 48, 0)).values()) == {8}
+
+
+def test_another_seed_draws_others():
+    everything = questions({("qa", "a"): 50})
+    assert sample(everything, 5, 0) != sample(everything, 5, 1)
+
+
+def test_no_limit_is_everything():
+    everything = questions({("qa", "a"): 3})
+    assert sample(everything, None, 0) == everything
+    assert sample(everything, 99, 0) == everything
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limit_below_one_is_refused(limit):
+    with pytest.raises(UsageError, match="at least 1"):
+        sample(questions({("qa", "a"): 3}), limit, 0)
+
+
+def test_a_known_sample_does_not_change_between_versions():
+    everything = questions({("qa", "a"): 20, ("rag", "b"): 20})
+    drawn = [question.prompt_id for question in sample(everything, 4, 7)]
+    assert drawn == ["t/qa-a-2", "t/rag-b-7", "t/qa-a-11", "t/rag-b-14"]

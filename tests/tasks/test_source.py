@@ -1,0 +1,161 @@
+"""Where a dataset's file is looked for, and what is believed."""
+
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.errors import EnvironmentFault, ExitCode
+from specbench_cli.tasks import source
+from specbench_cli.tasks.schema import Hub, Source
+
+ROWS = b'{"question": "q", "answer": "a"}\n'
+SUM = hashlib.sha256(ROWS).hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def own_places(monkeypatch, tmp_path):
+    """No data folder, an own cache, and the network allowed (nothing here leaves this machine)."""
+    monkeypatch.delenv("SPECBENCH_DATA", raising=False)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+
+@contextmanager
+def served(folder: Path):
+    """A web server on this machine for a folder's files; yields its address and the requests."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            asked.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def read(tmp_path: Path, **where: object) -> bytes:
+    return source.read_source("t", Source(file="rows.jsonl", **where), tmp_path / "beside")
+
+
+def test_the_data_folder_is_read_first(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path))
+    assert read(tmp_path, sha256=SUM, url="http://127.0.0.1:1/never") == ROWS
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_changed_copy_in_the_data_folder_is_refused_with_both_sums(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path))
+    with pytest.raises(EnvironmentFault) as caught:
+        read(tmp_path, sha256=OTHER)
+    assert SUM in caught.value.message
+    assert OTHER in caught.value.message
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_a_download_is_checked_cached_and_not_repeated(tmp_path):
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
+    with served(tmp_path / "remote") as (address, asked):
+        url = f"{address}/rows.jsonl"
+        assert read(tmp_path, sha256=SUM, url=url) == ROWS
+        assert read(tmp_path, sha256=SUM, url=url) == ROWS
+        assert asked == ["/rows.jsonl"]
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert [path.name for path in files] == ["rows.jsonl"]
+
+
+def test_a_damaged_cache_is_downloaded_again(tmp_path):
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
+    with served(tmp_path / "remote") as (address, asked):
+        url = f"{address}/rows.jsonl"
+        read(tmp_path, sha256=SUM, url=url)
+        cached = next((tmp_path / "cache").rglob("rows.jsonl"))
+        cached.write_bytes(ROWS[:5])
+        assert read(tmp_path, sha256=SUM, url=url) == ROWS
+        assert cached.read_bytes() == ROWS
+        assert len(asked) == 2
+
+
+def test_a_download_with_another_checksum_is_refused_and_not_cached(tmp_path):
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
+    with (
+        served(tmp_path / "remote") as (address, _),
+        pytest.raises(EnvironmentFault, match=f"{SUM}, expected {OTHER}"),
+    ):
+        read(tmp_path, sha256=OTHER, url=f"{address}/rows.jsonl")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_server_that_says_no_is_reported_with_what_to_do(tmp_path):
+    (tmp_path / "remote").mkdir()
+    with served(tmp_path / "remote") as (address, _), pytest.raises(EnvironmentFault) as caught:
+        read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
+    assert "404" in caught.value.message
+    assert "SPECBENCH_DATA" in caught.value.hint
+    assert "curl -L -o rows.jsonl" in caught.value.hint
+    assert "specbench run --task mini" in caught.value.hint
+
+
+def test_offline_nothing_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
+    with (
+        served(tmp_path / "remote") as (address, asked),
+        pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"),
+    ):
+        read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
+    assert asked == []
+
+
+def test_a_source_without_any_address_says_so(tmp_path):
+    with pytest.raises(EnvironmentFault, match="names no url or hub"):
+        read(tmp_path)
+
+
+def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # `datasets` then reads the local folder given as id
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "test.jsonl").write_bytes(ROWS)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    hub = Hub(id=str(tmp_path / "hub"), split="test", revision="0" * 40)
+    assert read(tmp_path, sha256=SUM, url="http://127.0.0.1:1/rows.jsonl", hub=hub) == ROWS
+    assert json.loads(next((tmp_path / "cache").rglob("rows.jsonl")).read_text())["answer"] == "a"
+
+
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file"))
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
+    with (
+        served(tmp_path / "remote") as (address, _),
+        pytest.raises(EnvironmentFault, match="cannot write the cache") as caught,
+    ):
+        read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
+    assert "SPECBENCH_CACHE" in caught.value.hint
+
+
+def test_the_cache_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPECBENCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert source.cache_folder() == tmp_path / "specbench"

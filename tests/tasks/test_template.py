@@ -1,0 +1,91 @@
+"""Prompts are what transformers itself would make of them."""
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from specbench_cli.tasks import answer_text, conversation, render
+
+WORDS = "<s> </s> <user> <bot> <unk> hello world again yes".split()
+CHAT = (
+    "{% for m in messages %}{{ '<user>' if m['role'] == 'user' else '<bot>' }} {{ m['content'] }} "
+    "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+MESSAGES = conversation(["hello", "again"], ["world"])
+
+
+def tokenizer(chat: str | None = None, adds_bos: bool = False) -> PreTrainedTokenizerFast:
+    """Words are tokens; with `adds_bos` plain text is put after <s>, as Llama's tokenizer does."""
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if adds_bos:
+        inner.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<user>", "<bot>"],
+        chat_template=chat,
+    )
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(WORDS[i] for i in ids)
+
+
+def test_conversation_alternates_and_ends_with_the_turn_to_answer():
+    assert MESSAGES == [("user", "hello"), ("assistant", "world"), ("user", "again")]
+    assert conversation(["hello", "again"], []) == [("user", "hello")]
+    with pytest.raises(ValueError, match="leave none of 2 turns"):
+        conversation(["hello", "again"], ["world", "yes"])
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("template", [CHAT, "{{ bos_token }} " + CHAT])
+def test_chat_ids_are_those_of_transformers(template, adds_bos):
+    tok = tokenizer(template, adds_bos)
+    theirs = tok.apply_chat_template(
+        [{"role": role, "content": text} for role, text in MESSAGES],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    ours = render(tok, MESSAGES, raw=False)
+    assert ours == theirs
+    assert words(ours).endswith("<user> hello <bot> world <user> again <bot>")
+    assert words(ours).count("<s>") == template.startswith("{{ bos_token }}")
+
+
+@pytest.mark.parametrize("chat", [None, CHAT])
+def test_raw_text_is_joined_under_the_tokenizers_own_bos(chat):
+    assert words(render(tokenizer(chat, adds_bos=True), MESSAGES, raw=True)) == (
+        "<s> hello world again"
+    )
+    assert words(render(tokenizer(chat), MESSAGES, raw=True)) == "hello world again"
+
+
+def test_without_a_template_text_goes_in_plain():
+    assert words(render(tokenizer(), MESSAGES, raw=False)) == "hello world again"
+
+
+def test_bos_written_in_the_text_is_not_doubled():
+    tok = tokenizer(adds_bos=True)
+    assert words(render(tok, [("user", "<s> hello")], raw=True)) == "<s> hello"
+
+
+def test_plain_turns_are_separated_by_blank_lines():
+    class Recorder:
+        def encode(self, text: str) -> list[int]:
+            self.text = text
+            return [1]
+
+    recorder = Recorder()
+    assert render(recorder, MESSAGES, raw=False) == [1]
+    assert recorder.text == "hello\n\nworld\n\nagain"
+
+
+def test_answer_is_without_special_tokens():
+    tok = tokenizer(CHAT)
+    assert answer_text(tok, tok.convert_tokens_to_ids(["<bot>", "yes", "world", "</s>"])) == (
+        "yes world"
+    )
