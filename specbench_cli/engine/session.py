@@ -84,6 +84,7 @@ class Session:
         target: the target behind a meter; its forwards count as verification.
         state: the target's state, of which `score` writes and `commit` keeps rows.
         sampling: the decoding rule.
+        pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
         random: the primitives `categorical` and `bernoulli`.
         meter: the trace of all forwards.
         finish: why the output ended; None while it has not.
@@ -107,6 +108,7 @@ class Session:
         self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
+        self.pass_ = pass_
         self.device = target.device
         self.memory = {} if memory is None else memory
         self.target = self._metered("target")

@@ -5,6 +5,7 @@ Also what acceptance must then be: counts agree with the overlap of the two laws
 
 import math
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -16,20 +17,24 @@ from specbench_cli.engine import verify
 from specbench_cli.engine.sampling import Sampling, warp
 from specbench_cli.engine.types import Draft, Tokens
 
-LOSSLESS = ("exact_tokens", "exact_law")
 CONFIGURED = {
     "sps": [{"length": 1}, {"length": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
 
-METHODS = [
-    pytest.param(name, params, id="-".join(map(str, (name, *params.values()))))
-    for name, entry in registry.METHODS.items()
-    if not entry.peer
-    for params in CONFIGURED.get(name, [{}])
-    if registry.build(name, params).guarantee("rejection") in LOSSLESS
-]
+
+def configured():
+    """Every method that is lossless under rejection, with each of its parameters."""
+    for name, entry in registry.METHODS.items():
+        method = registry.load(name)
+        for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
+            make = partial(method, method.Params(**params))
+            if make().guarantee("rejection") in ("exact_tokens", "exact_law"):
+                yield pytest.param(make, id="-".join(map(str, (name, *params.values()))))
+
+
+METHODS = pytest.mark.parametrize("make", list(configured()))
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
@@ -103,7 +108,7 @@ def pair(random_table):
 # ---- exactness ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "params"), METHODS)
+@METHODS
 @pytest.mark.parametrize("kind", ["peaked", "flat", "near", "equal", "disjoint"])
 @pytest.mark.parametrize(
     "sampling",
@@ -112,28 +117,26 @@ def pair(random_table):
         for i, s in SAMPLINGS.items()
     ],
 )
-def test_the_first_three_tokens_follow_the_targets_law(
-    law_of_method, pair, name, params, kind, sampling
-):
+def test_the_first_three_tokens_follow_the_targets_law(law_of_method, pair, make, kind, sampling):
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
-    law = law_of_method(registry.build(name, params), tables, sampling)
+    law = law_of_method(make(), tables, sampling)
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
     assert distance(law, law_of_target(tables[0], sampling)) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "params"), METHODS)
+@METHODS
 @pytest.mark.parametrize("eos", [(0,), (1,), (2,), (0, 2)], ids=str)
-def test_eos_ends_the_output_without_bending_its_law(law_of_method, pair, name, params, eos):
+def test_eos_ends_the_output_without_bending_its_law(law_of_method, pair, make, eos):
     tables = pair("near")
-    law = law_of_method(registry.build(name, params), tables, PLAIN, eos=eos)
+    law = law_of_method(make(), tables, PLAIN, eos=eos)
     assert distance(law, law_of_target(tables[0], PLAIN, eos)) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "params"), METHODS)
+@METHODS
 @pytest.mark.parametrize("budget", [1, 2, 3, 4])
-def test_no_budget_bends_the_law(law_of_method, pair, name, params, budget):
+def test_no_budget_bends_the_law(law_of_method, pair, make, budget):
     tables = pair("near")
-    law = law_of_method(registry.build(name, params), tables, PLAIN, budget=budget, eos=(2,))
+    law = law_of_method(make(), tables, PLAIN, budget=budget, eos=(2,))
     expected = law_of_target(tables[0], PLAIN, (2,), length=min(3, budget))
     assert distance(law, expected) < 1e-9
 
@@ -152,15 +155,12 @@ class Unwarped(Sps):
     """Draws under the temperature and hands over the law without it."""
 
     def propose(self, session, limit):
-        x, tokens, laws = session.since(self.state.length()), [], []
+        x, picks = session.since(self.state.length()), []
         for _ in range(min(self.params.length, limit)):
-            rows = self.model.forward(x, self.state).logits[:, -1]
-            tokens.append(session.random.categorical(session.warp(rows)))
-            laws.append(rows.softmax(-1))
-            x = Tokens(tokens[-1][None])
-        return (
-            Draft(torch.cat(tokens), law="iid", q=torch.cat(laws)) if tokens else session.chain(())
-        )
+            out = self.model.forward(x, self.state)
+            picks.append((session.pick(out)[0], out.logits[:, -1].softmax(-1)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
 
 
 class PicksTheBest(Sps):
@@ -232,7 +232,7 @@ def test_acceptance_counts_agree_with_the_overlap_of_the_laws(open_session, pair
 def test_mat_agrees_with_the_formula_where_acceptance_is_independent(
     open_session, pair, kind, length
 ):
-    # One law in all contexts: each level stands with the same chance a (Leviathan et al., equation 1).
+    # One law in all contexts: all levels stand with one chance, a (Leviathan et al., equation 1).
     tables = tuple(table[:1, :1].expand_as(table) for table in pair(kind, vocab=5))
     a = overlap(tables, PLAIN, 0, 0)
     session = open_session(*tables, prompt=PROMPT, sampling=PLAIN, budget=2500)

@@ -8,7 +8,7 @@ import torch
 from specbench_cli.engine.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.session import Request, Session, Workspace
 from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.types import Draft
+from specbench_cli.engine.types import Draft, Out
 from specbench_cli.errors import MethodFault
 
 CYCLE = (1, 2, 3, 4, 0)  # each token's greedy successor
@@ -32,6 +32,12 @@ def step(session, *ids):
     """One step with a chain of these ids."""
     draft = session.chain(ids)
     return session.commit(session.verify(draft, session.score(draft)))
+
+
+def after(rows):
+    """A forward that ended in these logits [1, V], behind others."""
+    logits = torch.stack((torch.zeros_like(rows), rows), dim=1)
+    return Out(logits, hidden=torch.zeros(1, 2, 1))
 
 
 def consistent(session):
@@ -254,19 +260,34 @@ def test_rejection_draws_differ_by_pass_and_coupled_ones_do_not(open_session, ra
 def test_a_draft_token_is_picked_as_the_rule_asks(open_session, random_table):
     rows = random_table(5, seed=5)[0, :1]
     greedy = open_session(random_table(5, seed=6))
-    token, q = greedy.pick(rows)
+    token, q = greedy.pick(after(rows))
     assert (token.tolist(), q) == (rows.argmax(-1).tolist(), None)
 
     coupled = open_session(random_table(5, seed=6), sampling=COUPLED)
     coupled.prefill()
-    token, q = coupled.pick(rows, ahead=2)
+    token, q = coupled.pick(after(rows), ahead=2)
     scores = log_warp(rows, COUPLED) + coupled.noise(3)
     assert (token.tolist(), q) == (scores.argmax(-1).tolist(), None)
 
     rejection = open_session(random_table(5, seed=6), sampling=REJECTION)
-    token, q = rejection.pick(rows)
+    token, q = rejection.pick(after(rows))
     assert torch.equal(q, warp(rows, REJECTION))
     assert token.shape == (1,)
+
+
+def test_picks_make_a_chain_with_the_laws_that_they_were_drawn_from(open_session, random_table):
+    rows = random_table(5, seed=5)[0, :2]
+    session = open_session(random_table(5, seed=6), sampling=REJECTION)
+    picks = [session.pick(after(rows[i : i + 1]), i) for i in range(2)]
+    draft = session.drawn(picks)
+    assert draft.law == "iid"
+    assert draft.tokens.tolist() == [int(token) for token, _ in picks]
+    assert torch.equal(draft.q, warp(rows, REJECTION))
+
+    greedy = open_session(random_table(5, seed=6))
+    draft = greedy.drawn([greedy.pick(after(rows[:1]))])
+    assert (draft.law, draft.q, draft.nodes) == ("point", None, 1)
+    assert greedy.drawn([]).nodes == 0
 
 
 @pytest.mark.parametrize("width", [3, 5, 8])
@@ -275,7 +296,7 @@ def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
 ):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     rows = torch.randn(1, width, generator=torch.Generator().manual_seed(1))
-    _, q = session.pick(rows)
+    _, q = session.pick(after(rows))
     filled = torch.full((1, 5), -math.inf)
     filled[:, : min(width, 5)] = rows[:, :5]
     torch.testing.assert_close(q, warp(filled, REJECTION))

@@ -1,0 +1,1 @@
+"""Decoding: decoders, states, verification, the loop. It knows no single method."""

@@ -1,0 +1,183 @@
+"""A checkpoint folder as written by transformers: config.json and safetensors, read directly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from specbench_cli.errors import EnvironmentFault
+
+_CHUNK = 1 << 24
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a folder by name, read when asked for; nothing is kept.
+
+    Args:
+        folder: holds model.safetensors, or shards listed in model.safetensors.index.json.
+
+    Raises:
+        EnvironmentFault: there are no safetensors, or a listed shard is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = _weight_files(folder)
+        self._at: dict[str, Path] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
+        for path in self.files:
+            for name, header in _header(path).items():
+                self._at[name], self._headers[name] = path, header
+        self._open: dict[Path, Any] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        path = self._at[name]
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt", device="cpu")
+        tensor: Tensor = self._open[path].get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._at
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def size(self, name: str) -> int:
+        """Numbers in a tensor."""
+        return prod(self._headers[name]["shape"])
+
+    @cached_property
+    def parameters(self) -> int:
+        """Numbers stored."""
+        return sum(self.size(name) for name in self)
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """Kinds of numbers stored, as safetensors calls them ("F16")."""
+        return tuple(sorted({header["dtype"] for header in self._headers.values()}))
+
+    def sha256(self) -> str:
+        """Hash of the weight files' bytes, in the order of their names."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFacts:
+    """What is worth knowing of a checkpoint before it is loaded.
+
+    Attributes:
+        eos: ids that end a text: generation_config.json's, else config.json's.
+        parameters: numbers stored, tied ones once.
+        dtype: kinds of numbers on disk, joined by "+".
+        sha256: hash of the weight files.
+    """
+
+    family: str
+    vocab_size: int
+    n_layers: int
+    hidden_size: int
+    max_positions: int
+    eos: frozenset[int]
+    parameters: int
+    dtype: str
+    sha256: str
+
+
+def read_config(folder: Path) -> Any:
+    """transformers' config of a folder.
+
+    Raises:
+        EnvironmentFault: there is none, or transformers does not know its family.
+    """
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise EnvironmentFault(
+            f"{folder} is no model folder: it has no config.json",
+            hint="specbench list models",
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise EnvironmentFault(
+            f"transformers cannot read {folder / 'config.json'}: {error}",
+            hint="pip install --upgrade transformers",
+        ) from error
+
+
+def config_facts(folder: Path) -> ConfigFacts:
+    """Facts of a checkpoint, for the manifest; reads every byte of the weights once, for the hash.
+
+    Raises:
+        EnvironmentFault: no model folder, or no safetensors in it.
+    """
+    config = read_config(folder)
+    text = config.get_text_config()
+    weights = Weights(folder)
+    return ConfigFacts(
+        family=config.model_type,
+        vocab_size=text.vocab_size,
+        n_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        max_positions=text.max_position_embeddings,
+        eos=_eos(folder, config),
+        parameters=weights.parameters,
+        dtype="+".join(weights.dtypes),
+        sha256=weights.sha256(),
+    )
+
+
+def _eos(folder: Path, config: Any) -> frozenset[int]:
+    generation = folder / "generation_config.json"
+    ids = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    if ids is None:
+        ids = config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        files = sorted(folder / name for name in names)
+    else:
+        files = [single]
+    missing = [path.name for path in files if not path.is_file()]
+    if not missing:
+        return files
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles:
+        raise EnvironmentFault(
+            f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
+            hint="convert them once: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
+        )
+    raise EnvironmentFault(f"{folder} lacks {', '.join(missing)}", hint="specbench list models")
+
+
+def _header(path: Path) -> dict[str, dict[str, Any]]:
+    """A safetensors file's header: 8 bytes of length, then JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header

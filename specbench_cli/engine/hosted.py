@@ -1,0 +1,242 @@
+"""Any other causal language model: transformers' own module behind our contract.
+
+Our state takes the place of its cache, and every forward gets its positions and a 4-D mask explicitly, so
+that drafts, trees and sequences of different lengths mean the same as in the fused decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from specbench_cli.engine.attention import visible
+from specbench_cli.engine.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.state import KVState, LayerShape
+from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+from specbench_cli.errors import UsageError
+
+
+class HostedDecoder(Decoder):
+    """A transformers module as a decoder.
+
+    Args:
+        module: a causal language model in eval mode, on its device, in its dtype.
+
+    Raises:
+        UsageError: the module keeps more than keys and values, or does not take a mask and positions: a
+            trial at construction compares it with its own plain forward.
+    """
+
+    def __init__(self, module: Any, *, name: str) -> None:
+        config = module.config.get_text_config()
+        self.name, self.module = name, module
+        self.device, self.dtype = module.device, module.dtype
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
+        self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
+        self._config = config
+        self._accepted = set(inspect.signature(module.forward).parameters)
+        self._additive = config._attn_implementation == "eager"
+        self._layers = _layer_list(module.base_model, self.n_layers)
+        self._kinds = _mask_kinds(config)
+        self._shapes = self._trial()
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
+        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+        return KVState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        x: Tokens | Embeds | Hidden,
+        state: State,
+        *,
+        seqs: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layers: tuple[int, int] | None = None,
+        skip: frozenset[int] = frozenset(),
+        logits_at: LogitsAt = "last",
+        taps: Sequence[int] = (),
+    ) -> Out:
+        """See `Decoder.forward`; always all layers.
+
+        Raises:
+            ValueError: also for layer ranges, skipped layers and hidden rows.
+        """
+        assert isinstance(state, KVState)
+        if isinstance(x, Hidden) or skip or layers not in (None, (0, self.n_layers)):
+            raise ValueError(
+                f"{self._config.model_type} runs through transformers' module, which takes all layers "
+                "from the first one on; layer ranges need a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+            )
+        rows = x.ids if isinstance(x, Tokens) else x.rows
+        b, n = rows.shape[:2]
+        lines = range(b) if seqs is None else seqs
+        starts = [state.length(seq) for seq in lines]
+        state.require(max(starts), n)
+        if positions is None:
+            steps = torch.arange(n, device=self.device)
+            positions = torch.tensor(starts, device=self.device)[:, None] + steps
+        inputs: dict[str, Any] = {
+            "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
+            "position_ids": positions,
+            "attention_mask": self._masks(starts, n, positions, mask),
+            "past_key_values": Cache(
+                layers=[_Rows(state, at, lines, starts) for at in range(len(self._shapes))]
+            ),
+            "use_cache": True,
+        }
+        wanted = {self.n_layers - 1, *taps}
+        left, logits = self._run(inputs, logits_at, wanted, n)
+        for seq in lines:
+            state.extend(seq, range(len(self._shapes)), n)
+        return Out(logits, left[self.n_layers - 1], {at: left[at] for at in taps})
+
+    def _run(
+        self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        """The rows that leave the wanted layers, and the logits asked for."""
+        left: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                left[layer] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        hooks = [self._layers[layer].register_forward_hook(keep(layer)) for layer in wanted]
+        try:
+            if at is None:
+                self.module.base_model(**inputs)
+                return left, None
+            rows = at if isinstance(at, Tensor) else torch.arange(n, device=self.device)
+            if at == "last":
+                rows = rows[-1:]
+            if "logits_to_keep" in self._accepted:
+                return left, self.module(**inputs, logits_to_keep=rows).logits
+            return left, self.module(**inputs).logits.index_select(1, rows)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
+        """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor alone if there is one kind."""
+        longest = max(starts) + n
+        masks = {}
+        for kind, window in self._kinds.items():
+            seen = torch.zeros(len(starts), 1, n, longest, dtype=torch.bool, device=self.device)
+            for i, start in enumerate(starts):
+                seen[i, 0, :, : start + n] = visible(
+                    start, n, device=self.device, mask=mask, positions=positions[i], window=window
+                )
+            if self._additive:
+                floor = torch.finfo(self.dtype).min
+                zeros = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+                masks[kind] = zeros.masked_fill_(~seen, floor)
+            else:
+                masks[kind] = seen
+        return masks.get("", masks)
+
+    @torch.inference_mode()
+    def _trial(self) -> list[LayerShape]:
+        """Find out what the layers store, and that our way of calling the module is right for it."""
+        family = self._config.model_type
+        ids = torch.arange(6, device=self.device)[None] % self.vocab_size
+        try:
+            cache = DynamicCache(config=self.module.config)
+            expected = self.module(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+            self._shapes = [
+                LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
+                for layer in cache.layers
+            ]
+            state = self.new_state(6)
+            parts = [
+                self.forward(Tokens(ids[:, :4]), state, logits_at="all").logits,
+                self.forward(Tokens(ids[:, 4:]), state, logits_at="all").logits,
+            ]
+        except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+            raise UsageError(
+                f"{family} checkpoints cannot be decoded here: transformers' module refuses a "
+                f"preallocated cache with explicit positions and masks ({error})"
+            ) from error
+        got = torch.cat([part for part in parts if part is not None], 1)[0]
+        close = 1e-4 if self.dtype == torch.float32 else 5e-2
+        if not torch.allclose(got, expected, rtol=close, atol=close * float(expected.abs().max())):
+            raise UsageError(
+                f"{family} checkpoints cannot be decoded here: with explicit positions and masks "
+                "transformers' module gives other logits than by itself"
+            )
+        return self._shapes
+
+
+class _Rows(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of a state, for the sequences of one forward, as transformers' cache layer."""
+
+    is_sliding = False
+
+    def __init__(
+        self, state: KVState, layer: int, lines: Sequence[int], starts: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self._keys, self._values = state.keys(layer), state.values(layer)
+        self._lines, self._starts = lines, starts
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: all is preallocated."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [b, heads, n, d] after each sequence's rows; all rows so far, [b, heads, seen, d]."""
+        n = key_states.shape[2]
+        for i, (seq, start) in enumerate(zip(self._lines, self._starts, strict=True)):
+            self._keys[seq, :, start : start + n] = key_states[i]
+            self._values[seq, :, start : start + n] = value_states[i]
+        longest = max(self._starts) + n
+        if len(self._lines) == 1:
+            line = slice(self._lines[0], self._lines[0] + 1)
+            return self._keys[line, :, :longest], self._values[line, :, :longest]
+        lines = list(self._lines)
+        return self._keys[lines, :, :longest], self._values[lines, :, :longest]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns of a mask, and the index of the first."""
+        return max(self._starts) + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Rows before this forward."""
+        return max(self._starts)
+
+    def get_max_length(self) -> int:
+        """Rows there is room for."""
+        return self._keys.shape[2]
+
+
+def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
+    for child in base.modules():
+        if isinstance(child, nn.ModuleList) and len(child) == n:
+            return child
+    raise UsageError(f"{type(base).__name__} has no list of its {n} layers")
+
+
+def _mask_kinds(config: Any) -> dict[str, int | None]:
+    """Kind of layer -> its window. Models with mixed layers take a mask for each kind, others just one."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return {"": window}
+    windows = {"full_attention": None, "sliding_attention": window}
+    unknown = sorted(set(kinds) - set(windows))
+    if unknown:
+        raise UsageError(
+            f"{config.model_type} checkpoints cannot be decoded here: layers of kind {unknown[0]!r} "
+            "keep more than keys and values; full and sliding attention are supported"
+        )
+    return {kind: windows[kind] for kind in dict.fromkeys(kinds)}

@@ -1,0 +1,155 @@
+"""The weights of a Llama-like model, fused: one matrix for q, k and v, one for gate and up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.linear import Form, Linear, linear
+from specbench_cli.engine.rotary import Rotary
+
+HEAD_COPY_UP_TO = 1 << 24
+"""Largest tied output matrix that a CPU keeps a second time, in the order its product likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head."""
+
+    norm: Tensor
+    qkv: Linear
+    heads_norm: Tensor | None
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class FusedWeights:
+    """A checkpoint's tensors, converted, fused and ordered for our forward.
+
+    Args:
+        config: transformers' config.
+        tensors: the checkpoint, by transformers' names; any floating dtype.
+        rotary: says how rows of queries and keys are ordered.
+        norm_factor: what all norm weights but the heads' are multiplied by.
+        form: form of the linears; default: the rule of `linear`.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tensors: Mapping[str, Tensor],
+        rotary: Rotary,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        norm_factor: float,
+        form: Form | None,
+    ) -> None:
+        self._tensors, self._rotary, self._form = tensors, rotary, form
+        self._device, self._dtype, self._norm_factor = device, dtype, norm_factor
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._hidden, self._mlp = config.hidden_size, config.intermediate_size
+        self.embedding = self._get("model.embed_tokens.weight").contiguous()
+        self.layers = [self._layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        self.final_norm = self._norm("model.norm")
+        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
+        self._same = tied and (
+            device.type != "cpu" or self.embedding.numel() > HEAD_COPY_UP_TO
+        )
+        self.head = self._output(tied)
+        del self._tensors  # the files are read once
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; a tied output matrix that is a view of the embedding is not counted again."""
+        return sum(part.nbytes for part in self._parts()) - self._same * self.head.nbytes
+
+    def shared(self) -> dict[str, Tensor]:
+        """The checkpoint's tensors, by transformers' names, that are views of what is held here."""
+        d = self._rotary.head_dim
+        q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
+        found = {
+            "model.embed_tokens.weight": self.embedding,
+            "lm_head.weight": self.head.columns(0, len(self.embedding)),
+        }
+        for i, layer in enumerate(self.layers):
+            parts = {
+                "self_attn.v_proj": layer.qkv.columns(q + kv, q + 2 * kv),
+                "self_attn.o_proj": layer.out.columns(0, hidden),
+                "mlp.gate_proj": layer.gate_up.columns(0, mlp),
+                "mlp.up_proj": layer.gate_up.columns(mlp, 2 * mlp),
+                "mlp.down_proj": layer.down.columns(0, hidden),
+            }
+            if not self._rotary.paired:
+                parts["self_attn.q_proj"] = layer.qkv.columns(0, q)
+                parts["self_attn.k_proj"] = layer.qkv.columns(q, q + kv)
+            found |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items()}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _parts(self) -> Iterator[Tensor | Linear]:
+        yield self.embedding
+        yield self.final_norm
+        yield self.head
+        for layer in self.layers:
+            yield from (layer.norm, layer.qkv, layer.out, layer.mlp_norm, layer.gate_up, layer.down)
+            if layer.heads_norm is not None:
+                yield layer.heads_norm
+
+    def _layer(self, prefix: str) -> Layer:
+        return Layer(
+            norm=self._norm(f"{prefix}input_layernorm"),
+            qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            heads_norm=self._heads_norm(prefix),
+            out=self._fused(prefix, "self_attn.o_proj"),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
+            gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
+            down=self._fused(prefix, "mlp.down_proj"),
+        )
+
+    def _get(self, name: str) -> Tensor:
+        return self._tensors[name].to(device=self._device, dtype=self._dtype)
+
+    def _norm(self, name: str) -> Tensor:
+        return self._get(f"{name}.weight") * self._norm_factor
+
+    def _heads_norm(self, prefix: str) -> Tensor | None:
+        if f"{prefix}self_attn.q_norm.weight" not in self._tensors:
+            return None
+        q, k = (
+            self._rotary.arrange(self._get(f"{prefix}self_attn.{of}_norm.weight")) for of in "qk"
+        )
+        return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
+
+    def _fused(self, prefix: str, *names: str) -> Linear:
+        """Several projections of one input as one."""
+        weights = [self._arranged(f"{prefix}{name}.weight") for name in names]
+        biases = [
+            self._arranged(f"{prefix}{name}.bias")
+            for name in names
+            if f"{prefix}{name}.bias" in self._tensors
+        ]
+        return self._linear(torch.cat(weights).t(), torch.cat(biases) if biases else None)
+
+    def _arranged(self, name: str) -> Tensor:
+        part = self._get(name)
+        return self._rotary.arrange(part) if ".q_proj." in name or ".k_proj." in name else part
+
+    def _output(self, tied: bool) -> Linear:
+        """The product that gives logits."""
+        if self._same:
+            return linear(self.embedding.t(), form="plain")
+        return self._linear((self.embedding if tied else self._get("lm_head.weight")).t(), None)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
+        weight = weight.contiguous() if self._device.type == "cpu" else weight
+        return linear(weight, bias, form=self._form)

@@ -1,0 +1,129 @@
+"""From a checkpoint folder to a decoder, and from a decoder to transformers' own module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.checkpoint import Weights, read_config
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.fused import FusedDecoder, fits
+from specbench_cli.engine.hosted import HostedDecoder
+from specbench_cli.engine.linear import Form
+from specbench_cli.errors import EnvironmentFault
+
+_FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()
+_MODULES: WeakKeyDictionary[Decoder, Any] = WeakKeyDictionary()
+
+
+def load_decoder(
+    folder: Path,
+    *,
+    name: str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    host_module: bool = False,
+    form: Form | None = None,
+) -> Decoder:
+    """A decoder of a checkpoint: fused where the family is one of ours, else transformers' module.
+
+    Args:
+        folder: config.json and safetensors, as transformers writes them.
+        name: the decoder's name in traces.
+        device, dtype: where and in what to compute; weights are converted.
+        host_module: take transformers' module in any case.
+        form: form of the fused decoder's linears; default: the rule of `engine.linear`.
+
+    Raises:
+        EnvironmentFault: no model folder, no safetensors, or tensors missing.
+        UsageError: a family that cannot be decoded here.
+    """
+    config, weights, device = read_config(folder), Weights(folder), torch.device(device)
+    decoder: Decoder
+    if fits(config) and not host_module:
+        rotary = type(_skeleton(config, dtype).base_model.rotary_emb)(config)
+        try:
+            decoder = FusedDecoder(
+                config, weights, rotary, name=name, device=device, dtype=dtype, form=form
+            )
+        except KeyError as error:
+            raise EnvironmentFault(
+                f"{folder} lacks the tensor {error.args[0]}", hint="specbench list models"
+            ) from error
+    else:
+        decoder = HostedDecoder(_own_module(folder, device, dtype), name=name)
+    _FOLDERS[decoder] = folder
+    return decoder
+
+
+def module_of(decoder: Decoder) -> Any:
+    """transformers' own module of a loaded decoder, in eval mode: for peers and for verdicts.
+
+    It computes transformers' numbers from the checkpoint's weights in the decoder's dtype. Made at first
+    use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are shared;
+    `module_bytes` says what is held twice.
+    """
+    if isinstance(decoder, HostedDecoder):
+        return decoder.module
+    assert isinstance(decoder, FusedDecoder)
+    if decoder not in _MODULES:
+        _MODULES[decoder] = _beside(decoder, _FOLDERS[decoder])
+    return _MODULES[decoder]
+
+
+def module_bytes(decoder: Decoder) -> int:
+    """Bytes that `module_of(decoder)` holds beyond the decoder's own: its weights that are not shared."""
+    if isinstance(decoder, HostedDecoder):
+        return 0
+    assert isinstance(decoder, FusedDecoder)
+    shared = decoder.weights.shared()
+    weights = Weights(_FOLDERS[decoder])
+    item = torch.empty(0, dtype=decoder.dtype).element_size()
+    return sum(weights.size(key) * item for key in weights if key not in shared)
+
+
+def _beside(decoder: FusedDecoder, folder: Path) -> Any:
+    config = read_config(folder)
+    module = _skeleton(config, decoder.dtype)
+    shared, weights = decoder.weights.shared(), Weights(folder)
+
+    def weight(key: str) -> Tensor:
+        if key in shared:
+            return shared[key]
+        return weights[key].to(device=decoder.device, dtype=decoder.dtype)
+
+    tensors = {key: weight(key) for key in module.state_dict() if key in weights}
+    module.load_state_dict(tensors, strict=False, assign=True)
+    module.tie_weights()
+    # The only buffers outside a checkpoint; a skeleton has no numbers in them.
+    module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(decoder.device)
+    return _ready(module, folder)
+
+
+def _skeleton(config: Any, dtype: torch.dtype) -> Any:
+    """transformers' module without memory behind its weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
+    return _ready(module.to(device), folder)
+
+
+def _ready(module: Any, folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder)
+    return module.requires_grad_(False).eval()

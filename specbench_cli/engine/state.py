@@ -1,0 +1,209 @@
+"""What a decoder with attention remembers: keys and values, preallocated, a row a token."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.decoder import State
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer stores of one token: `heads` keys and as many values."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+class Snapshot:
+    """Lengths to come back to, and the lowest row of each layer that was overwritten since."""
+
+    __slots__ = ("__weakref__", "committed", "lengths", "lowest")
+
+    def __init__(self, lengths: list[list[int]], committed: list[list[int]]) -> None:
+        self.lengths = [list(row) for row in lengths]
+        self.committed = [list(row) for row in committed]
+        self.lowest = [list(row) for row in lengths]  # rows from the end on may change freely
+
+    def wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
+        """Take note that rows from `row` on were written."""
+        lowest = self.lowest[seq]
+        for layer in layers:
+            lowest[layer] = min(lowest[layer], row)
+
+    def spoiled(self) -> bool:
+        """Whether a row of the snapshot is gone."""
+        return self.lowest != self.lengths
+
+
+class KVState(State):
+    """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
+
+    A row holds the keys of all heads, then the values, so that a forward appends both in one copy and the
+    rows of a path are gathered in one go. Layers keep their own lengths: with a layer range or skipped
+    layers some are ahead of others.
+
+    Attributes:
+        shapes: what each layer stores.
+        buffers: consecutive layers of one shape share a buffer [layers, n_seqs, capacity, width].
+        lengths: rows written, by sequence and layer; read only.
+        plans: what the decoder keeps of how it worked on this state, by a key of its own.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        n_seqs: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shapes = tuple(shapes)
+        self.n_seqs = n_seqs
+        self.capacity = capacity
+        # Zeroed: rows that were never written take part in masked products, where NaN would spread.
+        self.buffers = [
+            torch.zeros(len(list(same)), n_seqs, capacity, shape.width, dtype=dtype, device=device)
+            for shape, same in groupby(self.shapes)
+        ]
+        self._layers = [layer for buffer in self.buffers for layer in buffer]
+        self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
+        self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
+        self.plans: dict[tuple[int, ...], Any] = {}
+        self._snapshots: WeakSet[Snapshot] = WeakSet()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes preallocated."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def length(self, seq: int = 0, layer: int = 0) -> int:
+        """Rows written for a sequence at a layer."""
+        return self.lengths[seq][layer]
+
+    def keys(self, layer: int) -> Tensor:
+        """All rows' keys, a view [n_seqs, heads, capacity, key_dim]."""
+        shape = self.shapes[layer]
+        rows = self._layers[layer][..., : shape.heads * shape.key_dim]
+        return rows.unflatten(-1, (shape.heads, shape.key_dim)).transpose(1, 2)
+
+    def values(self, layer: int) -> Tensor:
+        """All rows' values, a view [n_seqs, heads, capacity, value_dim]."""
+        shape = self.shapes[layer]
+        rows = self._layers[layer][..., shape.heads * shape.key_dim :]
+        return rows.unflatten(-1, (shape.heads, shape.value_dim)).transpose(1, 2)
+
+    def require(self, start: int, n: int) -> None:
+        """Raise ValueError unless n rows fit after `start`."""
+        if start + n > self.capacity:
+            raise ValueError(
+                f"{n} more rows after {start} do not fit into a state of {self.capacity} rows"
+            )
+
+    def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """Count n rows more, written by a forward after each layer's last one."""
+        lengths = self.lengths[seq]
+        if self._snapshots:
+            for layer in layers:
+                self._wrote(seq, (layer,), lengths[layer])
+        for layer in layers:
+            lengths[layer] += n
+
+    def commit(self, seq: int, path: Sequence[int]) -> None:
+        """Keep, of the rows written since the last commit, those at `path`.
+
+        A layer that was passed over, and so holds fewer rows than others, keeps those it has.
+
+        Args:
+            path: increasing indices, counted from the first row after the last commit.
+
+        Raises:
+            ValueError: `path` does not increase or names a row that was not written.
+        """
+        path = list(path)
+        lengths, committed = self.lengths[seq], self._committed[seq]
+        written = max(have - base for have, base in zip(lengths, committed, strict=True))
+        if path != list(range(len(path))):
+            if any(a >= b for a, b in pairwise(path)):
+                raise ValueError(f"path {path} does not increase")
+            if path[0] >= 0 and path[-1] < written:
+                self._gather(seq, path)
+        if path and (path[0] < 0 or path[-1] >= written):
+            raise ValueError(f"path {path} names rows outside the {written} written ones")
+        for layer, base in enumerate(committed):
+            kept = base + bisect_left(path, lengths[layer] - base)
+            lengths[layer] = committed[layer] = kept
+
+    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+        """Forget all rows from n on."""
+        lengths, committed = self.lengths[seq], self._committed[seq]
+        for layer in range(len(lengths)) if layers is None else layers:
+            if lengths[layer] > n:
+                lengths[layer] = n
+                committed[layer] = min(committed[layer], n)
+
+    def snapshot(self) -> Snapshot:
+        """A handle to come back to; costs nothing but the lengths."""
+        handle = Snapshot(self.lengths, self._committed)
+        self._snapshots.add(handle)
+        return handle
+
+    def restore(self, handle: object) -> None:
+        """Return to a snapshot.
+
+        Raises:
+            ValueError: the handle is not of this state, or one of its rows was overwritten since.
+        """
+        if not isinstance(handle, Snapshot) or handle not in self._snapshots:
+            raise ValueError("this is no snapshot of this state")
+        if handle.spoiled():
+            raise ValueError("rows of the snapshot were overwritten since it was taken")
+        self.lengths = [list(row) for row in handle.lengths]
+        self._committed = [list(row) for row in handle.committed]
+
+    def clear(self) -> None:
+        """Forget everything; keeps the memory."""
+        for seq in range(self.n_seqs):
+            self.truncate(seq, 0)
+
+    def _gather(self, seq: int, path: Sequence[int]) -> None:
+        """Move the rows at `path` to the front of those written since the last commit."""
+        still = next(at for at, row in enumerate(path) if at != row)  # rows before it stay in place
+        spans = list(zip(self.shapes, self._committed[seq], self.lengths[seq], strict=True))
+        for (_, base, length), same in groupby(range(len(spans)), key=spans.__getitem__):
+            layers = list(same)
+            kept = [base + row for row in path[still:] if base + row < length]
+            rows = self._rows(layers, seq)
+            first = base + still
+            index = torch.tensor(kept, dtype=torch.int64, device=rows.device)
+            rows[:, first : first + len(kept)] = rows.index_select(1, index)
+            if kept:
+                self._wrote(seq, layers, first)
+
+    def _rows(self, layers: Sequence[int], seq: int) -> Tensor:
+        """Rows of consecutive layers of one shape, a view [layers, capacity, width]."""
+        first = 0
+        for buffer in self.buffers:
+            if layers[0] < first + len(buffer):
+                return buffer[layers[0] - first : layers[-1] - first + 1, seq]
+            first += len(buffer)
+        raise IndexError(f"no layer {layers[0]}")
+
+    def _wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
+        for handle in self._snapshots:
+            handle.wrote(seq, layers, row)

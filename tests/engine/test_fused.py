@@ -1,0 +1,320 @@
+"""The fused decoder computes what transformers computes, however the tokens come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import fused
+from specbench_cli.engine.fused import FusedDecoder
+from specbench_cli.engine.load import load_decoder, module_of
+from specbench_cli.engine.types import Embeds, Hidden, Tokens
+
+Maker = Callable[..., Path]
+Case = tuple[str, dict[str, Any]]
+CLOSE = 1e-5
+CASES: dict[str, Case] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama all heads": ("llama", {"num_key_value_heads": 4}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {}),
+    "mistral all heads": ("mistral", {"num_key_value_heads": 4}),
+    "mistral no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 some windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied all heads": ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
+    family, overrides = CASES[case]
+    folder = tiny_checkpoint(family, **overrides)
+    decoder = load_decoder(folder, name="target", **load)
+    assert isinstance(decoder, FusedDecoder)
+    return decoder
+
+
+def some_ids(n: int, b: int = 1) -> Tensor:
+    return torch.randint(0, 197, (b, n), generator=torch.Generator().manual_seed(n))
+
+
+def own_logits(decoder: FusedDecoder, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return module_of(decoder)(input_ids=ids).logits
+
+
+def logits(decoder: FusedDecoder, ids: Tensor, state: Any, **how: Any) -> Tensor:
+    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
+    assert found is not None
+    return found
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(60)
+    expected = own_logits(decoder, ids)
+    state = decoder.new_state(64)
+    # prefill in two blocks, a long and a short one
+    found = [logits(decoder, ids[:, :37], state), logits(decoder, ids[:, 37:40], state)]
+    # token by token
+    found += [logits(decoder, ids[:, at : at + 1], state) for at in range(40, 48)]
+    state.commit(0, range(48))
+    # a verification of six of which the last four are rejected, then the right ones
+    wrong = torch.cat((ids[:, 48:50], 196 - ids[:, 50:54]), 1)
+    found.append(logits(decoder, wrong, state)[:, :2])
+    state.commit(0, (0, 1))
+    found.append(logits(decoder, ids[:, 50:56], state))
+    state.truncate(0, 52)
+    found[-1] = found[-1][:, :2]
+    found.append(logits(decoder, ids[:, 52:], state))
+    assert apart(torch.cat(found, 1), expected) <= CLOSE
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_variants_are_those_of_transformers(tiny_checkpoint: Maker, rope: str) -> None:
+    parameters = {"rope_type": rope, "rope_theta": 10_000.0, **ROPES[rope]}
+    decoder = load_decoder(tiny_checkpoint("llama", rope_parameters=parameters), name="target")
+    assert isinstance(decoder, FusedDecoder)
+    ids = some_ids(100)
+    assert apart(logits(decoder, ids, decoder.new_state(100)), own_logits(decoder, ids)) <= CLOSE
+
+
+def test_packed_linears_give_the_same_logits(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama biases", form="packed"), some_ids(20)
+    state = decoder.new_state(20)
+    found = [logits(decoder, ids[:, :14], state), logits(decoder, ids[:, 14:], state)]
+    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral all heads", "qwen3"])
+def test_half_precision_stays_close(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, case, dtype=torch.bfloat16), some_ids(40)
+    state = decoder.new_state(40)
+    found = [logits(decoder, ids[:, :33], state), logits(decoder, ids[:, 33:34], state)]
+    found.append(logits(decoder, ids[:, 34:], state))
+    assert found[0].dtype == torch.bfloat16
+    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= 0.15
+
+
+@pytest.mark.parametrize("case", ["llama", "llama all heads", "mistral", "qwen2 some windows"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_two_sequences_in_one_forward_equal_two_forwards(
+    tiny_checkpoint: Maker, case: str, n: int
+) -> None:
+    decoder = decoder_of(tiny_checkpoint, case)
+    prompts, block = [some_ids(21), some_ids(9)], some_ids(n, 2)
+    together = decoder.new_state(40, n_seqs=3)
+    for seq, prompt in zip((2, 0), prompts, strict=True):
+        logits(decoder, prompt, together, seqs=(seq,))
+    found = logits(decoder, block, together, seqs=(2, 0))
+    assert [together.length(seq) for seq in range(3)] == [9 + n, 0, 21 + n]
+    for i, prompt in enumerate(prompts):
+        alone = decoder.new_state(40)
+        logits(decoder, prompt, alone)
+        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+
+
+# A tree of six nodes under the last committed token, which is row 0.
+PARENTS = (0, 0, 0, 1, 1, 2, 4)  # the first entry, the root's, is never used
+
+
+def ancestors(node: int) -> list[int]:
+    return [0] if node == 0 else [*ancestors(PARENTS[node]), node]
+
+
+def tree_mask() -> Tensor:
+    mask = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool)
+    for node in range(len(PARENTS)):
+        mask[node, ancestors(node)] = True
+    return mask
+
+
+def tree_positions(start: int) -> Tensor:
+    return torch.tensor([[start + len(ancestors(node)) - 1 for node in range(len(PARENTS))]])
+
+
+@pytest.mark.parametrize("case", ["llama", "llama all heads", "mistral", "qwen2 some windows"])
+def test_tree_row_equals_the_plain_sequence_from_the_root(
+    tiny_checkpoint: Maker, case: str
+) -> None:
+    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(7)
+    state = decoder.new_state(40)
+    logits(decoder, prompt, state)
+    found = logits(decoder, nodes, state, mask=tree_mask(), positions=tree_positions(17))
+    for node in range(len(PARENTS)):
+        text = torch.cat((prompt, nodes[:, ancestors(node)]), 1)
+        assert apart(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["llama", "llama all heads"])
+def test_committed_tree_path_equals_a_forward_of_its_tokens(
+    tiny_checkpoint: Maker, case: str
+) -> None:
+    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(7)
+    path = ancestors(6)
+    state, again = decoder.new_state(40), decoder.new_state(40)
+    for each in (state, again):
+        logits(decoder, prompt, each)
+        each.commit(0, range(17))
+    logits(decoder, nodes, state, mask=tree_mask(), positions=tree_positions(17))
+    state.commit(0, path)
+    logits(decoder, nodes[:, path], again)
+    n = 17 + len(path)
+    assert state.length() == again.length() == n
+    for layer in range(decoder.n_layers):
+        assert apart(state.keys(layer)[:, :, :n], again.keys(layer)[:, :, :n]) <= CLOSE
+        assert apart(state.values(layer)[:, :, :n], again.values(layer)[:, :, :n]) <= CLOSE
+    after = some_ids(3)
+    assert apart(logits(decoder, after, state), logits(decoder, after, again)) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["llama", "llama all heads"])
+def test_nan_in_a_sibling_does_not_leak(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(7)
+    rows = decoder.weights.embedding[nodes]
+    poisoned = rows.clone()
+    poisoned[0, 3] = torch.nan
+    found = []
+    for x in (Embeds(rows), Embeds(poisoned)):
+        state = decoder.new_state(40)
+        logits(decoder, prompt, state)
+        out = decoder.forward(
+            x, state, mask=tree_mask(), positions=tree_positions(17), logits_at="all"
+        )
+        assert out.logits is not None
+        found.append(out.logits[0])
+    clean, poisoned_logits = found
+    touched = [node for node in range(len(PARENTS)) if 3 in ancestors(node)]
+    spared = [node for node in range(len(PARENTS)) if 3 not in ancestors(node)]
+    assert poisoned_logits[touched].isnan().all()
+    assert torch.equal(poisoned_logits[spared], clean[spared])
+
+
+def test_hidden_rows_continue_where_a_layer_range_stopped(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    state = decoder.new_state(20)
+    early = decoder.forward(Tokens(ids), state, layers=(0, 2))
+    assert early.logits is None
+    assert [state.length(0, layer) for layer in range(3)] == [12, 12, 0]
+    late = decoder.forward(Hidden(early.hidden), state, layers=(2, 3), logits_at="all")
+    assert late.logits is not None
+    assert apart(late.logits, own_logits(decoder, ids)) <= CLOSE
+
+
+def test_skipped_layer_is_as_if_it_were_not_there(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    state = decoder.new_state(20)
+    found = [logits(decoder, ids[:, :8], state, skip=frozenset({1}))]
+    found.append(logits(decoder, ids[:, 8:], state, skip=frozenset({1})))
+    module = module_of(decoder)
+    kept = [module.model.layers[0], module.model.layers[2]]
+    h = module.model.embed_tokens(ids)
+    turns = module.model.rotary_emb(h, torch.arange(12)[None])
+    for layer in kept:
+        h = layer(h, position_embeddings=turns)
+    expected = module.lm_head(module.model.norm(h))
+    assert apart(torch.cat(found, 1), expected) <= CLOSE
+    assert [state.length(0, layer) for layer in range(3)] == [12, 0, 12]
+
+
+def test_taps_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "qwen3"), some_ids(12)
+    out = decoder.forward(Tokens(ids), decoder.new_state(20), taps=(0, 1, 2))
+    with torch.no_grad():
+        expected = module_of(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
+    assert apart(out.taps[0], expected[1]) <= CLOSE
+    assert apart(out.taps[1], expected[2]) <= CLOSE
+    assert torch.equal(out.taps[2], out.hidden)
+    assert apart(module_of(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
+
+
+def test_logits_come_for_the_rows_asked_for(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12, 2)
+    rows = {}
+    for at in ("all", "last", torch.tensor([3, 7, 7]), None):
+        state = decoder.new_state(20, n_seqs=2)
+        rows[str(at)] = decoder.forward(Tokens(ids), state, logits_at=at).logits
+    every, last, some, none = rows.values()
+    assert none is None
+    assert apart(last, every[:, -1:]) <= CLOSE
+    assert apart(some, every[:, [3, 7, 7]]) <= CLOSE
+
+
+def test_embeds_stand_for_tokens_and_stay_as_they_are(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    rows = decoder.weights.embedding[ids]
+    before = rows.clone()
+    out = decoder.forward(Embeds(rows), decoder.new_state(20), logits_at="all")
+    assert torch.equal(out.logits, logits(decoder, ids, decoder.new_state(20)))
+    assert torch.equal(rows, before)
+
+
+def test_results_of_a_forward_survive_the_next_one(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    state = decoder.new_state(20)
+    out = decoder.forward(Tokens(ids[:, :4]), state, logits_at="all", taps=(0,))
+    kept = [out.logits, out.hidden, out.taps[0]]
+    copies = [tensor.clone() for tensor in kept]
+    logits(decoder, ids[:, 4:8], state)
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama all heads"), some_ids(30)
+    state = decoder.new_state(40)
+    runs = []
+    for _ in range(2):
+        state.clear()
+        blocks = ids.split((20, 1, 1, 6, 2), 1)
+        runs.append(torch.cat([logits(decoder, block, state) for block in blocks], 1))
+    assert torch.equal(*runs)
+
+
+def test_kept_plans_are_bounded(
+    tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "MAX_PLANS", 4)
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    state = decoder.new_state(20)
+    found = [logits(decoder, ids[:, at : at + 1], state) for at in range(12)]
+    assert len(state.plans) <= 4
+    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+
+
+def test_more_rows_than_the_state_holds_are_refused(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "llama")
+    state = decoder.new_state(10)
+    logits(decoder, some_ids(8), state)
+    with pytest.raises(ValueError, match="do not fit into a state of 10 rows"):
+        logits(decoder, some_ids(3), state)
+    assert state.length() == 8
+
+
+def test_tokens_cannot_enter_in_the_middle(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "llama")
+    with pytest.raises(ValueError, match="hidden rows"):
+        decoder.forward(Tokens(some_ids(2)), decoder.new_state(4), layers=(1, 3))
