@@ -1,0 +1,276 @@
+"""transformers' own `generate` as peers: plain, assisted by a draft model, and prompt lookup.
+
+Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
+Lookup Decoding, November 2023 (`hf:prompt-lookup`). They run on transformers' own modules, with the
+decoding rule, the stop rule and the noise of every other method: what differs is the program only.
+
+All of `generate` is timed. Its steps are told after the fact:
+
+* A verification is what transformers' candidate generator was asked for; its candidates are
+  compared with the ids that were kept. One that transformers cut off behind an EOS or the budget
+  counts as drafted, not as tested.
+* Our prefill commits the first token; transformers verifies its first candidates together with the
+  prompt. That is told as a prefill, which commits the first token, and a step that drafted one
+  level fewer. If only one token came of it there is no step, and its candidates are not told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers.utils import logging
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Step
+from specbench_cli.engine.sampling import Sampling, key_of
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.types import Origin
+
+Proposal = tuple[int, Tensor]
+"""Where in the output candidates were asked for, and their ids [m]."""
+
+
+class HfVanilla(Method):
+    """transformers' plain decoding; the other two add candidates to it."""
+
+    name: ClassVar[str] = "hf:vanilla"
+    peer: ClassVar[bool] = True
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """All tokens in one call, then the steps they came in."""
+        prompt = session.since(0).ids
+        start = prompt.shape[1]
+        proposals: list[Proposal] = []
+        module = _watched(session.module("target"), start, proposals)
+        with torch.inference_mode(), _quiet(), _seeded(session):
+            ids = module.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=_settings(session, **self.options()),
+                **_extensions(session, start),
+                **self.assistant(session),
+            )
+        output: list[int] = ids[0, start:].tolist()
+        if not proposals:
+            nothing = prompt.new_empty(0)
+            proposals = [(at, nothing) for at in range(len(output))]
+        yield from _report(session, output, proposals)
+
+    def options(self) -> dict[str, Any]:
+        """What this kind of decoding adds to the target's generation settings."""
+        return {}
+
+    def assistant(self, session: Session) -> dict[str, Any]:
+        """The draft model, if there is one."""
+        return {}
+
+
+class HfAssistedParams(MethodParams):
+    """Parameters of `HfAssisted`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens), constant")
+
+
+class HfAssisted(HfVanilla):
+    """transformers' assisted generation: constant schedule, no stop at low confidence."""
+
+    name: ClassVar[str] = "hf:assisted"
+    Params: ClassVar[type[MethodParams]] = HfAssistedParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def assistant(self, session: Session) -> dict[str, Any]:
+        """The draft, whose own settings hold what transformers reads there."""
+        draft = _bare(session.module("draft"))
+        draft.generation_config.update(
+            num_assistant_tokens=cast(HfAssistedParams, self.params).length,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        )
+        return {"assistant_model": draft}
+
+
+class HfPromptLookupParams(MethodParams):
+    """Parameters of `HfPromptLookup`."""
+
+    length: int = Field(10, ge=1, description="draft tokens a step (prompt_lookup_num_tokens)")
+    ngram: int = Field(2, ge=1, description="longest suffix looked up (max_matching_ngram_size)")
+
+
+class HfPromptLookup(HfVanilla):
+    """transformers' prompt lookup. It drafts past the budget: its last step may lack the bonus."""
+
+    name: ClassVar[str] = "hf:prompt-lookup"
+    Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
+
+    def options(self) -> dict[str, Any]:
+        """transformers takes them with the target's settings."""
+        params = cast(HfPromptLookupParams, self.params)
+        return {"prompt_lookup_num_tokens": params.length, "max_matching_ngram_size": params.ngram}
+
+
+class Decision(LogitsProcessor):
+    """Turns logits into decision scores, so that transformers' argmax is our coupled choice.
+
+    transformers hands its processors to the assistant too, whose drafts so share the noise.
+    """
+
+    def __init__(self, session: Session, start: int) -> None:
+        self._session = session
+        self._start = start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [1, V] at the output position that `input_ids` [1, n] has come to."""
+        return self._session.scores(scores, input_ids.shape[1] - self._start)
+
+
+class Stopped(StoppingCriteria):
+    """The run's stop rule, for the stop strings that transformers' settings do not hold."""
+
+    def __init__(self, stop: StopRule, start: int) -> None:
+        self._stop = stop
+        self._start = start
+        self._seen = 0
+        self._done = False
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Whether the one sequence [1, n] has ended, as [1] bool."""
+        output = input_ids[0, self._start :].tolist()
+        if not self._done:
+            _, finish = self._stop.cut(output[: self._seen], output[self._seen :])
+            self._done = finish is not None
+            self._seen = len(output)
+        return torch.tensor([self._done], device=input_ids.device)
+
+
+def _bare(module: Any) -> Any:
+    """The module without its checkpoint's generation settings.
+
+    It is a second object around the same weights: the module itself stays as it is.
+    """
+    module = copy.copy(module)
+    module.generation_config = GenerationConfig()
+    return module
+
+
+def _watched(module: Any, start: int, proposals: list[Proposal]) -> Any:
+    """The bare module, noting what its candidate generator proposes after `start` prompt tokens."""
+    module = _bare(module)
+    create = module._get_candidate_generator
+
+    def created(**kwargs: Any) -> Any:
+        generator = create(**kwargs)
+        propose = generator.get_candidates
+
+        def get_candidates(input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            ids, logits = propose(input_ids, **kwargs)
+            length = input_ids.shape[1]
+            proposals.append((length - start, ids[0, length:]))
+            return ids, logits
+
+        generator.get_candidates = get_candidates
+        return generator
+
+    module._get_candidate_generator = created
+    return module
+
+
+def _settings(session: Session, **options: Any) -> GenerationConfig:
+    """The session's decoding rule in transformers' words; all else is the library's default."""
+    stop = session.requests[0].stop
+    eos = sorted(stop.eos)
+    return GenerationConfig(
+        max_new_tokens=stop.max_new_tokens,
+        eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else None,
+        use_cache=True,
+        num_beams=1,
+        **_law(session.sampling),
+        **options,
+    )
+
+
+def _law(sampling: Sampling) -> dict[str, Any]:
+    if sampling.rule != "rejection":
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
+
+
+def _extensions(session: Session, start: int) -> dict[str, Any]:
+    """The noise and the stop strings, where the run has them."""
+    extensions: dict[str, Any] = {}
+    if session.sampling.rule == "coupled":
+        extensions["logits_processor"] = [Decision(session, start)]
+    stop = session.requests[0].stop
+    if stop.strings:
+        extensions["stopping_criteria"] = [Stopped(stop, start)]
+    return extensions
+
+
+def _report(session: Session, output: list[int], proposals: Sequence[Proposal]) -> Iterator[Step]:
+    """Hand the output over in the pieces it came in."""
+    starts = [start for start, _ in proposals]
+    for (start, candidates), end in zip(proposals, [*starts[1:], len(output)], strict=True):
+        ahead = 0
+        if start == 0:
+            session.adopt(Outcome((), (output[0],), ("prefill",), 0))
+            ahead = 1
+        new = output[start + ahead : end]
+        if session.finish is None and new:
+            draft = Draft(candidates[ahead:])
+            yield Step(seq=0, draft=draft, outcome=session.adopt(_outcome(draft, new)))
+
+
+def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
+    m = draft.nodes
+    # Whatever replaces a rejected token differs from it, so equal ids are accepted ones.
+    pairs = enumerate(zip(draft.tokens.tolist(), new, strict=False))
+    n = next((i for i, (proposed, kept) in pairs if proposed != kept), min(m, len(new)))
+    last: Origin = "plain" if m == 0 else "bonus" if n == m else "recovered"
+    accepted: list[Origin] = ["accepted"] * n
+    return Outcome(
+        path=tuple(range(n)),
+        committed=tuple(new),
+        origin=tuple([*accepted, last][: len(new)]),
+        tested=min(n + 1, m, len(new)),
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Neither log lines nor warnings: the settings are ours, so they say nothing to the user."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def _seeded(session: Session) -> Iterator[None]:
+    """torch's global generators, which transformers draws from, seeded by what is decoded.
+
+    Afterwards they are as they were.
+    """
+    if session.sampling.rule != "rejection":
+        yield
+        return
+    request = session.requests[0]
+    cuda = [session.device] if session.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        key = key_of("hf", session.sampling.seed, request.prompt_id, request.turn, session.pass_)
+        torch.manual_seed(key >> 1)
+        yield

@@ -1,0 +1,300 @@
+"""What every lossless method owes: vanilla's tokens, honest counts, a truthful cache."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from methods.sps import Sps, SpsParams
+from specbench_cli import registry
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Draft, Tokens
+
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
+REJECTION = Sampling("rejection", 0.8, seed=3)
+EXACT = pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
+RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
+
+CONFIGURED = {
+    "sps": [{"length": 1}, {}],
+    "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
+}
+"""Parameters to check a method with; one that is not named here is checked with its defaults."""
+
+
+def configured():
+    """Every lossless method with each of its parameters, as a function that makes one."""
+    for name, entry in registry.METHODS.items():
+        method = registry.load(name)
+        for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
+            make = partial(method, method.Params(**params))
+            if make().guarantee("greedy") == "exact_tokens":
+                yield pytest.param(make, id="-".join(map(str, (name, *params.values()))))
+
+
+LOSSLESS = list(configured())
+METHODS = pytest.mark.parametrize("make", LOSSLESS)
+DRAFTING = pytest.mark.parametrize("make", [case for case in LOSSLESS if case.values[0].func.needs])
+TIMING_FREE = pytest.mark.parametrize(
+    "make", [case for case in LOSSLESS if case.values[0].func.timing_free]
+)
+
+
+def decode(method, session):
+    steps = list(method.generate(session))
+    assert 1 + sum(len(step.outcome.committed) for step in steps) == len(session.output())
+    return session.output()
+
+
+def cut(ids, eos, budget):
+    """Where an output ends, by definition."""
+    ends = [at + 1 for at, token in enumerate(ids) if token in eos]
+    return ids[: min([*ends, budget])]
+
+
+# ---- identity -----------------------------------------------------------------------------------
+
+
+@METHODS
+@EXACT
+def test_the_output_is_that_of_plain_decoding(open_session, clear_prompts, plain, make, sampling):
+    for prompt in clear_prompts(sampling, 32):
+        assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
+
+
+@DRAFTING
+@EXACT
+def test_a_strange_draft_model_changes_nothing_in_the_output(
+    open_session, clear_prompts, plain, make, sampling
+):
+    for prompt in clear_prompts(sampling, 8):
+        output = decode(make(), open_session(prompt, sampling, draft="far"))
+        assert output == plain(prompt, sampling).ids
+
+
+@METHODS
+@EXACT
+def test_eos_and_budget_cut_the_output_and_change_nothing_before(
+    open_session, clear_prompts, plain, make, sampling
+):
+    g = getattr(make().params, "length", 5)
+    for turn, prompt in enumerate(clear_prompts(sampling, 32)):
+        ids = plain(prompt, sampling).ids
+        budget = (1, 2, g, g + 1, g + 2, 40)[turn % 6]
+        for eos in ((), (ids[turn % 9],), (ids[turn % 17], ids[turn % 13])):
+            if (eos, budget) == ((), 40):
+                continue  # the test above
+            output = decode(make(), open_session(prompt, sampling, eos=eos, budget=budget))
+            assert output == cut(ids, eos, budget)
+
+
+@pytest.mark.smoke
+@METHODS
+@EXACT
+def test_the_output_is_that_of_plain_decoding_on_a_few_prompts(
+    open_session, clear_prompts, plain, make, sampling
+):
+    for prompt in clear_prompts(sampling, 3):
+        assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
+
+
+@METHODS
+@RULES
+def test_no_request_leaves_a_trace_in_the_next(open_session, make, sampling):
+    first = [decode(make(), open_session(i, sampling)) for i in (3, 30, 11)]
+    method = make()
+    second = []
+    for i in (11, 30, 3):
+        session = open_session(i, sampling)
+        list(method.generate(session))
+        second.insert(0, session.output())
+    assert second == first
+
+
+@TIMING_FREE
+@RULES
+def test_counters_are_a_function_of_inputs_and_seed(open_session, make, sampling):
+    def counters():
+        session = open_session(5, sampling)
+        steps = make().generate(session)
+        return [(step.outcome, step.draft.nodes, len(step.forwards)) for step in steps]
+
+    assert counters() == counters()
+
+
+# ---- counts -------------------------------------------------------------------------------------
+
+
+@METHODS
+@RULES
+def test_a_step_accounts_for_what_it_drafted_tested_and_committed(open_session, make, sampling):
+    for prompt in range(0, 40, 8):
+        session = open_session(prompt, sampling, eos=(7, 8))
+        for step in make().generate(session):
+            outcome = step.outcome
+            accepted = outcome.origin.count("accepted")
+            assert accepted == len(outcome.path) <= outcome.tested <= step.draft.levels
+            assert len(outcome.committed) == len(outcome.origin)
+            assert accepted <= len(outcome.committed) <= accepted + 1
+            ids = step.draft.tokens.tolist()
+            assert [ids[node] for node in outcome.path] == list(outcome.committed[:accepted])
+            if accepted < step.draft.levels and session.finish is None:
+                assert outcome.tested == accepted + 1
+        assert session.origin[0] == "prefill"
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_what_the_registry_says_is_what_the_class_says(name):
+    entry, method = registry.METHODS[name], registry.load(name)
+    assert (method.name, method.peer, set(entry.needs)) == (name, entry.peer, set(method.needs))
+
+
+@METHODS
+def test_a_lossless_method_promises_the_tokens_or_under_rejection_the_law(make):
+    promised = [make().guarantee(rule) for rule in ("greedy", "coupled", "rejection")]
+    assert promised == ["exact_tokens", "exact_tokens", "exact_law"]
+
+
+# ---- the cache tells the truth ------------------------------------------------------------------
+
+
+def gap(ours, theirs):
+    """Largest difference, as a share of the largest number."""
+    return (ours - theirs).abs().max() / theirs.abs().max()
+
+
+def audit(session, module):
+    """Every state of the session against a computation from scratch over the committed tokens.
+
+    Keys and values of all rows against the same decoder's in one forward, and the logits that
+    follow them against transformers': to 1e-5 of their scale. The target has a row for each
+    committed token but the last.
+    """
+    text = list(session.tokens())
+    assert session.state.length() == len(text) - 1
+    for decoder, state in session.held:
+        n = state.length()
+        assert n < len(text)
+        fresh = decoder.new_state(n + 1)
+        decoder.forward(Tokens(torch.tensor([text[: n + 1]])), fresh)
+        following = decoder.forward(Tokens(torch.tensor([text[n : n + 1]])), state).logits[0, -1]
+        for layer in range(decoder.n_layers):
+            assert state.length(layer=layer) == n + 1
+            for rows in ("keys", "values"):
+                ours, theirs = (getattr(s, rows)(layer)[:, :, : n + 1] for s in (state, fresh))
+                assert gap(ours, theirs) < 1e-5
+        state.truncate(0, n)
+        truth = module(decoder)(torch.tensor([text[: n + 1]])).logits[0, -1]
+        assert gap(following, truth) < 1e-5
+
+
+@pytest.fixture
+def audited(family, open_session):
+    """Decode a few prompts, with an audit after every step."""
+    modules = {id(decoder): family.modules[name] for name, decoder in family.decoders.items()}
+
+    def run(method, sampling, prompts=(0, 13, 26), **request):
+        for prompt in prompts:
+            session = open_session(prompt, sampling, **request)
+            for _ in method.generate(session):
+                audit(session, lambda decoder: modules[id(decoder)])
+
+    return run
+
+
+@pytest.mark.smoke
+@METHODS
+@RULES
+def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
+    audited(make(), sampling)
+
+
+@METHODS
+@EXACT
+def test_after_an_eos_inside_a_step_the_cache_equals_recomputation(audited, plain, make, sampling):
+    for prompt in (2, 21):
+        for at in (3, 7):
+            eos = plain(prompt, sampling).ids[at]
+            audited(make(), sampling, prompts=(prompt,), eos=(eos,))
+
+
+# ---- planted faults: these tests can fail -------------------------------------------------------
+
+
+class ForgetsNothing(Sps):
+    """Keeps its draft's rows of rejected tokens."""
+
+    def observe(self, session, outcome):
+        pass
+
+
+class SkipsAToken(Sps):
+    """After full acceptance feeds its draft the newest token only."""
+
+    def propose(self, session, limit):
+        newest = session.tokens()[-1:]
+        token, _ = session.pick(self.model.forward(Tokens(torch.tensor([newest])), self.state))
+        return Draft(token) if limit else session.chain(())
+
+    def observe(self, session, outcome):
+        self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
+
+
+class OffByOne(Sps):
+    """Feeds its draft positions that are one too high."""
+
+    def start(self, session):
+        super().start(session)
+        model, forward = self.model, self.model.forward
+
+        def shifted(x, state, **rest):
+            first = state.length() + 1
+            positions = torch.arange(first, first + x.ids.shape[1])[None]
+            return forward(x, state, positions=positions, **rest)
+
+        model.forward = shifted
+
+
+@pytest.mark.parametrize("fault", [ForgetsNothing, SkipsAToken, OffByOne])
+def test_a_draft_state_that_went_wrong_is_found(audited, fault):
+    with pytest.raises(AssertionError):
+        audited(fault(SpsParams(length=3)), GREEDY)
+
+
+@pytest.mark.parametrize("fault", [SkipsAToken, OffByOne])
+def test_a_draft_state_that_went_wrong_costs_speed_and_no_exactness(
+    open_session, clear_prompts, plain, fault
+):
+    for prompt in clear_prompts(GREEDY, 6):
+        session = open_session(prompt)
+        list(fault(SpsParams(length=3)).generate(session))
+        assert session.output() == plain(prompt, GREEDY).ids
+
+
+class TakesItsOwnWord(Sps):
+    """Commits what it drafted without asking the target."""
+
+    def propose(self, session, limit):
+        draft = super().propose(session, limit)
+        session.verify = lambda draft, rows: accept_all(
+            draft, type(session).verify(session, draft, rows)
+        )
+        return draft
+
+
+def accept_all(draft, outcome):
+    ids = draft.tokens.tolist()
+    return type(outcome)(
+        path=tuple(range(len(ids))),
+        committed=(*ids, outcome.committed[-1]),
+        origin=(*("accepted",) * len(ids), "bonus"),
+        tested=len(ids),
+    )
+
+
+def test_a_method_that_changes_the_output_is_found(open_session, clear_prompts, plain):
+    prompt = clear_prompts(GREEDY, 1)[0]
+    session = open_session(prompt, draft="far")
+    list(TakesItsOwnWord(SpsParams(length=3)).generate(session))
+    assert session.output() != plain(prompt, GREEDY).ids

@@ -1,0 +1,324 @@
+"""transformers' peers report what transformers' `generate` did, and decide as our methods do."""
+
+import functools
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from methods.hf import HfAssisted, HfAssistedParams, HfPromptLookup, HfPromptLookupParams, HfVanilla
+from methods.pld import Pld, PldParams
+from methods.sps import Sps, SpsParams
+from methods.vanilla import Vanilla
+from specbench_cli.api import Session, Step
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Workspace
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.types import Out, Tokens
+
+VOCAB = 48
+EOS = 1
+SPEED = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "speed.py"))
+
+GREEDY = Sampling()
+COUPLED = Sampling(rule="coupled", temperature=0.8)
+CUT = Sampling(rule="coupled", temperature=0.9, top_k=20, top_p=0.8, seed=5)
+STOP = StopRule(frozenset({EOS}), 30)
+NO_EOS = StopRule(frozenset(), 30)
+REJECTION = Sampling(rule="rejection", temperature=0.8, top_k=30, top_p=0.95)
+
+
+class History:
+    """All ids of one sequence, from which `Recomputing` computes everything again."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.ids: list[int] = []
+        self.kept = 0
+
+    def length(self, seq: int = 0, layer: int = 0) -> int:
+        return len(self.ids)
+
+    def commit(self, seq: int, path: Sequence[int]) -> None:
+        self.ids = self.ids[: self.kept] + [self.ids[self.kept + row] for row in path]
+        self.kept = len(self.ids)
+
+    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+        self.ids = self.ids[:n]
+        self.kept = min(self.kept, n)
+
+
+class Recomputing(Decoder):
+    """A decoder without a cache: ours and transformers' share nothing but the weights."""
+
+    def __init__(self, name: str, module: LlamaForCausalLM) -> None:
+        self.name = name
+        self.module = module
+        self.vocab_size = module.config.vocab_size
+        self.n_layers = module.config.num_hidden_layers
+        self.device = module.device
+        self.dtype = module.dtype
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> History:
+        return History()
+
+    @torch.inference_mode()
+    def forward(self, x, state, *, logits_at="last", **_) -> Out:
+        assert isinstance(x, Tokens)
+        state.ids.extend(x.ids[0].tolist())
+        logits = self.module(torch.tensor([state.ids])).logits
+        rows = 1 if logits_at == "last" else x.ids.shape[1]
+        return Out(logits=logits[:, -rows:], hidden=logits)
+
+
+def tiny(seed: int, vocab: int = VOCAB) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny(0)
+
+
+@pytest.fixture(scope="module")
+def draft(target: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Like the target, but for some noise: it is right often, not always."""
+    model = tiny(0)
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models this small only lose by a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Decoded = tuple[Session, list[Step]]
+
+
+@pytest.fixture(scope="module")
+def run(target, draft):
+    """Decode one prompt; gives the session and its steps."""
+
+    def decode(method, sampling=GREEDY, *, prompt=0, stop=STOP, modules=None) -> Decoded:
+        modules = modules or {"target": target, "draft": draft}
+        workspace = Workspace(
+            decoders={name: Recomputing(name, module) for name, module in modules.items()},
+            capacity=64,
+            modules=modules.__getitem__,
+        )
+        ids = torch.randint(2, VOCAB, (12,), generator=torch.Generator().manual_seed(prompt))
+        request = Request(f"test/{prompt}", 0, tuple(ids.tolist()), stop)
+        session = Session(workspace, request, sampling)
+        return session, list(method.generate(session))
+
+    return decode
+
+
+@pytest.fixture(scope="module")
+def vanilla(run):
+    """Our vanilla's output."""
+
+    @functools.cache
+    def decode(sampling=GREEDY, prompt=0, stop=STOP) -> list[int]:
+        return output(run(Vanilla(), sampling, prompt=prompt, stop=stop))
+
+    return decode
+
+
+def output(result: Decoded) -> list[int]:
+    return list(result[0].output())
+
+
+PEERS = [HfVanilla(), HfAssisted(), HfPromptLookup()]
+PEER_IDS = [peer.name for peer in PEERS]
+RULES = {"greedy": GREEDY, "coupled": COUPLED, "cut": CUT}
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+@pytest.mark.parametrize("sampling", [*RULES.values(), REJECTION], ids=[*RULES, "rejection"])
+def test_tokens_are_prefills_and_the_steps(run, peer, sampling):
+    for prompt in range(2):
+        session, steps = run(peer, sampling, prompt=prompt)
+        committed = [token for step in steps for token in step.outcome.committed]
+        assert session.finish is not None
+        assert len(session.origin) == len(session.output())
+        assert committed == list(session.output())[1:]
+        for step in steps:
+            n, m = len(step.outcome.path), step.draft.levels
+            assert n <= step.outcome.tested <= m
+            assert step.draft.tokens[:n].tolist() == list(step.outcome.committed[:n])
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+def test_output_is_what_generate_gives(run, target, draft, peer):
+    session, _ = run(peer)
+    extra = {
+        "hf:vanilla": {},
+        "hf:assisted": {"assistant_model": draft},
+        "hf:prompt-lookup": {"prompt_lookup_num_tokens": 10},
+    }
+    prompt = torch.tensor([session.requests[0].ids])
+    ids = target.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=30,
+        eos_token_id=EOS,
+        pad_token_id=EOS,
+        do_sample=False,
+        **extra[peer.name],
+    )
+    assert ids[0, prompt.shape[1] :].tolist() == list(session.output())
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+@pytest.mark.parametrize("sampling", RULES.values(), ids=list(RULES))
+def test_peers_emit_our_vanillas_tokens(run, vanilla, peer, sampling):
+    for prompt in range(3):
+        assert output(run(peer, sampling, prompt=prompt)) == vanilla(sampling, prompt)
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer"),
+    [
+        (Sps(SpsParams(length=5)), HfAssisted(HfAssistedParams(length=5))),
+        (Sps(SpsParams(length=2)), HfAssisted(HfAssistedParams(length=2))),
+        (
+            Pld(PldParams(rule="transformers", ngram=2, length=10)),
+            HfPromptLookup(HfPromptLookupParams(ngram=2, length=10)),
+        ),
+    ],
+    ids=["sps5", "sps2", "pld"],
+)
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_steps_agree_once_both_replaced_a_token(run, ours, peer, sampling):
+    met = 0
+    for prompt in range(5):
+        a, b = run(ours, sampling, prompt=prompt), run(peer, sampling, prompt=prompt)
+        assert output(a) == output(b)
+        trails = [SPEED["Trail"].of(*each) for each in (a, b)]
+        if isinstance(ours, Pld):
+            # transformers' lookup drafts past the budget, so that its last, cut step has no bonus.
+            trails = [replace(trail, steps=trail.steps[:-1]) for trail in trails]
+        verdict = SPEED["steps_agree"](*trails)
+        assert verdict is not False
+        met += verdict is True
+    assert met >= 2
+
+
+def test_assistant_shares_the_noise(run, target):
+    """Drafts of the target itself, under its own noise, are all accepted."""
+    same = {"target": target, "draft": target}
+    _, steps = run(HfAssisted(), COUPLED, modules=same, stop=NO_EOS)
+    assert len(steps) > 3
+    assert all(len(step.outcome.path) == step.draft.levels for step in steps)
+
+
+def test_constant_length_is_drafted(run):
+    stop = NO_EOS
+    _, steps = run(HfAssisted(HfAssistedParams(length=3)), stop=stop)
+    levels = [step.draft.levels for step in steps]
+    assert set(levels[1:-2]) == {3}
+
+
+def test_checkpoint_settings_do_not_leak_in(run, target, draft):
+    clean = {peer.name: run(peer) for peer in PEERS}
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=3.0,
+        repetition_penalty=9.0,
+        suppress_tokens=list(range(2, 40)),
+        min_length=200,
+        max_length=3,
+        eos_token_id=[5, 6],
+        num_assistant_tokens=1,
+        num_assistant_tokens_schedule="heuristic",
+    )
+    before = target.generation_config, draft.generation_config
+    target.generation_config, draft.generation_config = settings, settings
+    try:
+        for peer in PEERS:
+            leaky, fresh = run(peer), clean[peer.name]
+            assert output(leaky) == output(fresh)
+            assert [s.outcome for s in leaky[1]] == [s.outcome for s in fresh[1]]
+            assert target.generation_config is settings
+    finally:
+        target.generation_config, draft.generation_config = before
+    assert "_get_candidate_generator" not in vars(target)
+    assert settings.num_assistant_tokens == 1
+
+
+def test_rejection_is_seeded_and_leaves_the_global_generator_alone(run):
+    before = torch.random.get_rng_state()
+    first = output(run(HfAssisted(), REJECTION))
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.rand(3)
+    assert output(run(HfAssisted(), REJECTION)) == first
+    other = Sampling(rule="rejection", temperature=0.8, seed=1)
+    assert output(run(HfAssisted(), other)) != first
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+def test_output_ends_with_the_first_eos(run, vanilla, peer):
+    full = vanilla(stop=NO_EOS)
+    eos = full[15]
+    session, _ = run(peer, stop=StopRule(frozenset({eos, VOCAB - 1}), 30))
+    assert session.finish == "eos"
+    assert list(session.output()) == full[: full.index(eos) + 1]
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+def test_stop_strings_end_the_call_itself(run, vanilla, target, peer):
+    full = vanilla(stop=NO_EOS)
+    string = f" {full[9]} {full[10]} "
+    stop = StopRule(frozenset(), 30, (string,), lambda ids: f" {' '.join(map(str, ids))} ")
+    forwards = []
+    hook = target.register_forward_hook(lambda *_: forwards.append(1))
+    session, _ = run(peer, stop=stop)
+    hook.remove()
+    assert session.finish == "stop"
+    assert list(session.output()) == vanilla(stop=stop)
+    assert len(forwards) <= len(session.output()) < 30
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_small_budgets_are_met_exactly(run, peer, budget):
+    for sampling in (GREEDY, COUPLED, REJECTION):
+        session, steps = run(peer, sampling, stop=StopRule(frozenset(), budget))
+        assert session.finish == "length"
+        assert 1 + sum(len(step.outcome.committed) for step in steps) == budget
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
+def test_nothing_is_logged(run, peer, capfd):
+    run(peer, COUPLED)
+    run(peer, REJECTION)
+    assert capfd.readouterr() == ("", "")

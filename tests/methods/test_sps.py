@@ -1,0 +1,164 @@
+"""Speculative sampling: how far it drafts, what it feeds its draft, what bounds its acceptance."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Out
+
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
+REJECTION = Sampling("rejection", 0.8, top_k=24, seed=3)
+RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
+
+
+class Contrary(Decoder):
+    """Rules out what another model could choose: its likeliest tokens, as many as the cut keeps."""
+
+    def __init__(self, decoder, kept):
+        self.decoder = decoder
+        self.kept = kept
+        self.name = "contrary"
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def new_state(self, capacity, n_seqs=1):
+        return self.decoder.new_state(capacity, n_seqs)
+
+    def forward(self, x, state, **rest):
+        out = self.decoder.forward(x, state, **rest)
+        if out.logits is None:
+            return out
+        likeliest = out.logits.topk(self.kept, dim=-1).indices
+        return Out(out.logits.scatter(-1, likeliest, -torch.inf), out.hidden)
+
+
+class Wider(Decoder):
+    """A model whose vocabulary is padded, with padding that would win if it were not cut off."""
+
+    def __init__(self, decoder):
+        self.decoder = decoder
+        self.name = "wider"
+        self.vocab_size = decoder.vocab_size + 7
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def new_state(self, capacity, n_seqs=1):
+        return self.decoder.new_state(capacity, n_seqs)
+
+    def forward(self, x, state, **rest):
+        out = self.decoder.forward(x, state, **rest)
+        if out.logits is None:
+            return out
+        return Out(torch.nn.functional.pad(out.logits, (0, 7), value=99.0), out.hidden)
+
+
+def run(session, length):
+    return list(Sps(SpsParams(length=length)).generate(session))
+
+
+# ---- bounds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@RULES
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_draft_equal_to_the_target_makes_every_full_step_commit_one_more_than_it_drafts(
+    open_session, clear_prompts, sampling, length
+):
+    clear = GREEDY if sampling is REJECTION else sampling
+    for prompt in clear_prompts(clear, 6):
+        session = open_session(prompt, sampling, draft="target")
+        *full, last = run(session, length)
+        assert [len(step.outcome.committed) for step in full] == [length + 1] * len(full)
+        assert 1 <= len(last.outcome.committed) <= length + 1
+        assert len(session.output()) == 40
+
+
+@pytest.mark.smoke
+@RULES
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_useless_draft_commits_one_token_a_step(family, open_session, sampling, length):
+    useless = Contrary(family.decoders["target"], max(1, sampling.top_k))
+    for prompt in range(0, 40, 8):
+        session = open_session(prompt, sampling, draft=useless)
+        steps = run(session, length)
+        assert len(steps) == len(session.output()) - 1 == 39
+        assert all(step.outcome.path == () for step in steps)
+        assert {step.outcome.tested for step in steps[:-1]} == {1}
+
+
+@RULES
+def test_a_good_draft_is_accepted_in_part(open_session, sampling):
+    steps = [step for prompt in range(8) for step in run(open_session(prompt, sampling), 4)]
+    lengths = {len(step.outcome.path) for step in steps if step.draft.levels == 4}
+    assert lengths == {0, 1, 2, 3, 4}
+
+
+# ---- drafting -----------------------------------------------------------------------------------
+
+
+@RULES
+def test_a_step_drafts_its_length_or_what_the_budget_leaves(open_session, sampling):
+    session = open_session(5, sampling, budget=23)
+    committed = 1
+    for step in run(session, 4):
+        assert step.draft.levels == min(4, 23 - committed - 1)
+        committed += len(step.outcome.committed)
+    assert committed == 23
+
+
+@RULES
+def test_a_step_is_one_draft_forward_a_token_and_one_of_the_target(open_session, sampling):
+    session = open_session(7, sampling)
+    behind = 1
+    for step in run(session, 3):
+        *drafting, verifying = step.forwards
+        assert [(f.model, f.role) for f in drafting] == [("near", "draft")] * step.draft.levels
+        assert (verifying.model, verifying.role) == ("target", "verify")
+        assert verifying.n_tokens == step.draft.levels + 1
+        if drafting:
+            assert [f.n_tokens for f in drafting] == [behind] + [1] * (len(drafting) - 1)
+        # After full acceptance the last draft token has no row yet: it goes in with the bonus.
+        behind = 2 if len(step.outcome.path) == step.draft.levels else 1
+
+
+def test_the_draft_model_is_prefilled_once_without_logits(open_session):
+    session = open_session(7)
+    run(session, 3)
+    prefills = [f for f in session.meter.forwards if f.role == "prefill"]
+    assert [f.model for f in prefills] == ["near", "target"]
+    assert {f.n_tokens for f in prefills} == {len(session.requests[0].ids)}
+
+
+def test_a_law_goes_with_the_draft_where_it_was_drawn_from_one(open_session):
+    for step in run(open_session(3, REJECTION), 3):
+        if step.draft.nodes:
+            assert step.draft.law == "iid"
+            assert step.draft.q.shape == (step.draft.nodes, 96)
+            drawn = step.draft.q.gather(1, step.draft.tokens[:, None])
+            assert (drawn > 0).all()
+    for sampling in (GREEDY, COUPLED):
+        for step in run(open_session(3, sampling), 3):
+            assert (step.draft.law, step.draft.q) == ("point", None)
+
+
+@RULES
+def test_a_padded_draft_vocabulary_drafts_as_the_plain_one(family, open_session, sampling):
+    outputs = []
+    for draft in ("near", Wider(family.decoders["near"])):
+        session = open_session(9, sampling, draft=draft)
+        steps = run(session, 3)
+        outputs.append((session.output(), [step.draft.tokens.tolist() for step in steps]))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"length": -1}, {"length": "few"}, {"gamma": 4}])
+def test_parameters_out_of_bounds_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        SpsParams(**wrong)
