@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from specbench_cli.training.loop import Point, Result
 
-SMOKE_SCALE = 0.001
 CURVE_POINTS = 100
 
 app = typer.Typer(help="Train the embedded models.", no_args_is_help=True)
@@ -70,10 +69,11 @@ def pair(
     if steps_scale <= 0:
         raise UsageError(f"--steps-scale is {steps_scale}, it must be above 0")
     from specbench_cli.training.corpus import load_gsm8k
-    from specbench_cli.training.pair import WORK, train_pair
+    from specbench_cli.training.pair import DRAFT, TARGET, WORK, train_pair
 
     place = _device(device)
     gsm8k = [] if smoke else load_gsm8k(data)
+    recipes = [r.smoke() if smoke else r.scaled(steps_scale) for r in (TARGET, DRAFT)]
     if not resume:
         shutil.rmtree(out / WORK, ignore_errors=True)
     with _bars() as bars:
@@ -86,10 +86,10 @@ def pair(
 
         results = train_pair(
             out,
+            recipes,
             gsm8k,
             seed=seed,
             device=place,
-            scale=SMOKE_SCALE if smoke else steps_scale,
             compiled=not smoke,
             report=report,
         )

@@ -1210,7 +1210,7 @@ def mini_rows(seed: int = 0, per_family: int = 80) -> list[Row]:
         rows = kept[candidate["family"]]
         if len(rows) < per_family and candidate["turns"][0] not in seen:
             seen.add(candidate["turns"][0])
-            rows.append({**candidate, "id": f"mini-{candidate['family']}-{len(rows):03d}"})
+            rows.append({**candidate, "id": f"{candidate['family']}-{len(rows):03d}"})
         if all(len(rows) == per_family for rows in kept.values()):
             return [row for family in FAMILIES for row in kept[family]]
         limit -= 1

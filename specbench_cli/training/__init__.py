@@ -1,0 +1,1 @@
+"""Recipes behind `specbench train`: corpus, tokenizer, training loop and the embedded pair."""

@@ -1,0 +1,225 @@
+"""One training loop for every model we ship: AdamW, warm-up and cosine, exact stop and resume.
+
+A run is counted in steps, never in seconds: two clean starts give the same loss curve, and so does
+a run that was killed and resumed. Checkpoints hold the model, the optimizer and the place in the
+data as safetensors and JSON; nothing is pickled.
+"""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from specbench_cli.errors import UsageError
+from specbench_cli.training.corpus import Batch
+
+CURVE = "loss.jsonl"
+
+
+class Source(Protocol):
+    """Where batches come from; its state goes into each checkpoint."""
+
+    def batch(self, sequences: int, length: int) -> Batch:
+        """The next batch."""
+
+    def state(self) -> dict[str, Any]:
+        """The place in the data, as JSON."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a place that `state` gave."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`steps` updates on batches of `sequences` x `length` tokens against one `loss`."""
+
+    steps: int
+    sequences: int
+    length: int
+    loss: Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine down to `end_lr`."""
+
+    peak_lr: float
+    end_lr: float
+    warmup_steps: int
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+    def lr(self, step: int, steps: int) -> float:
+        """The learning rate of update `step` (from 0) out of `steps`."""
+        if step < self.warmup_steps:
+            return self.peak_lr * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        return self.end_lr + (self.peak_lr - self.end_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One update: its number (from 1) of `steps`, the loss in nats a token, tokens read so far."""
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run so far: its curve, and the seconds spent in it over all its parts."""
+
+    curve: list[Point]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint's `state.json` holds; `plan` guards against resuming another run."""
+
+    step: int
+    tokens: int
+    seconds: float
+    plan: dict[str, int]
+    source: dict[str, Any]
+
+
+def train(
+    model: nn.Module,
+    source: Source,
+    stages: Sequence[Stage],
+    optimization: Optimization,
+    folder: Path,
+    *,
+    checkpoint_every: int = 200,
+    progress: Callable[[Point], None] = lambda _: None,
+) -> Result:
+    """Run `stages` over `model` in place, continuing from the newest checkpoint in `folder`.
+
+    The folder gets a line of `loss.jsonl` for each step and one checkpoint, replaced every
+    `checkpoint_every` steps and at the end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = sum(stage.steps for stage in stages)
+    plan = {"steps": steps, "tokens": sum(s.steps * s.sequences * s.length for s in stages)}
+    optimizer = _adamw(model, optimization)
+    at = _resume(folder, model, optimizer, plan)
+    if at.step:
+        source.restore(at.source)
+    curve = _read_curve(folder, at.step)
+    tokens, seconds = at.tokens, at.seconds
+    started = time.monotonic() - seconds
+    with (folder / CURVE).open("a", encoding="utf-8") as log:
+        for step, stage in _remaining(stages, at.step):
+            lr = optimization.lr(step, steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            loss = stage.loss(source.batch(stage.sequences, stage.length))
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            tokens += stage.sequences * stage.length
+            point = Point(step + 1, steps, round(loss.item(), 6), lr, tokens)
+            curve.append(point)
+            log.write(json.dumps(asdict(point)) + "\n")
+            if point.step % checkpoint_every == 0 or point.step == steps:
+                log.flush()
+                seconds = time.monotonic() - started
+                at = Progress(point.step, tokens, seconds, plan, source.state())
+                _save(folder, model, optimizer, at)
+            progress(point)
+    return Result(curve, seconds)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a training folder, if any."""
+    return max((p for p in folder.glob("step-*") if p.suffix != ".part"), default=None)
+
+
+def _remaining(stages: Sequence[Stage], done: int) -> Iterator[tuple[int, Stage]]:
+    """The updates still to make, as (number from 0, stage)."""
+    first = 0
+    for stage in stages:
+        for step in range(max(first, done), first + stage.steps):
+            yield step, stage
+        first += stage.steps
+
+
+def _adamw(model: nn.Module, optimization: Optimization) -> torch.optim.AdamW:
+    """The optimizer; norms do not decay."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": optimization.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=optimization.peak_lr,
+        betas=optimization.betas,
+        fused=True,
+    )
+
+
+def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
+    """Write the checkpoint aside, move it into place, and only then drop its predecessors."""
+    place = folder / f"step-{at.step:07d}"
+    part = place.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    save_file(weights, part / "model.safetensors")
+    moments = {
+        f"{name}:{key}": value
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state[p].items()
+    }
+    save_file(moments, part / "optimizer.safetensors")
+    (part / "state.json").write_text(json.dumps(asdict(at)), encoding="utf-8")
+    part.replace(place)
+    for old in folder.glob("step-*"):
+        if old != place:
+            shutil.rmtree(old)
+
+
+def _resume(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan: dict[str, int]
+) -> Progress:
+    """Load the newest checkpoint, if any, into model and optimizer."""
+    place = latest_checkpoint(folder)
+    if place is None:
+        return Progress(0, 0, 0.0, plan, {})
+    at = Progress(**json.loads((place / "state.json").read_text(encoding="utf-8")))
+    if at.plan != plan:
+        raise UsageError(
+            f"{folder} holds another run: {at.plan}, wanted {plan}",
+            "use the same recipe, another --out, or --fresh",
+        )
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in load_file(place / "model.safetensors").items():
+            parameters[name].copy_(value)
+    for entry, value in load_file(place / "optimizer.safetensors").items():
+        name, _, key = entry.rpartition(":")
+        optimizer.state[parameters[name]][key] = value.to(parameters[name].device)
+    return at
+
+
+def _read_curve(folder: Path, done: int) -> list[Point]:
+    """The first `done` points; later ones, made before a kill, are cut off the file."""
+    path = folder / CURVE
+    lines = path.read_text(encoding="utf-8").splitlines()[:done] if path.exists() else []
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return [Point(**json.loads(line)) for line in lines]

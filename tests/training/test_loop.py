@@ -1,0 +1,130 @@
+"""The training loop: seeded, and stopping changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from specbench_cli.errors import UsageError
+from specbench_cli.training.corpus import Batch
+from specbench_cli.training.loop import CURVE, Optimization, Point, Stage, latest_checkpoint, train
+
+VOCAB = 17
+OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
+
+
+class Counting:
+    """Batches of a counter; its place is one number."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def batch(self, sequences: int, length: int) -> Batch:
+        ids = torch.arange(self.at, self.at + sequences * length).view(sequences, length)
+        self.at += sequences * length
+        return Batch(ids % VOCAB, (ids * ids + 1) % VOCAB, torch.ones(sequences, length))
+
+    def state(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Killed(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCAB, 8), nn.LayerNorm(8), nn.Linear(8, VOCAB))
+
+
+def stages(net: nn.Module) -> list[Stage]:
+    def loss(batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(net(batch.inputs).flatten(0, 1), batch.targets.flatten())
+
+    return [Stage(6, 2, 8, loss), Stage(4, 1, 16, loss)]
+
+
+def run(folder: Path, kill_after: int | None = None) -> tuple[list[float], nn.Module]:
+    net = model()
+
+    def maybe_die(point: Point) -> None:
+        if point.step == kill_after:
+            raise Killed
+
+    result = train(
+        net,
+        Counting(),
+        stages(net),
+        OPTIMIZATION,
+        folder,
+        checkpoint_every=2,
+        progress=maybe_die,
+    )
+    return [point.loss for point in result.curve], net
+
+
+def test_two_runs_give_the_same_curve_and_it_falls(tmp_path: Path) -> None:
+    first, _ = run(tmp_path / "a")
+    second, _ = run(tmp_path / "b")
+    assert first == second
+    assert first[-1] < first[0]
+
+
+@pytest.mark.parametrize("kill_after", [1, 4, 5, 7, 9])
+def test_a_killed_and_resumed_run_equals_one_without_a_stop(
+    tmp_path: Path, kill_after: int
+) -> None:
+    losses, net = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "parts", kill_after)
+    resumed, other = run(tmp_path / "parts")
+    assert resumed == pytest.approx(losses, abs=1e-5)
+    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    lines = (tmp_path / "parts" / CURVE).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
+
+
+def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
+    losses, net = run(tmp_path)
+    again, other = run(tmp_path)
+    assert again == losses
+    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_one_checkpoint_is_kept_and_nothing_in_it_is_pickled(tmp_path: Path) -> None:
+    run(tmp_path)
+    place = latest_checkpoint(tmp_path)
+    assert place is not None
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [place.name] == ["step-0000010"]
+    assert sorted(p.name for p in place.iterdir()) == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
+
+
+def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
+    (tmp_path / "step-0000008.part").mkdir()
+    assert latest_checkpoint(tmp_path) is None
+
+
+def test_resuming_another_plan_is_a_usage_error(tmp_path: Path) -> None:
+    run(tmp_path)
+    net = model()
+    with pytest.raises(UsageError, match="another run"):
+        train(net, Counting(), stages(net)[:1], OPTIMIZATION, tmp_path)
+
+
+def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:
+    rates = [OPTIMIZATION.lr(step, 100) for step in range(100)]
+    assert rates[0] < rates[1] < rates[2] == pytest.approx(0.05)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert rates[-1] == pytest.approx(0.005, rel=0.01)
