@@ -150,10 +150,11 @@ def _misused(fault: Exception) -> ExitCode:
     Typer keeps these errors' classes to itself, and moved them once: only attributes are used.
     """
     message: str = getattr(fault, "format_message", str)()
-    near = sorted(getattr(fault, "possibilities", None) or ())
+    near = " or ".join(sorted(getattr(fault, "possibilities", None) or ()))
     if near:
-        message = f"{getattr(fault, 'message', message)}; did you mean {' or '.join(near)}?"
-    message = message.replace("Value error, ", "").replace(". Did you mean", "; did you mean")
+        message = f"{getattr(fault, 'message', message).partition('.')[0]}. Did you mean {near}?"
+    message = " ".join(message.replace("Value error, ", "").split())
+    message = message.replace(". Did you mean", "; did you mean")
     context = getattr(fault, "ctx", None)
     hint = f"{context.command_path} --help" if context is not None else "specbench --help"
     output.error(f"{message[:1].lower()}{message[1:].rstrip('.')}", hint)

@@ -2,8 +2,8 @@
 
 A person at a terminal gets tables and colours; a pipe gets tab-separated lines, so that `cut`,
 `awk` and pandas read what they are given. NO_COLOR takes colours away, FORCE_COLOR makes a pipe
-look like a terminal, for CI logs. The user's own text is never read as markup, and control characters
-are shown instead of being sent to the terminal.
+look like a terminal, for CI logs. The user's own text is never read as markup, and control
+characters are shown instead of being sent to the terminal.
 """
 
 from __future__ import annotations

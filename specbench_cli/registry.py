@@ -93,7 +93,7 @@ METHODS: dict[str, Entry] = {
     ),
     "hf:prompt-lookup": Entry(
         "methods.hf:HfPromptLookup",
-        "transformers' prompt lookup.",
+        "transformers' prompt lookup. It drafts past the budget: its last step may lack the bonus.",
         peer=True,
         source="transformers",
     ),

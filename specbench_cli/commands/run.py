@@ -169,21 +169,24 @@ def run(
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}
+    if resume is not None:
+        others = {"--set": settings, "--out": out, "--config": config, "--dry-run": dry_run}
+        _refuse([*map(option, given), *(name for name, value in others.items() if value)])
+    else:
+        asked, sources = load(
+            given, settings or [], config, methods=registry, env=os.environ, folder=Path()
+        )
+    # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.plan import make_plan
 
     with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
+        if dry_run:
+            view.planned(make_plan(asked).facts())
+            return ExitCode.OK
         if resume is not None:
-            others = {"--set": settings, "--out": out, "--config": config, "--dry-run": dry_run}
-            _refuse([*map(option, given), *(name for name, value in others.items() if value)])
             plan, run_dir = execute.reopen(_folder(resume), view)
         else:
-            asked, sources = load(
-                given, settings or [], config, methods=registry, env=os.environ, folder=Path()
-            )
-            if dry_run:
-                view.planned(make_plan(asked).facts())
-                return ExitCode.OK
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
             result = execute.run(plan, run_dir, view, only_pass=only_pass)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import torch
 
-from specbench_cli.engine.load import ConfigFacts, config_facts, load_decoder, module_of
+from specbench_cli.engine.checkpoint import ConfigFacts, config_facts
+from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.session import Workspace
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -58,7 +60,7 @@ class Bench:
 
     def stop(self, budget: int) -> StopRule:
         """The one stop rule with a budget."""
-        return StopRule(eos=frozenset(self.facts["target"].eos), max_new_tokens=budget)
+        return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
         """Raise UsageError if a prompt and its budget are longer than the models' context."""
@@ -81,7 +83,8 @@ class Bench:
         return {
             role: {
                 "label": labels[role],
-                **facts.summary(),
+                **{name: value for name, value in asdict(facts).items() if name != "eos"},
+                "eos": sorted(facts.eos),
                 "weight_bytes": self.workspace.decoders[role].weight_bytes,
                 "engine": type(self.workspace.decoders[role]).__name__,
             }

@@ -100,6 +100,9 @@ def make_plan(config: RunConfig) -> Plan:
         for row in config.methods
     )
     tasks = tuple(load_task(name) for name in config.tasks)
+    names = [task.name for task in tasks]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two tasks have one name: {', '.join(names)}", hint="rename a file")
     questions = [question for task in tasks for question in task.questions]
     questions = select(questions, config.category)
     target = resolve(config.target)

@@ -22,6 +22,10 @@ from specbench_cli.store.schema import SCHEMA, Record
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
+_ORDER = ".resume.json"
+"""What was ordered, word for word: it may name folders of this machine, so it is not part of the
+result and goes once the run is finished."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -37,18 +41,29 @@ def start(
     """Plan a new run and make its folder."""
     plan = make_plan(config)
     view.planned(plan.facts())
-    effective = config.model_dump(mode="json")
-    path = out or new_path("-".join(config.tasks), effective)
-    return plan, RunDir.create(path, _manifest(plan, effective, sources))
+    effective = _public(plan)
+    path = out or new_path("-".join(effective["tasks"]), config.model_dump(mode="json"))
+    run_dir = RunDir.create(path, _manifest(plan, effective, sources))
+    (run_dir.path / _ORDER).write_text(config.model_dump_json(), encoding="utf-8")
+    return plan, run_dir
 
 
-def reopen(path: Path, view: RunView) -> tuple[Plan, RunDir]:
-    """Plan the rest of a run from its own manifest."""
+def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
+    """Plan the rest of a run; None if it is finished.
+
+    Raises:
+        UsageError: no run, one that cannot be resumed, or data that changed since.
+    """
     run_dir = RunDir.open(path)
+    if run_dir.manifest.get("status") == "finished":
+        return None, run_dir
     try:
-        config = RunConfig.model_validate(run_dir.manifest["config"]["effective"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} cannot be resumed: its manifest holds no valid config") from error
+        order = (run_dir.path / _ORDER).read_text(encoding="utf-8")
+        config = RunConfig.model_validate_json(order)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be resumed: its {_ORDER} is missing or damaged", hint="specbench run"
+        ) from error
     plan = make_plan(config)
     view.planned(plan.facts())
     for task, then in zip(plan.tasks, run_dir.manifest.get("tasks", []), strict=False):
@@ -60,12 +75,17 @@ def reopen(path: Path, view: RunView) -> tuple[Plan, RunDir]:
     return plan, run_dir
 
 
-def run(plan: Plan, run_dir: RunDir, view: RunView, *, only_pass: int | None = None) -> Result:
-    """Do what a run still lacks.
+def run(
+    plan: Plan | None, run_dir: RunDir, view: RunView, *, only_pass: int | None = None
+) -> Result:
+    """Do what a run still lacks; without a plan, nothing.
 
     With several passes each runs in a fresh process; `only_pass` is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept.
     """
+    if plan is None:
+        view.note(f"{run_dir.path} is finished: nothing is missing")
+        return Result(run_dir.path, exit_code(list(run_dir.records())))
     done = sum(1 for _ in run_dir.records())
     view.started(plan.cells, done, run_dir.path)
     try:
@@ -84,6 +104,7 @@ def run(plan: Plan, run_dir: RunDir, view: RunView, *, only_pass: int | None = N
     loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
     if only_pass is None:
         run_dir.close("finished", finished_utc=_now(), noisy=loud)
+        (run_dir.path / _ORDER).unlink(missing_ok=True)
     return Result(run_dir.path, exit_code(records))
 
 
@@ -120,7 +141,8 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
     for number in numbers:
         pass_.run(number)
     run_dir.update(
-        tolerance=pass_.judge.facts(),
+        # The first pass that needed a tolerance measured it; one that needed none knows nothing.
+        tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
         memory={
             "weight_bytes": bench.workspace.weight_bytes,
             "state_bytes": bench.workspace.state_bytes,
@@ -146,7 +168,7 @@ def _manifest(
         "version": __version__,
         "created_utc": _now(),
         "config": {"effective": dict(effective)},
-        "config_sources": dict(sources),
+        "config_sources": {key: Path(source).name for key, source in sources.items()},
         "machine": fingerprint(),
         "models": {},
         "tasks": [
@@ -162,6 +184,17 @@ def _manifest(
         "noisy": False,
         "tolerance": None,
         "aa_noise": None,
+    }
+
+
+def _public(plan: Plan) -> dict[str, Any]:
+    """The configuration with names in place of paths."""
+    return {
+        **plan.config.model_dump(mode="json"),
+        "target": plan.target.label,
+        "draft": plan.draft.label if plan.draft else None,
+        "tasks": [task.name for task in plan.tasks],
+        "plugins": [Path(path).name for path in plan.config.plugins],
     }
 
 

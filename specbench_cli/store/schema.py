@@ -138,8 +138,8 @@ class Ns:
 class Verdict:
     """How the output compares with vanilla's.
 
-    kind: one of `VERDICTS`. position: the first index at which the two differ. gap: how far the
-    output's token is from the best decision score there. expected: vanilla's token there.
+    kind: one of `VERDICTS`. position: the first index at which the two differ. expected: vanilla's
+    token there. gap: what the output's worst token, anywhere, lacks of the best decision score.
     """
 
     kind: str

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute.run import exit_code
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import validate
+from specbench_cli.store.invariants import validate
 
 
 
@@ -169,10 +169,32 @@ def test_a_draft_that_is_not_needed_is_not_loaded(specbench):
 def test_data_that_changed_since_is_refused_on_resume(specbench, tmp_path):
     task = tmp_path / "own.jsonl"
     task.write_text('{"prompt": "How much is 2 + 2?"}\n')
-    outcome = specbench("pld", tasks=[str(task)])
+    with pytest.raises(KeyboardInterrupt):
+        specbench("pld", tasks=[str(task)], log=specbench.log(interrupt_after=1))
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
     with pytest.raises(UsageError, match="changed"):
-        specbench(resume=outcome.path)
+        specbench(resume=specbench.path(1))
+
+
+def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp_path, plugin):
+    task = tmp_path / "own.jsonl"
+    task.write_text('{"prompt": "How much is 2 + 2?"}\n')
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Plain(Method):
+            '''Proposes nothing.'''
+            name = "plain"
+
+            def propose(self, session, limit):
+                return session.chain(())
+        """
+    )
+    outcome = specbench("plain", tasks=[str(task)], plugins=[path], max_new_tokens=2)
+    written = [file for file in outcome.path.rglob("*") if file.is_file()]
+    assert {file.name for file in written} >= {"manifest.json", "prompts.jsonl", "records.jsonl"}
+    assert not any(str(tmp_path) in file.read_text() for file in written)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(specbench, tmp_path):

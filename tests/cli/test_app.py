@@ -1,0 +1,241 @@
+"""The command line from outside: exit codes, errors in our format, and a start without torch."""
+
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from specbench_cli import __version__, app
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "pandas", "matplotlib", "datasets", "scipy", "numpy")
+LIGHT_COMMANDS = (
+    ["--help"],
+    ["--version"],
+    ["run", "--help"],
+    ["report", "--help"],
+    ["train", "--help"],
+    ["list", "--help"],
+    ["list", "methods"],
+    ["list", "tasks"],
+    ["list", "runs"],
+)
+
+
+def specbench(*args, cwd=None, **options):
+    """Start the command line in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    command = [sys.executable, "-m", "specbench_cli", *args]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_debug(monkeypatch):
+    monkeypatch.setenv("SPECBENCH_DEBUG", "")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command line here; returns exit code, stdout, stderr."""
+
+    def call(*args):
+        code = app._run(list(args))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def failing(monkeypatch, run):
+    """Runs a command that raises."""
+
+    def call(fault, *args):
+        broken = typer.Typer()
+
+        @broken.callback()
+        def top():
+            pass
+
+        @broken.command("break")
+        def raising():
+            raise fault
+
+        monkeypatch.setattr(app, "app", broken)
+        return run("break", *args)
+
+    return call
+
+
+# Start
+
+
+@pytest.mark.parametrize("args", LIGHT_COMMANDS, ids=" ".join)
+def test_light_command_imports_nothing_heavy(args):
+    code = (
+        "import sys\nfrom specbench_cli.app import main\n"
+        f"try: main({args!r})\nexcept SystemExit as end: assert not end.code, end.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["list", "methods"]], ids=" ".join)
+def test_light_command_takes_under_400_ms(args):
+    def cpu_seconds():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        specbench(*args, cwd=ROOT).communicate()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # One thread and no network: its CPU time is its wall time on a machine that does nothing else.
+    assert min(cpu_seconds() for _ in range(5)) < 0.4
+
+
+# What is printed where
+
+
+def test_version_is_printed(run):
+    assert run("--version") == (0, f"specbench {__version__}\n", "")
+
+
+def test_no_arguments_print_the_help(run):
+    code, out, _ = run()
+    assert code == 0
+    for command in ("run", "report", "train", "list"):
+        assert re.search(rf"\b{command}\b", out)
+
+
+@pytest.mark.parametrize("args", [["run"], ["report"], ["train"], ["list"], []])
+def test_every_command_has_help(run, args):
+    assert run(*args, "-h")[0] == run(*args, "--help")[0] == 0
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("args", "says", "hint"),
+    [
+        ("rnu", "no such command 'rnu'; did you mean 'run'?", "specbench --help"),
+        ("run --limt 3", "no such option: --limt; did you mean --limit?", "specbench run --help"),
+        ("run extra", "extra", "specbench run --help"),
+        ("run --limit x", "--limit must be a whole number, got 'x'", "specbench run --help"),
+        ("run --temperature nan", "--temperature must be a finite number, got nan", "specbench"),
+        ("run --verify coupled", "verify 'coupled' applies above temperature 0", "specbench"),
+        ("run --verify greedy", "'greedy' is not one of 'rejection', 'coupled'", "specbench"),
+        ("run -m spss", "no method 'spss'; did you mean 'sps'?", "specbench list methods"),
+        ("run -m '\x1b[31msps'", r"no method '\x1b[31msps'", "specbench list methods"),
+        ("run --plugin gone.py", "there is no plug-in file gone.py", "--plugin FILE.py"),
+        ("run --config gone.yaml", "cannot read gone.yaml", ""),
+        ("run --resume gone", "gone holds no run", "specbench list runs"),
+        ("run --resume gone --limit 3 --dry-run", "drop --limit, --dry-run", "specbench run"),
+        ("list", "missing argument 'kind'. Choose from: methods, tasks", "specbench list --help"),
+        ("list methdos", "'methdos' is not one of 'methods', 'tasks'", "specbench list --help"),
+        ("list methods spss", "did you mean 'sps'?", "specbench list methods"),
+        ("list runs gone", "there is no run 'gone'", "specbench list runs"),
+    ],
+)
+def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, args, says, hint):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*shlex.split(args))
+    assert code == 2
+    assert out == ""
+    first, *rest = err.splitlines()
+    assert first.startswith("error: ")
+    assert says in first
+    assert [line.startswith(f"hint: {hint}") for line in rest] == [True] * bool(hint)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        (UsageError("wrong [x]", "do [y]"), 2, "error: wrong [x]\nhint: do [y]\n"),
+        (EnvironmentFault("missing"), 3, "error: missing\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (app._Terminated(), 143, "error: terminated\n"),
+        (typer.Exit(1), 1, ""),
+    ],
+)
+def test_fault_ends_with_its_own_exit_code(failing, fault, code, says):
+    assert failing(fault) == (code, "", says)
+
+
+def test_bug_is_exit_code_4_and_its_traceback_is_kept_in_a_file(failing):
+    code, out, err = failing(ZeroDivisionError("no [bold] way"))
+    assert (code, out) == (ExitCode.BUG, "")
+    first, second = err.splitlines()
+    assert first == "error: a bug in specbench: ZeroDivisionError: no [bold] way"
+    log = Path(second.removeprefix("hint: the traceback is in "))
+    assert "raise fault" in log.read_text()
+    log.unlink()
+
+
+@pytest.mark.parametrize("where", ["after", "variable"])
+def test_traceback_is_shown_on_demand(failing, monkeypatch, where):
+    monkeypatch.setenv("SPECBENCH_DEBUG", "1" if where == "variable" else "")
+    _, _, err = failing(UsageError("wrong"), *([app.TRACEBACK] if where == "after" else []))
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("error: wrong\n")
+
+
+# Signals and pipes
+
+
+def test_reader_that_leaves_is_no_error():
+    with specbench("list", "methods", "--json", cwd=ROOT) as process:
+        process.stdout.close()
+        assert process.wait() == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
+    (tmp_path / "sleeper.py").write_text(
+        "import sys\nimport time\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    )
+    with specbench("run", "--plugin", "sleeper.py", cwd=tmp_path) as process:
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == code
+        assert "Traceback" not in process.stderr.read()
+
+
+# Neighbours
+
+
+@pytest.mark.parametrize("name", ["methods", "datasets_cfg"])
+@pytest.mark.parametrize("kind", ["package", "module", "namespace"])
+def test_package_of_the_same_name_is_refused_and_named(tmp_path, name, kind):
+    if kind == "module":
+        (tmp_path / f"{name}.py").touch()
+    else:
+        (tmp_path / name).mkdir()
+        if kind == "package":
+            (tmp_path / name / "__init__.py").touch()
+    process = specbench("list", "methods", cwd=tmp_path)
+    _, err = process.communicate()
+    if kind == "namespace":  # a folder without __init__.py never hides a package
+        assert process.returncode == 0
+    else:
+        assert process.returncode == 2
+        assert f"another package named '{name}' shadows specbench's: {tmp_path}" in err

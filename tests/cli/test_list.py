@@ -1,0 +1,67 @@
+"""`specbench list`: what there is, briefly and in full."""
+
+import json
+
+import pytest
+
+from specbench_cli import app, registry
+
+
+@pytest.fixture
+def listed(capsys, tmp_path, monkeypatch):
+    """Runs `specbench list` in an empty folder; returns stdout."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "")
+
+    def call(*args):
+        assert app._run(["list", *args]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_methods_are_those_of_the_registry_in_its_order(listed):
+    heading, *rows = (line.split("\t") for line in listed("methods").splitlines())
+    assert heading == ["name", "aliases", "needs", "guarantee", "summary"]
+    assert [row[0] for row in rows] == list(registry.METHODS)
+
+
+def test_json_has_every_fact_of_a_method(listed):
+    by_name = {m["name"]: m for m in map(json.loads, listed("methods", "--json").splitlines())}
+    assert by_name["sps"]["aliases"] == ["sd", "speculative"]
+    assert by_name["sps"]["needs"] == ["draft"]
+    assert "arXiv:2211.17192" in by_name["sps"]["source"]
+    assert by_name["hf:vanilla"]["peer"] is True
+
+
+def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed):
+    out = listed("methods", "sd")
+    assert "name\tsps" in out
+    assert "guarantee\tgreedy exact_tokens, rejection exact_law, coupled exact_tokens" in out
+    assert "sps.length\t5\tint\tdraft tokens a step" in out
+    assert "Exact because" in out
+
+
+def test_method_in_full_as_json_is_one_object(listed):
+    facts = json.loads(listed("methods", "pld", "--json"))
+    assert {row["parameter"] for row in facts["parameters"]} >= {"pld.ngram", "pld.length"}
+    assert facts["state_scope"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("tasks", {"mini", "gsm8k", "spec_bench", "mt_bench"}),
+        ("models", {"embedded", "embedded-7m", "embedded-1m", "llama-7b"}),
+    ],
+)
+def test_shipped_names_are_listed_and_each_is_described(listed, kind, names):
+    found = {facts["name"]: facts for facts in map(json.loads, listed(kind, "--json").splitlines())}
+    assert found.keys() >= names
+    for name in names:
+        assert json.loads(listed(kind, name, "--json"))["name"] == name
+
+
+def test_no_runs_are_an_empty_table(listed):
+    assert listed("runs", "--json") == ""
+    assert listed("runs").split() == ["name", "status", "target", "tasks", "methods"]

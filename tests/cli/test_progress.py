@@ -1,0 +1,163 @@
+"""What is shown of a run while it goes on."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.commands._progress import Bar, JsonLines, Lines, Speedups, make_progress
+from specbench_cli.store.schema import Ns, Params, Record, Verdict
+
+PLAN = {
+    "target": "embedded-7m",
+    "draft": "embedded-1m",
+    "methods": [
+        {"label": "vanilla", "method": "vanilla", "params": {}},
+        {"label": "sps", "method": "sps", "params": {"length": 5}},
+    ],
+    "tasks": [{"name": "mini", "questions": 12, "prompts": 14}],
+    "passes": 1,
+    "cells": 28,
+}
+
+
+def record(label="sps", prompt="mini/1", ns=100, tokens=10, **other):
+    values = {
+        "prompt_id": prompt,
+        "cluster": prompt,
+        "task": "mini",
+        "family": "qa",
+        "category": "qa",
+        "turn": 1,
+        "method": label,
+        "label": label,
+        "peer": False,
+        "params": Params(),
+        "sampling": "greedy",
+        "guarantee": "exact_tokens",
+        "pass_": 1,
+        "seed": 0,
+        "output_ids": [1] * tokens,
+        "origin": None,
+        "n_tokens": tokens,
+        "finish": "length",
+        "steps": None,
+        "target_forwards": None,
+        "draft_forwards": None,
+        "forwards": None,
+        "ns": Ns(total=ns),
+        "peak_bytes": 1,
+        "other_cpu": 0.0,
+        "verdict": Verdict("identical"),
+        "score": None,
+        "void": False,
+        "error": None,
+    }
+    return Record(**{**values, **other})
+
+
+def test_speedup_pairs_times_in_whichever_order_rows_come():
+    running = Speedups()
+    running.add(record("sps", "a", ns=50))
+    running.add(record("vanilla", "a", ns=100))
+    running.add(record("vanilla", "b", ns=300))
+    assert running.add(record("sps", "b", ns=150)) == {"sps": 400 / 200}
+
+
+def test_outputs_of_other_length_are_compared_per_token():
+    running = Speedups()
+    running.add(record("vanilla", ns=100, tokens=10))
+    assert running.add(record("sps", ns=100, tokens=20)) == {"sps": 2.0}
+
+
+@pytest.mark.parametrize("lost", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}])
+def test_cells_without_a_time_do_not_count(lost):
+    running = Speedups()
+    running.add(record("vanilla"))
+    assert running.add(record("sps", **lost)) == {}
+
+
+def test_dry_run_prints_the_plan_as_its_result(capsys):
+    Lines(dry_run=True).planned(PLAN)
+    lines = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert lines["methods"] == "vanilla; sps length=5"
+    assert lines["tasks"] == "mini: 12 questions, 14 prompts"
+    assert lines["cells"] == "28"
+
+
+def test_plan_of_a_real_run_is_not_its_result(capsys):
+    Lines().planned(PLAN)
+    assert capsys.readouterr().out == ""
+
+
+def test_log_gets_a_line_now_and_then(capsys):
+    now = 0.0
+    view = Lines(clock=lambda: now)
+    view.started(4, 0, Path("runs/x"))
+    view.cell(record("vanilla", "a", ns=200))
+    now = 11.0
+    view.cell(record("sps", "a", ns=100))
+    now = 12.0
+    view.cell(record("vanilla", "b"))
+    view.cell(record("sps", "b"))
+    view.note("something [odd]")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "4 cells, in runs/x",
+        "2/4 cells  sps 2.00x",
+        "4/4 cells  sps 1.50x",
+        "something [odd]",
+    ]
+
+
+def test_resumed_run_says_what_is_there(capsys):
+    Lines().started(10, 4, Path("runs/x"))
+    assert capsys.readouterr().err == "10 cells, 4 of them done already, in runs/x\n"
+
+
+def test_json_events_are_a_line_each(capsys):
+    view = make_progress(json=True)
+    view.planned(PLAN)
+    view.started(2, 0, Path("runs/x"))
+    view.cell(record("vanilla"))
+    view.cell(record("sps", ns=50))
+    plan, start, _, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert plan == {"event": "plan", **PLAN}
+    assert start == {"event": "start", "run": "runs/x", "cells": 2, "done": 0}
+    assert last["event"] == "cell"
+    assert (last["done"], last["label"], last["speedups"]) == (2, "sps", {"sps": 2.0})
+    assert last["verdict"]["kind"] == "identical"
+    assert "output_ids" not in last
+    assert view.flags() == ["--json"]
+
+
+@pytest.mark.parametrize("display", [Lines, JsonLines])
+def test_pass_in_a_process_of_its_own_announces_nothing(display, capsys):
+    view = display(part=True)
+    view.planned(PLAN)
+    view.started(2, 0, Path("runs/x"))
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    threads = threading.active_count()
+    with make_progress(json=False) as view:
+        assert isinstance(view, Bar)
+        view.started(2, 0, Path("runs/x"))
+        assert threading.active_count() == threads
+        view.cell(record("vanilla"))
+        capsys.readouterr()
+        view.cell(record("[b]sps", ns=50))
+        assert "[b]sps 2.00x" in capsys.readouterr().err
+        view.note("above [b]it")
+        assert "above [b]it" in capsys.readouterr().err
+    assert threading.active_count() == threads
+
+
+def test_log_is_chosen_where_stderr_is_no_terminal(capsys):
+    assert isinstance(make_progress(json=False), Lines)

@@ -1,0 +1,179 @@
+"""`specbench run` from the command line to its result, on the embedded pair."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands import _progress
+from specbench_cli.commands.report import EXAMPLES as REPORTS
+from specbench_cli.commands.run import EXAMPLES
+from specbench_cli.store.run_dir import RunDir
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", "--threads", "1"]
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+        monkeypatch.setenv(name, "")
+
+    def call(*args):
+        code = app._run(list(args))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def plan_of(out):
+    return dict(line.split("\t") for line in out.splitlines())
+
+
+def events_of(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_of_the_help_can_be_planned(run, example):
+    program, *args = shlex.split(example)
+    code, out, err = run(*args, "--dry-run")
+    assert (program, code, err) == ("specbench", 0, "")
+    assert int(plan_of(out)["cells"]) > 0
+
+
+def test_run_without_arguments_is_the_short_one(run, tmp_path):
+    _, out, _ = run("run", "--dry-run")
+    plan = plan_of(out)
+    labels = [row.split()[0] for row in plan["methods"].split("; ")]
+    assert labels == ["vanilla", "sps", "pld", "hf:vanilla", "hf:assisted"]
+    assert plan["tasks"].startswith("mini: 12 questions")
+    assert (plan["target"], plan["draft"]) == ("embedded-7m", "embedded-1m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_is_one_event_with_json(run):
+    _, out, _ = run("run", "--dry-run", "--json", "-m", "sps", "--limit", "2")
+    (event,) = events_of(out)
+    assert event["event"] == "plan"
+    assert event["methods"][1]["params"] == {"length": 5}
+
+
+def test_unknown_parameter_is_refused_before_anything_runs(run, tmp_path):
+    code, _, err = run("run", "-m", "sps", "--set", "sps.lenght=7", "--dry-run")
+    assert code == 2
+    assert "sps.lenght is not known; did you mean 'length'?" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.smoke
+def test_piped_run_prints_tsv_and_talks_on_stderr(run):
+    code, out, err = run("run", *SMALL, "--out", "here")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
+    assert {row["method"] for row in rows} == {"vanilla", "sps"}
+    assert "in here" in err.splitlines()
+    assert RunDir.open(Path("here")).manifest["status"] == "finished"
+    assert Path("here", "summary.csv").is_file()
+    assert Path("here", "report.md").is_file()
+
+
+@pytest.mark.smoke
+def test_sources_of_settings_are_in_the_manifest(run):
+    Path("specbench.yaml").write_text("# mine\nseed: 3\n")
+    assert run("run", *SMALL, "--out", "here")[0] == 0
+    sources = RunDir.open(Path("here")).manifest["config_sources"]
+    assert sources["seed"] == "specbench.yaml:2"
+    assert sources["limit"] == "--limit"
+    assert sources["temperature"] == "default"
+
+
+@pytest.mark.smoke
+def test_json_run_ends_with_done_and_its_summary(run):
+    code, out, _ = run("run", *SMALL, "--json")
+    events = events_of(out)
+    assert code == 0
+    assert [event["event"] for event in events[:2]] == ["plan", "start"]
+    assert {event["event"] for event in events[2:-1]} == {"cell"}
+    done = events[-1]
+    assert done["event"] == "done"
+    assert {row["label"] for row in done["summary"]} == {"vanilla", "sps"}
+    assert all(row["peak_bytes"] is None or row["peak_bytes"] > 0 for row in done["summary"])
+    assert len(list(RunDir.open(Path(done["run"])).records())) == events[1]["cells"]
+
+
+@pytest.mark.smoke
+def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
+    def interrupt(self, record):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_progress.Lines, "cell", interrupt)
+        code, out, err = run("run", *SMALL, "--out", "my run")
+    assert (code, out) == (130, "")
+    command = next(line for line in err.splitlines() if line.startswith("to go on: "))
+    before = len(list(RunDir.open(Path("my run")).records()))
+    program, *args = shlex.split(command.removeprefix("to go on: "))
+    assert program == "specbench"
+    code, _, err = run(*args)
+    assert code == 0
+    assert f"{before} of them done already" in err
+    records = list(RunDir.open(Path("my run")).records())
+    assert len({record.key for record in records}) == len(records) > before
+
+
+@pytest.mark.smoke
+def test_passes_are_announced_and_concluded_once(run):
+    command = [sys.executable, "-m", "specbench_cli", "run", *SMALL, "--repeats", "2", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    kinds = [event["event"] for event in events_of(done.stdout)]
+    assert [kinds.count(kind) for kind in ("plan", "start", "done")] == [1, 1, 1]
+    cells = [event for event in events_of(done.stdout) if event["event"] == "cell"]
+    assert {event["pass"] for event in cells} == {1, 2}
+
+
+@pytest.mark.smoke
+def test_last_run_can_be_resumed_reported_and_listed(run):
+    assert run("run", *SMALL)[0] == 0
+    ((name, before),) = (
+        (path.name, (path / "records.jsonl").read_bytes())
+        for path in Path("results/runs").iterdir()
+    )
+    code, out, _ = run("run", "--resume", "last")
+    assert code == 0
+    assert "sps" in out
+    assert Path("results/runs", name, "records.jsonl").read_bytes() == before
+    assert name in run("list", "runs")[1]
+    assert json.loads(run("list", "runs", name, "--json")[1])["status"] == "finished"
+    example = shlex.split(REPORTS[0])
+    assert example[:2] == ["specbench", "report"]
+    assert run(*example[1:])[0] == 0
+
+
+@pytest.mark.smoke
+def test_plugin_of_readme_runs_and_is_lossless(run):
+    (_, after) = (ROOT / "README.md").read_text().split("<!-- plugin -->\n```python\n")
+    Path("repeat_last.py").write_text(after.split("```")[0])
+    args = ["--plugin", "repeat_last.py", "--set", "repeat-last.times=2", *SMALL[2:]]
+    assert run("run", *args, "--out", "here")[0] == 0
+    records = list(RunDir.open(Path("here")).records())
+    assert {record.label for record in records} == {"vanilla", "repeat-last"}
+    assert {record.verdict.kind for record in records} <= {"reference", "identical", "near-tie"}
+
+
+def test_run_into_a_folder_with_a_run_is_refused(run):
+    Path("here").mkdir()
+    Path("here", "manifest.json").write_text("{}")
+    code, _, err = run("run", *SMALL, "--out", "here")
+    assert code == 2
+    assert "specbench run --resume here" in err

@@ -1,0 +1,164 @@
+"""The repository as a whole: what README says is there, and what a wheel holds."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specbench_cli import __version__, registry
+from specbench_cli.errors import ExitCode
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block_after(marker: str) -> str:
+    """The one code block that follows a marker in README."""
+    (after,) = README.split(f"<!-- {marker} -->\n")[1:]
+    return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
+
+
+def table_after(marker: str) -> list[list[str]]:
+    """The rows of the table that follows a marker in README, as cells."""
+    (after,) = README.split(f"<!-- {marker} -->\n")[1:]
+    lines = after.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def shipped() -> set[str]:
+    """All files of our packages, caches aside."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_method_table_is_the_registry():
+    said = {row[0].strip("`"): row[1:] for row in table_after("methods")}
+    assert said == {
+        name: [
+            ", ".join(f"`{alias}`" for alias in entry.aliases),
+            ", ".join(entry.needs),
+            entry.summary.rstrip("."),
+            entry.source,
+        ]
+        for name, entry in registry.METHODS.items()
+    }
+
+
+def test_exit_codes_are_the_documented_ones():
+    codes = README.split("## Exit codes")[1].split("## ")[0]
+    documented = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", codes, re.M)
+                  for code in line.split(",")}  # fmt: skip
+    assert documented == {int(code) for code in ExitCode}
+
+
+def test_tree_has_a_line_for_every_module():
+    listed, folders = set(), []
+    for line in block_after("tree").splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name]
+        if not name.endswith("/"):
+            listed.add("".join(folders[: depth + 1]))
+    modules = {path for path in shipped() if path.endswith(".py") and "__init__" not in path}
+    assert {path for path in listed if path.endswith(".py")} == modules
+    assert all((ROOT / path).exists() for path in listed)
+
+
+def test_readme_commands_are_one_line_each():
+    assert "pip install -e . &&" in block_after("ci: run")
+    assert "python -m pytest" in block_after("ci: test")
+    assert (
+        len(block_after("ci: run").splitlines()) == len(block_after("ci: test").splitlines()) == 1
+    )
+
+
+def test_first_screen_has_table_and_figure():
+    assert "speedup" in block_after("table: the real output of that command")
+    figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert figures
+    assert all((ROOT / figure).is_file() for figure in figures)
+
+
+def test_local_links_lead_somewhere():
+    anchors = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", README, re.M)
+    }
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        if link.startswith("#"):
+            assert link[1:] in anchors
+        elif "://" not in link:
+            assert (ROOT / link).exists()
+
+
+def test_plugin_of_readme_registers(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    code = block_after("plugin")
+    assert len(code.strip().splitlines()) <= 20
+    (tmp_path / "repeat_last.py").write_text(code)
+    assert registry.load_plugin(str(tmp_path / "repeat_last.py")) == ["repeat-last"]
+    assert registry.build("repeat-last", {"times": 5}).params.times == 5
+
+
+def test_versions_agree():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert cited == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_licence_is_apache_2():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"] == "Apache-2.0"
+    )
+
+
+def test_ci_script_is_executable_and_valid():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The names in a wheel built from this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def test_wheel_holds_our_packages_whole_and_nothing_else(wheel):
+    files = {name for name in wheel if ".dist-info/" not in name}
+    assert files == shipped()
+
+
+def test_wheel_holds_the_data_that_code_reads(wheel):
+    assert "specbench_cli/py.typed" in wheel
+    assert "specbench_cli/models/aliases.yaml" in wheel
+    assert {"datasets_cfg/mini.yaml", "datasets_cfg/gsm8k.yaml"} <= wheel.keys()
+    weights = [name for name in wheel if name.endswith(".safetensors")]
+    assert {Path(name).parent.name for name in weights} >= {"embedded-7m", "embedded-1m"}
+    assert not [name for name in wheel if name.endswith((".bin", ".pt", ".pkl", ".pyc"))]
+
+
+def test_wheel_installs_both_commands_and_the_licence(wheel):
+    info = f"specbench_cli-{__version__}.dist-info"
+    points = wheel[f"{info}/entry_points.txt"].decode()
+    assert "specbench = specbench_cli.app:main" in points
+    assert "specbench-cli = specbench_cli.app:main" in points
+    assert f"{info}/licenses/LICENSE" in wheel

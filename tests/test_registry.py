@@ -1,0 +1,222 @@
+"""The registry: the table is true, names resolve, plug-ins plug in."""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import methods
+from specbench_cli import registry
+from specbench_cli.api import Method
+from specbench_cli.errors import UsageError
+from specbench_cli.registry import METHODS
+
+REPEATER = '''
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session
+
+
+class Params(MethodParams):
+    times: int = Field(3, ge=1, description="how often")
+
+
+class RepeatLast(Method):
+    """The draft is the last token, again and again."""
+
+    Params = Params
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        return session.chain(session.tokens()[-1:] * min(self.params.times, limit))
+'''
+
+
+@pytest.fixture(autouse=True)
+def _forget_plugins(monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(text: str, name: str = "mine.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def classes_on_disk() -> dict[str, type[Method]]:
+    found = {}
+    for module in pkgutil.iter_modules(methods.__path__):
+        if module.name.startswith("_"):
+            continue
+        for member in vars(importlib.import_module(f"methods.{module.name}")).values():
+            own = inspect.isclass(member) and member.__module__ == f"methods.{module.name}"
+            if own and issubclass(member, Method) and not member.__name__.startswith("_"):
+                found[member.name] = member
+    return found
+
+
+def test_table_holds_exactly_the_methods_on_disk():
+    assert sorted(METHODS) == sorted(classes_on_disk())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_table_says_what_the_class_says(name):
+    entry, found = METHODS[name], registry.load(name)
+    assert entry.target == f"{found.__module__}:{found.__qualname__}"
+    assert found.name == name
+    assert entry.summary == inspect.getdoc(found).partition("\n")[0]
+    assert set(entry.needs) == found.needs
+    assert entry.peer == found.peer
+    assert found().guarantee("greedy") == "exact_tokens"
+    assert entry.guarantee == "lossless"
+
+
+def test_vanilla_comes_first():
+    assert next(iter(registry.entries())) == "vanilla"
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        ("ar", "vanilla"),
+        ("autoregressive", "vanilla"),
+        ("sd", "sps"),
+        ("SPS ", "sps"),
+        ("speculative", "sps"),
+        ("prompt-lookup", "pld"),
+        ("hf:assisted", "hf:assisted"),
+    ],
+)
+def test_alias_resolves_to_canonical_name(given, canonical):
+    assert registry.resolve(given) == canonical
+
+
+def test_unknown_method_is_answered_with_the_nearest():
+    with pytest.raises(UsageError, match="no method 'spss'; did you mean 'sps'") as caught:
+        registry.resolve("spss")
+    assert caught.value.hint == "specbench list methods"
+
+
+def test_unknown_method_far_from_all_is_answered_with_all():
+    with pytest.raises(UsageError, match="there are vanilla, sps, pld"):
+        registry.resolve("quux")
+
+
+def test_aliases_are_nobody_elses_name():
+    aliases = [alias for entry in METHODS.values() for alias in entry.aliases]
+    assert len({*aliases, *METHODS}) == len(aliases) + len(METHODS)
+
+
+def test_parameters_have_their_defaults():
+    assert registry.parameters("sps", {}).model_dump() == {"length": 5}
+
+
+def test_unknown_parameter_is_answered_with_the_nearest():
+    with pytest.raises(
+        UsageError, match=r"sps\.lenght is not known; did you mean 'length'"
+    ) as caught:
+        registry.parameters("sps", {"lenght": 7})
+    assert caught.value.hint == "specbench list methods sps"
+
+
+def test_parameter_out_of_bounds_names_value_and_bound():
+    with pytest.raises(UsageError, match=r"sps\.length must be at least 1, got 0"):
+        registry.parameters("sps", {"length": 0})
+
+
+def test_built_method_has_the_parameters_passed():
+    assert registry.build("sps", {"length": 7}).params.length == 7
+
+
+def test_plugin_is_named_after_its_class(plugin):
+    assert registry.load_plugin(plugin(REPEATER)) == ["repeat-last"]
+    entry = registry.entries()["repeat-last"]
+    assert entry.summary == "The draft is the last token, again and again."
+    assert entry.origin == "mine.py"
+    assert registry.build("repeat-last", {"times": 2}).params.times == 2
+
+
+def test_plugin_may_name_itself(plugin):
+    named = REPEATER.replace("    Params = Params", '    name = "echo"\n    Params = Params')
+    assert registry.load_plugin(plugin(named)) == ["echo"]
+    assert registry.load("echo").__name__ == "RepeatLast"
+
+
+def test_plugin_loads_twice_without_a_clash(plugin):
+    path = plugin(REPEATER)
+    assert registry.load_plugin(path) == registry.load_plugin(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import specbench_cli\ndef f(:\n    pass\n", r"mine\.py:2: SyntaxError"),
+        (
+            "x = 1\n\nraise RuntimeError('broken [red]')\n",
+            r"mine\.py:3: RuntimeError: broken \[red\]",
+        ),
+        ("import no_such_module_anywhere\n", r"mine\.py:1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(0)\n", r"mine\.py:2: SystemExit"),
+        ("x = 1\n", "defines no method"),
+        (REPEATER.replace("class RepeatLast", "class Sps"), "the name 'sps' is taken by specbench"),
+    ],
+)
+def test_broken_plugin_is_one_clear_error(plugin, text, says):
+    with pytest.raises(UsageError, match=says):
+        registry.load_plugin(plugin(text))
+
+
+def test_plugin_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"no plug-in file .*gone\.py"):
+        registry.load_plugin(str(tmp_path / "gone.py"))
+
+
+def test_private_bases_of_a_plugin_are_not_methods(plugin):
+    text = REPEATER.replace("class RepeatLast(Method)", "class _Base(Method)")
+    text += "\n\nclass Twice(_Base):\n    '''Twice.'''\n"
+    assert registry.load_plugin(plugin(text)) == ["twice"]
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Installs a distribution with one entry point of our group."""
+
+    def install(module_text: str, target: str = "their_methods:Theirs", name: str = "theirs"):
+        site = tmp_path / "site"
+        info = site / "their_package-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[specbench.methods]\n{name} = {target}\n")
+        (site / "their_methods.py").write_text(module_text)
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(sys.modules, "their_methods", raising=False)
+        return Path(site)
+
+    return install
+
+
+def test_entry_point_is_listed_without_being_imported(distribution):
+    distribution("raise RuntimeError('imported')\n")
+    assert registry.entries()["theirs"].origin == "their-package"
+
+
+def test_entry_point_loads_on_demand(distribution):
+    distribution(REPEATER.replace("RepeatLast", "Theirs"))
+    assert registry.load("theirs").__name__ == "Theirs"
+
+
+def test_entry_point_that_does_not_import_names_its_distribution(distribution):
+    distribution("raise RuntimeError('their bug')\n")
+    with pytest.raises(
+        UsageError, match=r"method 'theirs' of their-package does not import.*their bug"
+    ):
+        registry.load("theirs")
+
+
+def test_entry_point_cannot_take_a_name_of_ours(distribution):
+    distribution("", name="sps")
+    assert registry.entries()["sps"].origin == "specbench"
