@@ -1,3 +1,3 @@
-"""specbench: which speculative-decoding method is fastest here, by how much, and how sure are we?"""
+"""Measures which speculative-decoding method is fastest here, and if its output is unchanged."""
 
 __version__ = "0.1.0"

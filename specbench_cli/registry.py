@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,12 +105,19 @@ _plugged_in: dict[str, Entry] = {}
 
 def entries() -> dict[str, Entry]:
     """All methods by canonical name; ours first. A name of ours cannot be taken by another."""
-    found = dict(METHODS)
+    return {**METHODS, **_installed(), **_plugged_in}
+
+
+@cache
+def _installed() -> dict[str, Entry]:
+    """Other distributions' methods; looked up once, as that reads every distribution's metadata."""
+    found = {}
     for point in importlib.metadata.entry_points(group=GROUP):
+        if point.name in METHODS:
+            continue
         package = point.dist.name if point.dist else "an unknown distribution"
-        entry = Entry(point.value, f"from {package}", guarantee="", origin=package)
-        found.setdefault(point.name, entry)
-    return found | _plugged_in
+        found[point.name] = Entry(point.value, f"from {package}", guarantee="", origin=package)
+    return found
 
 
 def resolve(name: str) -> str:

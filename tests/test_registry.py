@@ -194,9 +194,11 @@ def distribution(tmp_path, monkeypatch):
         (site / "their_methods.py").write_text(module_text)
         monkeypatch.syspath_prepend(str(site))
         monkeypatch.delitem(sys.modules, "their_methods", raising=False)
+        registry._installed.cache_clear()
         return Path(site)
 
-    return install
+    yield install
+    registry._installed.cache_clear()
 
 
 def test_entry_point_is_listed_without_being_imported(distribution):

@@ -7,11 +7,12 @@ while a cell is timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -113,17 +114,28 @@ class RunProgress:
         return "  ".join(f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
 
 
+class _BarAndLine(Progress):
+    """A bar, and a line of text under it."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, then the line."""
+        yield from super().get_renderables()
+        yield Text(self.line)
+
+
 class Bar(RunProgress):
     """A progress bar on stderr with the running speedups under it."""
 
     def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
         super().__init__(dry_run=dry_run, part=part)
-        self._bar = Progress(
+        self._bar = _BarAndLine(
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("cells,"),
             TimeRemainingColumn(),
-            TextColumn("left\n{task.fields[speedups]}", markup=False),
+            TextColumn("left"),
             console=output.console(stderr=True),
             auto_refresh=False,
             transient=True,
@@ -143,14 +155,15 @@ class Bar(RunProgress):
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """Show the bar."""
         super().started(cells, done, run_dir)
-        self._task = self._bar.add_task("", total=cells, completed=done, speedups="")
+        self._task = self._bar.add_task("", total=cells, completed=done)
         self._bar.start()
         self._bar.refresh()
 
     def cell(self, record: Record) -> None:
         """Move the bar."""
         super().cell(record)
-        self._bar.update(self._task, completed=self._done, speedups=self.line(), refresh=True)
+        self._bar.line = output.plain(self.line())
+        self._bar.update(self._task, completed=self._done, refresh=True)
 
     def note(self, text: str) -> None:
         """Say it above the bar."""

@@ -100,9 +100,7 @@ def attend_many(
     out.copy_(y[0])
 
 
-def attend_tree(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, out: Tensor
-) -> None:
+def attend_tree(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, out: Tensor) -> None:
     """The same for any mask, such that nothing of an unseen row gets through, not even a NaN.
 
     Scores of unseen rows are replaced rather than added to, and their values, which are multiplied by

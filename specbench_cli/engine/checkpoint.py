@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,6 +124,11 @@ def read_config(folder: Path) -> Any:
         ) from error
 
 
+def max_positions(config: Any) -> int:
+    """Positions a model is made for; sys.maxsize where its family sets no limit."""
+    return int(getattr(config, "max_position_embeddings", sys.maxsize))
+
+
 def config_facts(folder: Path) -> ConfigFacts:
     """Facts of a checkpoint, for the manifest; reads every byte of the weights once, for the hash.
 
@@ -137,7 +143,7 @@ def config_facts(folder: Path) -> ConfigFacts:
         vocab_size=text.vocab_size,
         n_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        max_positions=text.max_position_embeddings,
+        max_positions=max_positions(text),
         eos=_eos(folder, config),
         parameters=weights.parameters,
         dtype="+".join(weights.dtypes),

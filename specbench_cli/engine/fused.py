@@ -66,7 +66,7 @@ class Sight(NamedTuple):
 
 
 View = tuple[Tensor, Tensor, Tensor, Sight]
-"""One sequence at one layer: where new rows go [n, 2 kv d], keys [kv, d, seen], values [kv, seen, d]."""
+"""One sequence at one layer: where new rows go [2 kv, n, d], keys [kv, d, seen], values [kv, seen, d]."""
 
 
 Plan = tuple[list[tuple[View, ...]], Table, "Scratch"]
@@ -80,7 +80,7 @@ class Line(NamedTuple):
     """The views of one sequence of a forward on the buffers of `Scratch`.
 
     q, mixed: [heads, n, d], or [kv, heads / kv, d] for one row, whose heads are as good as rows.
-    row: [n, 2 kv d], keys and values; value: its second half.
+    row: [2 kv, n, d], keys and values; value: its second half.
     """
 
     q: Tensor
@@ -106,13 +106,11 @@ class Scratch:
         self.gate, self.up = self.gate_up.chunk(2, -1)
         self.lines = []
         for at in range(0, rows, n):
-            qkv, mixed = self.qkv[at : at + n], self.mixed[at : at + n].unflatten(-1, (heads, d))
-            q = qkv[:, : heads * d].unflatten(-1, (heads, d))
+            qkv = self.qkv[at : at + n].unflatten(-1, (heads + 2 * kv, d)).transpose(0, 1)
+            q, mixed = qkv[:heads], self.mixed[at : at + n].unflatten(-1, (heads, d)).transpose(0, 1)
             if n == 1 and self.few:
                 q, mixed = q.view(kv, heads // kv, d), mixed.view(kv, heads // kv, d)
-            else:
-                q, mixed = q.transpose(0, 1), mixed.transpose(0, 1)
-            self.lines.append(Line(q, mixed, qkv[:, heads * d :], qkv[:, (heads + kv) * d :]))
+            self.lines.append(Line(q, mixed, qkv[heads:], qkv[heads + kv :]))
 
 
 class FusedDecoder(Decoder):
@@ -237,9 +235,7 @@ class FusedDecoder(Decoder):
             elif scratch.few:
                 attend_few(line.q, k, v, sight.bias, line.mixed)
             else:
-                attend_many(
-                    line.q, k, v, sight.bias, sight.causal, self.rotary.scale, line.mixed
-                )
+                attend_many(line.q, k, v, sight.bias, sight.causal, self.rotary.scale, line.mixed)
         h = layer.out.add_to(h, scratch.mixed)
         layer.gate_up(self._norm(h, layer.mlp_norm, scratch.size, normed), scratch.gate_up)
         torch._C._nn.silu_(scratch.gate)
@@ -256,7 +252,9 @@ class FusedDecoder(Decoder):
         torch.hypot(size, self._eps_size, out=size)
         return torch.div(h, size, out=out).mul_(weight)
 
-    def _logits(self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch) -> Tensor:
+    def _logits(
+        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
+    ) -> Tensor:
         """Logits [b, r, V] of rows h [b * n, hidden]."""
         if not isinstance(at, Tensor) and (at == "all" or len(h) == b):
             rows = self._norm(h, self.weights.final_norm, scratch.size, scratch.normed)
@@ -353,14 +351,12 @@ class FusedDecoder(Decoder):
             if window is not None:
                 first = max(0, start + 1 - window)
             sight = self._sight(start, first, n, window)
-        buffer, d, kv = state.buffers[0], self.head_dim, self.kv_heads
-        per_layer, per_seq, row, _ = buffer.stride()
+        buffer, kv = state.buffers[0], self.kv_heads
         low, across = run[0], run[-1] - run[0] + 1
-        base, total = low * per_layer + seq * per_seq, start + n - first
-        old = base + first * row
-        new = buffer.as_strided((across, n, row), (per_layer, row, 1), base + start * row)
-        k = buffer.as_strided((across, kv, d, total), (per_layer, d, 1, row), old)
-        v = buffer.as_strided((across, kv, total, d), (per_layer, d, row, 1), old + kv * d)
+        rows = buffer[low : low + across, seq]
+        new = rows[:, :, start : start + n]
+        seen = rows[:, :, first : start + n]
+        k, v = seen[:, :kv].mT, seen[:, kv:]
         views = [(*view, sight) for view in zip(new.unbind(), k.unbind(), v.unbind(), strict=True)]
         return views if across == len(run) else [views[at - low] for at in run]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from specbench_cli.engine.attention import visible
+from specbench_cli.engine.checkpoint import max_positions
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.state import KVState, LayerShape
 from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
@@ -37,7 +38,7 @@ class HostedDecoder(Decoder):
         self.name, self.module = name, module
         self.device, self.dtype = module.device, module.dtype
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
+        self.n_layers, self.max_positions = config.num_hidden_layers, max_positions(config)
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
         self._config = config
         self._accepted = set(inspect.signature(module.forward).parameters)

@@ -62,9 +62,7 @@ class FusedWeights:
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = self._norm("model.norm")
         tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
-        self._same = tied and (
-            device.type != "cpu" or self.embedding.numel() > HEAD_COPY_UP_TO
-        )
+        self._same = tied and (device.type != "cpu" or self.embedding.numel() > HEAD_COPY_UP_TO)
         self.head = self._output(tied)
         del self._tensors  # the files are read once
 

@@ -50,7 +50,7 @@ class CudaClock:
 
     def mark(self) -> int:
         """Index of a new event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
         return len(self._events) - 1

@@ -257,8 +257,16 @@ class Session:
         return committed
 
     def adopt(self, outcome: Outcome) -> Outcome:
-        """Take what a peer decoded with its own means; cut and appended, no state is touched."""
-        return self._append(outcome)
+        """Take what a peer decoded with its own means; cut and appended, no state is touched.
+
+        A peer tells its steps once it has all of them: they arrived with the first one told.
+        """
+        first = self._position() == 0
+        arrived = self.last_ns
+        kept = self._append(outcome)
+        if not first:
+            self.last_ns = arrived
+        return kept
 
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the step that they led to."""

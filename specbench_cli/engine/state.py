@@ -24,9 +24,9 @@ class LayerShape:
     value_dim: int
 
     @property
-    def width(self) -> int:
-        """Numbers in a row."""
-        return self.heads * (self.key_dim + self.value_dim)
+    def dim(self) -> int:
+        """Numbers reserved for a head's key, and for its value."""
+        return max(self.key_dim, self.value_dim)
 
 
 class Snapshot:
@@ -53,13 +53,14 @@ class Snapshot:
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
-    A row holds the keys of all heads, then the values, so that a forward appends both in one copy and the
-    rows of a path are gathered in one go. Layers keep their own lengths: with a layer range or skipped
-    layers some are ahead of others.
+    Each head's rows lie one after another, as attention reads them; keys and values share a buffer, so
+    that a forward appends both in one copy and the rows of a path are gathered in one go. Layers keep
+    their own lengths: with a layer range or skipped layers some are ahead of others.
 
     Attributes:
         shapes: what each layer stores.
-        buffers: consecutive layers of one shape share a buffer [layers, n_seqs, capacity, width].
+        buffers: consecutive layers of one shape share a buffer
+            [layers, n_seqs, 2 heads, capacity, dim]: the keys of all heads, then the values.
         lengths: rows written, by sequence and layer; read only.
         plans: what the decoder keeps of how it worked on this state, by a key of its own.
     """
@@ -78,7 +79,11 @@ class KVState(State):
         self.capacity = capacity
         # Zeroed: rows that were never written take part in masked products, where NaN would spread.
         self.buffers = [
-            torch.zeros(len(list(same)), n_seqs, capacity, shape.width, dtype=dtype, device=device)
+            torch.zeros(
+                (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
+                dtype=dtype,
+                device=device,
+            )
             for shape, same in groupby(self.shapes)
         ]
         self._layers = [layer for buffer in self.buffers for layer in buffer]
@@ -99,14 +104,12 @@ class KVState(State):
     def keys(self, layer: int) -> Tensor:
         """All rows' keys, a view [n_seqs, heads, capacity, key_dim]."""
         shape = self.shapes[layer]
-        rows = self._layers[layer][..., : shape.heads * shape.key_dim]
-        return rows.unflatten(-1, (shape.heads, shape.key_dim)).transpose(1, 2)
+        return self._layers[layer][:, : shape.heads, :, : shape.key_dim]
 
     def values(self, layer: int) -> Tensor:
         """All rows' values, a view [n_seqs, heads, capacity, value_dim]."""
         shape = self.shapes[layer]
-        rows = self._layers[layer][..., shape.heads * shape.key_dim :]
-        return rows.unflatten(-1, (shape.heads, shape.value_dim)).transpose(1, 2)
+        return self._layers[layer][:, shape.heads :, :, : shape.value_dim]
 
     def require(self, start: int, n: int) -> None:
         """Raise ValueError unless n rows fit after `start`."""
@@ -191,12 +194,12 @@ class KVState(State):
             rows = self._rows(layers, seq)
             first = base + still
             index = torch.tensor(kept, dtype=torch.int64, device=rows.device)
-            rows[:, first : first + len(kept)] = rows.index_select(1, index)
+            rows[:, :, first : first + len(kept)] = rows.index_select(2, index)
             if kept:
                 self._wrote(seq, layers, first)
 
     def _rows(self, layers: Sequence[int], seq: int) -> Tensor:
-        """Rows of consecutive layers of one shape, a view [layers, capacity, width]."""
+        """Rows of consecutive layers of one shape, a view [layers, 2 heads, capacity, dim]."""
         first = 0
         for buffer in self.buffers:
             if layers[0] < first + len(buffer):

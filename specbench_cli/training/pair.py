@@ -7,8 +7,10 @@ Weights are stored in fp16, and the upcast of those is the model.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -149,14 +151,15 @@ def train_pair(
         optimization = loop.Optimization(
             recipe.peak_lr, end_lr=0.05 * recipe.peak_lr, warmup_steps=recipe.warmup_steps
         )
-        results[recipe.name] = loop.train(
-            model,
-            Corpus(tokenizer, gsm8k, seed),
-            stages,
-            optimization,
-            work / recipe.name,
-            progress=lambda point, name=recipe.name: report(name, point),  # type: ignore[misc]
-        )
+        with _deterministic(device):
+            results[recipe.name] = loop.train(
+                model,
+                Corpus(tokenizer, gsm8k, seed),
+                stages,
+                optimization,
+                work / recipe.name,
+                progress=partial(report, recipe.name),
+            )
         export(model, tokenizer, out / recipe.name)
         target = model.requires_grad_(False).train(False)
     return results
@@ -209,7 +212,7 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     """Write what from_pretrained needs: fp16 weights (tied ones once), configs and tokenizer."""
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
-    stored.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    stored.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
@@ -217,6 +220,17 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     nn.Module.half(stored)
     stored.save_pretrained(folder)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On a CPU, make two runs equal: compiled embedding gradients else add up in any order."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _stages(

@@ -208,6 +208,15 @@ def test_reader_that_leaves_is_no_error():
         assert process.stderr.read() == ""
 
 
+@pytest.fixture
+def _heeds_interrupts():
+    """A process started in the background ignores SIGINT, and so would the ones it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heeds_interrupts")
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
     (tmp_path / "sleeper.py").write_text(

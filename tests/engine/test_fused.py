@@ -294,9 +294,7 @@ def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None
     assert torch.equal(*runs)
 
 
-def test_kept_plans_are_bounded(
-    tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_plans_are_bounded(tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "MAX_PLANS", 4)
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specbench_cli.engine import sampling
 from specbench_cli.engine.sampling import Noise, Sampling, key_of, log_warp, philox, warp
 
 CPU = torch.device("cpu")
@@ -222,7 +223,9 @@ def test_the_largest_of_log_probability_and_noise_is_a_draw_from_the_law():
     assert stats.chisquare(torch.bincount(drawn, minlength=4), 20_000 * p).pvalue > 1e-3
 
 
-def test_noise_is_finite_float32():
-    rows = noise(vocab=1000).rows(0, 500)
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_noise_is_finite_float32_at_either_end_of_a_word(monkeypatch, word):
+    monkeypatch.setattr(sampling, "philox", lambda counter, key: torch.full_like(counter, word))
+    rows = noise().rows(0, 2)
     assert rows.dtype == torch.float32
     assert rows.isfinite().all()

@@ -80,9 +80,7 @@ class StateAgainstLists(RuleBasedStateMachine):
         self.state.commit(seq, path)
         for layer in range(LAYERS):
             base, have = committed[layer], rows[layer]
-            rows[layer] = have[:base] + [
-                have[base + at] for at in path if base + at < len(have)
-            ]
+            rows[layer] = have[:base] + [have[base + at] for at in path if base + at < len(have)]
             committed[layer] = len(rows[layer])
         self.remember()
 
@@ -177,4 +175,4 @@ def test_handle_of_another_state_is_refused() -> None:
 
 
 def test_nbytes_is_what_the_shapes_ask_for() -> None:
-    assert make().nbytes == 4 * SEQS * CAPACITY * (12 + 12 + 6)
+    assert make().nbytes == 4 * SEQS * CAPACITY * (12 + 12 + 8)

@@ -65,7 +65,10 @@ def specbench(tmp_path):
             plan, run_dir = execute.reopen(resume, log)
         else:
             made.append(None)
-            rows = [{"name": "vanilla"}, *({"name": m} if isinstance(m, str) else m for m in methods)]
+            rows = [
+                {"name": "vanilla"},
+                *({"name": m} if isinstance(m, str) else m for m in methods),
+            ]
             settings = {"limit": 2, "max_new_tokens": 12, "allow_noise": True, **config}
             checked = RunConfig.model_validate({"methods": rows, **settings})
             plan, run_dir = execute.start(checked, {}, tmp_path / f"run{len(made)}", log)

@@ -10,7 +10,6 @@ from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.invariants import validate
 
 
-
 @pytest.fixture
 def plugin(tmp_path):
     """Writes a plug-in file and gives its path."""
@@ -42,7 +41,9 @@ def test_every_row_answers_every_prompt_and_is_identical_to_vanilla(specbench):
     assert outcome.manifest["memory"]["weight_bytes"] > 0
 
 
-@pytest.mark.parametrize("rule", [{}, {"temperature": 0.8}, {"temperature": 0.8, "verify": "coupled"}])
+@pytest.mark.parametrize(
+    "rule", [{}, {"temperature": 0.8}, {"temperature": 0.8, "verify": "coupled"}]
+)
 def test_the_same_command_twice_gives_the_same_ids_and_counters(specbench, rule):
     first, second = (specbench("sps", "pld", limit=3, **rule) for _ in range(2))
     assert ids_and_counters(first) == ids_and_counters(second)
@@ -74,9 +75,9 @@ def test_a_second_turn_goes_on_from_vanillas_answer_for_all_rows(specbench):
     first, second = sorted(outcome.prompts, key=lambda prompt: prompt.turn)
     assert (first.turn, second.turn) == (1, 2)
     answer = next(r.output_ids for r in outcome.by_label("vanilla") if r.turn == 1)
-    kept = [token for token in answer if outcome.by_label("vanilla")[0].finish != "eos"] or answer[:-1]
-    text = " ".join(map(str, second.ids))
-    assert " ".join(map(str, kept[1:-1])) in text
+    context = " ".join(map(str, second.ids))
+    # The edges may be merged anew with the template around them.
+    assert " ".join(map(str, answer[1:-2])) in context
     assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
 
 
@@ -110,7 +111,9 @@ def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on
     failed = [record for record in outcome.by_label("fragile") if record.error]
     assert 0 < len(failed) < len(outcome.by_label("fragile"))
     assert all("RuntimeError: cannot" in record.error for record in failed)
-    assert all("/" not in record.error.split("(")[-1] for record in failed)  # no path of this machine
+    assert all(
+        "/" not in record.error.split("(")[-1] for record in failed
+    )  # no path of this machine
     assert all(record.verdict.kind == "identical" for record in outcome.by_label("sps"))
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
@@ -197,7 +200,9 @@ def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp
     assert not any(str(tmp_path) in file.read_text() for file in written)
 
 
-def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(specbench, tmp_path):
+def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(
+    specbench, tmp_path
+):
     task = tmp_path / "long.jsonl"
     task.write_text('{"prompt": "short"}\n{"prompt": "' + "word " * 5000 + '"}\n')
     with pytest.raises(UsageError, match="4096 positions"):

@@ -55,7 +55,10 @@ class Plain(NamedTuple):
 
 
 def random_llama(seed: int, hidden: int, layers: int) -> LlamaForCausalLM:
-    """A Llama whose logits spread like a trained model's: standard deviation about 3."""
+    """A Llama whose logits spread like a trained model's, by about 3.
+
+    Attention writes little, so that the last token says most about the next and texts repeat.
+    """
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=hidden,
@@ -70,10 +73,11 @@ def random_llama(seed: int, hidden: int, layers: int) -> LlamaForCausalLM:
     )
     module = LlamaForCausalLM(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
+    gains = {"embed_tokens": math.sqrt(hidden), "o_proj": 0.3, "lm_head": 3.0}
     for name, weight in module.named_parameters():
         if weight.dim() == 2:
-            gain = {"model.embed_tokens.weight": math.sqrt(hidden), "lm_head.weight": 3.0}
-            weight.normal_(0, gain.get(name, 1.5) / math.sqrt(weight.shape[1]), generator=generator)
+            gain = gains.get(name.split(".")[-2], 1.5)
+            weight.normal_(0, gain / math.sqrt(weight.shape[1]), generator=generator)
     return module
 
 

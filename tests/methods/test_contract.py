@@ -8,7 +8,7 @@ import torch
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.types import Draft, Outcome, Tokens
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
@@ -237,9 +237,6 @@ class SkipsAToken(Sps):
         token, _ = session.pick(self.model.forward(Tokens(torch.tensor([newest])), self.state))
         return Draft(token) if limit else session.chain(())
 
-    def observe(self, session, outcome):
-        self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
-
 
 class OffByOne(Sps):
     """Feeds its draft positions that are one too high."""
@@ -273,24 +270,22 @@ def test_a_draft_state_that_went_wrong_costs_speed_and_no_exactness(
 
 
 class TakesItsOwnWord(Sps):
-    """Commits what it drafted without asking the target."""
+    """Commits all that it drafted, whatever the target says."""
 
-    def propose(self, session, limit):
-        draft = super().propose(session, limit)
-        session.verify = lambda draft, rows: accept_all(
-            draft, type(session).verify(session, draft, rows)
-        )
-        return draft
+    def start(self, session):
+        super().start(session)
+        verify = session.verify
 
+        def accept_all(draft, rows):
+            ids = tuple(draft.tokens.tolist())
+            return Outcome(
+                path=tuple(range(len(ids))),
+                committed=(*ids, verify(draft, rows).committed[-1]),
+                origin=(*("accepted",) * len(ids), "bonus"),
+                tested=len(ids),
+            )
 
-def accept_all(draft, outcome):
-    ids = draft.tokens.tolist()
-    return type(outcome)(
-        path=tuple(range(len(ids))),
-        committed=(*ids, outcome.committed[-1]),
-        origin=(*("accepted",) * len(ids), "bonus"),
-        tested=len(ids),
-    )
+        session.verify = accept_all
 
 
 def test_a_method_that_changes_the_output_is_found(open_session, clear_prompts, plain):

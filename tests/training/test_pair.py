@@ -1,6 +1,7 @@
 """The embedded pair's recipe, on tiny runs, and what `specbench train pair` leaves behind."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -57,6 +58,20 @@ def test_the_same_command_on_a_finished_folder_trains_nothing(smoke: Path) -> No
     done = CliRunner().invoke(app, ["pair", "--out", str(smoke), "--smoke", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_two_clean_starts_give_the_same_loss_curve(smoke: Path, tmp_path: Path) -> None:
+    curves = []
+    for name in ("first", "second"):
+        tokenizer = tmp_path / name / pair.WORK / "tokenizer"
+        shutil.copytree(smoke / pair.WORK / "tokenizer", tokenizer)
+        recipes = [pair.TARGET.smoke(), pair.DRAFT.smoke()]
+        curves.append(
+            pair.train_pair(tmp_path / name, recipes, [], seed=0, device=CPU, compiled=False)
+        )
+    assert [result.curve for result in curves[0].values()] == [
+        result.curve for result in curves[1].values()
+    ]
 
 
 def test_another_recipe_in_the_same_folder_is_a_usage_error(smoke: Path) -> None:

@@ -1,0 +1,164 @@
+"""transformers' own module behind the contract gives the logits it gives by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.hosted import HostedDecoder
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.types import Embeds, Hidden, Tokens
+from specbench_cli.errors import UsageError
+
+Maker = Callable[..., Path]
+CLOSE = 1e-5
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3", {}),
+    "phi3": ("phi3", {}),
+    "phi3 window": ("phi3", {"sliding_window": 7}),
+    "olmo2": ("olmo2", {}),
+    "gpt2": ("gpt2", {}),
+    "mistral": ("mistral", {}),
+    "qwen2 some windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "llama dynamic rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+}
+
+
+def decoder_of(tiny_checkpoint: Maker, case: str) -> HostedDecoder:
+    family, overrides = CASES[case]
+    decoder = load_decoder(tiny_checkpoint(family, **overrides), name="target", host_module=True)
+    assert isinstance(decoder, HostedDecoder)
+    return decoder
+
+
+def some_ids(n: int, b: int = 1) -> Tensor:
+    return torch.randint(0, 197, (b, n), generator=torch.Generator().manual_seed(n))
+
+
+def own_logits(decoder: HostedDecoder, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return decoder.module(input_ids=ids).logits
+
+
+def logits(decoder: HostedDecoder, ids: Tensor, state: Any, **how: Any) -> Tensor:
+    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
+    assert found is not None
+    return found
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(50)
+    state = decoder.new_state(64)
+    found = [logits(decoder, ids[:, :24], state), logits(decoder, ids[:, 24:30], state)]
+    found += [logits(decoder, ids[:, at : at + 1], state) for at in range(30, 38)]
+    state.commit(0, range(38))
+    wrong = torch.cat((ids[:, 38:40], 196 - ids[:, 40:44]), 1)
+    found.append(logits(decoder, wrong, state)[:, :2])
+    state.commit(0, (0, 1))
+    found.append(logits(decoder, ids[:, 40:46], state)[:, :3])
+    state.truncate(0, 43)
+    found.append(logits(decoder, ids[:, 43:], state))
+    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "gpt2", "phi3 window"])
+def test_two_sequences_in_one_forward_equal_two_forwards(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, block = decoder_of(tiny_checkpoint, case), some_ids(5, 2)
+    prompts, together = [some_ids(21), some_ids(9)], decoder.new_state(40, n_seqs=2)
+    for seq, prompt in zip((1, 0), prompts, strict=True):
+        logits(decoder, prompt, together, seqs=(seq,))
+    found = logits(decoder, block, together, seqs=(1, 0))
+    assert [together.length(seq) for seq in range(2)] == [14, 26]
+    for i, prompt in enumerate(prompts):
+        alone = decoder.new_state(40)
+        logits(decoder, prompt, alone)
+        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "olmo2", "gpt2"])
+def test_tree_rows_equal_plain_sequences(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(4)
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3]]  # row 0 is the root
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    for node, path in enumerate(paths):
+        mask[node, path] = True
+    positions = torch.tensor([[16 + len(path) for path in paths]])
+    state = decoder.new_state(40)
+    logits(decoder, prompt, state)
+    found = logits(decoder, nodes, state, mask=mask, positions=positions)
+    for node, path in enumerate(paths):
+        text = torch.cat((prompt, nodes[:, path]), 1)
+        assert apart(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE
+
+
+def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "olmo2"), some_ids(12)
+    with torch.no_grad():
+        own = decoder.module(input_ids=ids, output_hidden_states=True)
+    rows = torch.tensor([3, 7])
+    out = decoder.forward(Tokens(ids), decoder.new_state(12), taps=(0, 1), logits_at=rows)
+    assert apart(out.logits, own.logits[:, rows]) <= CLOSE
+    assert apart(out.taps[0], own.hidden_states[1]) <= CLOSE
+    assert apart(out.taps[1], own.hidden_states[2]) <= CLOSE
+    assert apart(decoder.module.model.norm(out.hidden), own.hidden_states[3]) <= CLOSE
+    last = decoder.forward(Tokens(ids), decoder.new_state(12))
+    assert apart(last.logits, own.logits[:, -1:]) <= CLOSE
+    assert decoder.forward(Tokens(ids), decoder.new_state(12), logits_at=None).logits is None
+
+
+def test_embeds_stand_for_tokens(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "olmo2"), some_ids(12)
+    rows = decoder.module.get_input_embeddings()(ids)
+    out = decoder.forward(Embeds(rows), decoder.new_state(12), logits_at="all")
+    assert apart(out.logits, own_logits(decoder, ids)) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    "how", [{"layers": (0, 2)}, {"skip": frozenset({1})}, {"x": Hidden(torch.zeros(1, 2, 64))}]
+)
+def test_layer_ranges_are_refused(tiny_checkpoint: Maker, how: dict[str, Any]) -> None:
+    decoder = decoder_of(tiny_checkpoint, "gpt2")
+    arguments = {"x": Tokens(some_ids(2)), "state": decoder.new_state(4), **how}
+    with pytest.raises(ValueError, match="layer ranges need a Llama"):
+        decoder.forward(**arguments)
+
+
+def test_more_rows_than_the_state_holds_are_refused(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "gpt2")
+    with pytest.raises(ValueError, match="do not fit into a state of 4 rows"):
+        logits(decoder, some_ids(5), decoder.new_state(4))
+
+
+def test_model_without_keys_and_values_is_refused() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    module = MambaForCausalLM(
+        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4)
+    )
+    with pytest.raises(UsageError, match="mamba checkpoints cannot be decoded here"):
+        HostedDecoder(module.eval(), name="target")
+
+
+def test_model_that_needs_a_two_dimensional_mask_is_refused() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    module = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
+    with pytest.raises(UsageError, match="bloom checkpoints cannot be decoded here"):
+        HostedDecoder(module.eval(), name="target")

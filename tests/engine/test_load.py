@@ -1,0 +1,192 @@
+"""Checkpoints on disk become decoders, and decoders transformers' modules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specbench_cli.engine.checkpoint import config_facts
+from specbench_cli.engine.fused import FusedDecoder
+from specbench_cli.engine.hosted import HostedDecoder
+from specbench_cli.engine.load import load_decoder, module_bytes, module_of
+from specbench_cli.engine.types import Tokens
+from specbench_cli.errors import EnvironmentFault
+
+Maker = Callable[..., Path]
+
+
+def some_ids(n: int) -> Tensor:
+    return torch.randint(0, 197, (1, n), generator=torch.Generator().manual_seed(n))
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy of a checkpoint that a test may break."""
+    return lambda folder: Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_families_of_ours_run_fused(tiny_checkpoint: Maker, family: str) -> None:
+    folder = tiny_checkpoint(family)
+    assert isinstance(load_decoder(folder, name="target"), FusedDecoder)
+    hosted = load_decoder(folder, name="target", host_module=True)
+    assert isinstance(hosted, HostedDecoder)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi3", "olmo2", "gpt2"])
+def test_other_families_run_hosted(tiny_checkpoint: Maker, family: str) -> None:
+    decoder = load_decoder(tiny_checkpoint(family), name="target")
+    assert isinstance(decoder, HostedDecoder)
+    assert module_of(decoder) is decoder.module
+    assert module_bytes(decoder) == 0
+
+
+def test_growing_rope_runs_hosted(tiny_checkpoint: Maker) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    decoder = load_decoder(tiny_checkpoint("llama", rope_parameters=rope), name="target")
+    assert isinstance(decoder, HostedDecoder)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_upcast_of_the_stored_halves_is_the_model(tiny_checkpoint: Maker, family: str) -> None:
+    folder, ids = tiny_checkpoint(family, dtype=torch.float16), some_ids(20)
+    from transformers import AutoModelForCausalLM
+
+    upcast = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    decoder = load_decoder(folder, name="target")
+    with torch.no_grad():
+        expected = upcast(input_ids=ids).logits
+        assert torch.equal(module_of(decoder)(input_ids=ids).logits, expected)
+    out = decoder.forward(Tokens(ids), decoder.new_state(20), logits_at="all")
+    assert out.logits is not None
+    assert (out.logits - expected).abs().max() <= 1e-5
+
+
+def test_shards_are_read_like_one_file(tiny_checkpoint: Maker) -> None:
+    whole, sharded = tiny_checkpoint("llama"), tiny_checkpoint("llama", shard="100KB")
+    assert (sharded / "model.safetensors.index.json").is_file()
+    found = []
+    for folder in (whole, sharded):
+        decoder = load_decoder(folder, name="target")
+        found.append(decoder.forward(Tokens(some_ids(9)), decoder.new_state(9)).logits)
+    assert torch.equal(*found)
+    assert config_facts(whole).parameters == config_facts(sharded).parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_module_shares_what_is_kept_in_the_checkpoint_order(
+    tiny_checkpoint: Maker, dtype: torch.dtype, tied: bool
+) -> None:
+    folder = tiny_checkpoint("llama", tie_word_embeddings=tied)
+    decoder = load_decoder(folder, name="target", dtype=dtype)
+    assert isinstance(decoder, FusedDecoder)
+    module = module_of(decoder)
+    assert module is module_of(decoder)
+    assert not module.training
+
+    def place(tensor: Tensor) -> int:
+        return tensor.untyped_storage().data_ptr()
+
+    layer, ours = module.model.layers[0], decoder.weights.layers[0]
+    assert place(module.model.embed_tokens.weight) == place(decoder.weights.embedding)
+    assert place(layer.mlp.up_proj.weight) == place(ours.gate_up.weight)
+    assert place(layer.self_attn.v_proj.weight) == place(ours.qkv.weight)
+    # pairs of a rotation lie side by side in float32, so queries and keys are in our order there
+    shared = place(layer.self_attn.q_proj.weight) == place(ours.qkv.weight)
+    assert shared == (dtype == torch.bfloat16)
+    storages = {place(w): w.untyped_storage().nbytes() for w in module.parameters()}
+    own = {place(w): w for w in decoder.weights.shared().values()}
+    extra = sum(size for at, size in storages.items() if at not in own)
+    assert module_bytes(decoder) == extra
+
+
+def test_packed_decoder_says_that_its_module_holds_all_twice(tiny_checkpoint: Maker) -> None:
+    folder = tiny_checkpoint("llama")
+    packed = load_decoder(folder, name="target", form="packed")
+    plain = load_decoder(folder, name="target", form="plain")
+    assert packed.weight_bytes == plain.weight_bytes
+    assert module_bytes(packed) > 2 * module_bytes(plain)
+    with torch.no_grad():
+        ids = some_ids(9)
+        assert torch.equal(module_of(packed)(ids).logits, module_of(plain)(ids).logits)
+
+
+def test_weight_bytes_counts_what_is_held(tiny_checkpoint: Maker) -> None:
+    folder = tiny_checkpoint("llama")
+    assert load_decoder(folder, name="t").weight_bytes == 4 * config_facts(folder).parameters
+    half = load_decoder(folder, name="t", dtype=torch.bfloat16)
+    assert half.weight_bytes == 2 * config_facts(folder).parameters
+
+
+def test_generation_config_is_the_one_on_disk(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
+    assert module_of(load_decoder(folder, name="t")).generation_config.eos_token_id == [1, 5]
+    assert config_facts(folder).eos == {1, 5}
+
+
+def test_eos_falls_back_to_the_config(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    (folder / "generation_config.json").unlink()
+    assert config_facts(folder).eos == {1}
+
+
+def test_facts_describe_the_files(tiny_checkpoint: Maker) -> None:
+    folder = tiny_checkpoint("gpt2", dtype=torch.float16)
+    facts = config_facts(folder)
+    weights = load_file(folder / "model.safetensors")
+    assert (facts.family, facts.vocab_size, facts.n_layers) == ("gpt2", 197, 3)
+    assert (facts.hidden_size, facts.max_positions, facts.dtype) == (64, 256, "F16")
+    assert facts.parameters == sum(tensor.numel() for tensor in weights.values())
+    content = (folder / "model.safetensors").read_bytes()
+    assert facts.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_pickled_weights_are_refused(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(EnvironmentFault, match="only safetensors are read"):
+        load_decoder(folder, name="target")
+
+
+def test_missing_shard_is_named(tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]) -> None:
+    folder = copy_of(tiny_checkpoint("llama", shard="100KB"))
+    victim = sorted(folder.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(EnvironmentFault, match=victim.name):
+        load_decoder(folder, name="target")
+
+
+def test_missing_tensor_is_named(tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(EnvironmentFault, match=r"model\.norm\.weight"):
+        load_decoder(folder, name="target")
+
+
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"no config\.json"):
+        load_decoder(tmp_path, name="target")
+
+
+def test_unknown_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nothing-like-it"}')
+    with pytest.raises(EnvironmentFault, match="transformers cannot read"):
+        load_decoder(tmp_path, name="target")
