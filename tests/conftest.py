@@ -50,8 +50,9 @@ TinyCheckpoint = Callable[..., Path]
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
     """A maker of tiny random checkpoints as transformers writes them, each made once a session.
 
-    `tiny_checkpoint(family, *, seed=0, dtype=torch.float32, shard=None, **config) -> folder`; `shard` is
-    the largest size of a weight file ("100KB"), `config` overrides the family's configuration.
+    `tiny_checkpoint(family, *, seed=0, dtype=torch.float32, shard=None, **config) -> folder`;
+    `shard` is the largest size of a weight file ("100KB"), `config` overrides the family's
+    configuration.
     """
     made: dict[str, Path] = {}
 

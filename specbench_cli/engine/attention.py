@@ -1,4 +1,13 @@
-"""Attention of a few new rows over everything before them, one sequence at a time."""
+"""Attention of a block of new rows over everything before them, one sequence at a time.
+
+The three `attend_*` functions compute softmax(q k + bias) v and differ in what they are good at.
+They take
+
+    q: [heads, rows, d], queries;
+    k: [kv heads, d, seen], keys, transposed; v: [kv heads, seen, d], values;
+    bias: what limits sight, of a kind of their own;
+    out: [heads, rows, d], where the result goes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FEW = 32
-"""Blocks up to this many rows (drafting, verification) take the path with the fewest operations on CPU."""
+"""Blocks up to this many rows (drafting, verification) take `attend_few` on a CPU."""
 
 
 def visible(
@@ -23,8 +32,8 @@ def visible(
 
     Args:
         mask: [n, n] bool among the new rows; default: causal.
-        positions: [n] of the new rows, for the window; default: the next ones. An old row's position is
-            its index.
+        positions: [n] of the new rows, for the window; default: the next ones. An old row's
+            position is its index.
         window: a row sees rows less than this many positions before it.
     """
     block = torch.ones(n, n, dtype=torch.bool, device=device).tril() if mask is None else mask
@@ -37,15 +46,15 @@ def visible(
 
 
 class CausalBias:
-    """Additive causal masks, 0 or -inf, all of them slices of one table.
+    """Additive causal masks, 0 or -inf, for blocks of up to `FEW` rows: slices of one table.
 
     Row i of a block after `start` rows sees column j iff j <= start + i, and within a window W iff
-    j > start + i - W. In a table whose columns are counted from the end of the old rows, a mask of any
-    start is a slice.
+    j > start + i - W. In a table whose columns are counted from the end of the old rows, the mask
+    of any start is a slice.
     """
 
-    def __init__(self, window: int | None, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._window, self._dtype, self._device = window, dtype, device
+    def __init__(self, window: int | None, *, device: torch.device) -> None:
+        self._window, self._device = window, device
         self._table = torch.empty(0)
         self._starts = -1
 
@@ -54,23 +63,21 @@ class CausalBias:
         if starts > self._starts:
             self._starts = starts
             seen = visible(starts, FEW, device=self._device, window=self._window)
-            zero = torch.zeros(seen.shape, dtype=self._dtype, device=self._device)
+            zero = torch.zeros(seen.shape, device=self._device)
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
     def of(self, start: int, first: int, n: int) -> Tensor:
-        """The mask of n rows after `start`, of columns from `first` on: a view [n, start + n - first]."""
-        table = self._table
-        width = table.shape[1]
-        return table.as_strided((n, start + n - first), (width, 1), self._starts - start + first)
+        """The mask of n rows after `start` on columns from `first`, [n, start + n - first]."""
+        return self._table[:n, self._starts - start + first : self._starts + n]
 
 
 def attend_few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """softmax(q k + bias) v with the fewest operations.
+    """With the fewest operations: for few rows, scaled queries and heads of their own.
+
+    One row's heads that share keys count as rows: q [kv heads, heads / kv heads, d].
 
     Args:
-        q: [heads, rows, d], already scaled; k: [heads, d, seen]; v: [heads, seen, d].
-        bias: [rows, seen], or None where every row sees everything.
-        out: [heads, rows, d]; contiguous where there is no bias.
+        bias: [rows, seen] to add; None for one row, which sees everything.
     """
     if bias is None:
         torch.bmm(torch.softmax(torch.bmm(q, k), -1), v, out=out)
@@ -82,32 +89,38 @@ def attend_many(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    seen: Tensor | None,
-    causal: bool,
-    scale: float,
+    bias: Tensor | None,
     out: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
 ) -> None:
-    """The same by torch's fused kernel, for long blocks, shared heads and CUDA.
+    """By torch's fused kernels: for long blocks, shared heads and CUDA.
 
     Args:
-        q: [heads, rows, d]; k: [kv heads, d, seen]; v: [kv heads, seen, d]; out: [heads, rows, d].
-        seen: [rows, seen] bool; None: everything, or the usual triangle if `causal`.
+        bias: [rows, seen] bool; None: everything, or the usual triangle if `causal`.
     """
     shared = q.shape[0] != k.shape[0]
     y = F.scaled_dot_product_attention(
-        q[None], k.mT[None], v[None], seen, is_causal=causal, scale=scale, enable_gqa=shared
+        q[None], k.mT[None], v[None], bias, is_causal=causal, scale=scale, enable_gqa=shared
     )
     out.copy_(y[0])
 
 
-def attend_tree(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, out: Tensor) -> None:
-    """The same for any mask, such that nothing of an unseen row gets through, not even a NaN.
+def attend_tree(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
+) -> None:
+    """For any mask, such that nothing of an unseen row gets through, not even a NaN.
 
-    Scores of unseen rows are replaced rather than added to, and their values, which are multiplied by
-    zero, must be finite: the caller sees to that.
+    Scores of unseen rows are replaced rather than added to. Their values are multiplied by zero, so
+    NaN among the new ones gives way to 0; whoever sees such a row still gets NaN through its keys.
+
+    Args:
+        bias: [rows, seen] bool.
     """
-    group = out.numel() // (k.shape[0] * seen.shape[0] * k.shape[1])
-    shape = (k.shape[0], group, seen.shape[0], k.shape[1])
-    scores = torch.matmul(q.reshape(shape), k[:, None]).mul_(scale)
-    law = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1)
+    assert bias is not None
+    rows, (kv, d, _) = bias.shape[0], k.shape
+    v[:, -rows:].nan_to_num_()
+    scores = torch.matmul(q.reshape(kv, -1, rows, d), k[:, None]).mul_(scale)
+    law = torch.softmax(scores.masked_fill_(~bias, -torch.inf), -1)
     out.copy_(torch.matmul(law, v[:, None]).reshape(out.shape))

@@ -175,7 +175,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
-            hint="convert them once: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
+            hint="convert once: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
         )
     raise EnvironmentFault(f"{folder} lacks {', '.join(missing)}", hint="specbench list models")
 

@@ -1,13 +1,14 @@
 """Any other causal language model: transformers' own module behind our contract.
 
-Our state takes the place of its cache, and every forward gets its positions and a 4-D mask explicitly, so
-that drafts, trees and sequences of different lengths mean the same as in the fused decoder.
+Our state takes the place of its cache, and every forward gets its positions and a 4-D mask
+explicitly, so that drafts, trees and sequences of different lengths mean the same as in the fused
+decoder.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ class HostedDecoder(Decoder):
         module: a causal language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: the module keeps more than keys and values, or does not take a mask and positions: a
-            trial at construction compares it with its own plain forward.
+        UsageError: the module keeps more than keys and values, or does not take a mask and
+            positions: a trial at construction compares it with its own plain forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -73,8 +74,9 @@ class HostedDecoder(Decoder):
         assert isinstance(state, KVState)
         if isinstance(x, Hidden) or skip or layers not in (None, (0, self.n_layers)):
             raise ValueError(
-                f"{self._config.model_type} runs through transformers' module, which takes all layers "
-                "from the first one on; layer ranges need a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+                f"{self._config.model_type} runs through transformers' module, which takes all"
+                " layers from the first one on; layer ranges need a Llama, Mistral, Qwen2 or Qwen3"
+                " checkpoint"
             )
         rows = x.ids if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
@@ -127,7 +129,7 @@ class HostedDecoder(Decoder):
                 hook.remove()
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
-        """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor alone if there is one kind."""
+        """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor if there is one kind."""
         longest = max(starts) + n
         masks = {}
         for kind, window in self._kinds.items():
@@ -146,15 +148,15 @@ class HostedDecoder(Decoder):
 
     @torch.inference_mode()
     def _trial(self) -> list[LayerShape]:
-        """Find out what the layers store, and that our way of calling the module is right for it."""
+        """Find out what the layers store, and that our way of calling the module is right."""
         family = self._config.model_type
         ids = torch.arange(6, device=self.device)[None] % self.vocab_size
         try:
             cache = DynamicCache(config=self.module.config)
             expected = self.module(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
             self._shapes = [
-                LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
-                for layer in cache.layers
+                LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1])
+                for keys, values in _stored(cache)
             ]
             state = self.new_state(6)
             parts = [
@@ -176,7 +178,13 @@ class HostedDecoder(Decoder):
         return self._shapes
 
 
-class _Rows(CacheLayerMixin):  # type: ignore[misc]
+def _stored(cache: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer of transformers' own cache."""
+    for layer in cache.layers:
+        yield layer.keys, layer.values
+
+
+class _Rows(CacheLayerMixin):
     """One layer of a state, for the sequences of one forward, as transformers' cache layer."""
 
     is_sliding = False
@@ -184,7 +192,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
     def __init__(
         self, state: KVState, layer: int, lines: Sequence[int], starts: Sequence[int]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._keys, self._values = state.keys(layer), state.values(layer)
         self._lines, self._starts = lines, starts
         self.is_initialized = True
@@ -195,7 +203,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [b, heads, n, d] after each sequence's rows; all rows so far, [b, heads, seen, d]."""
+        """Write [b, heads, n, d] after each sequence's rows; returns all, [b, heads, seen, d]."""
         n = key_states.shape[2]
         for i, (seq, start) in enumerate(zip(self._lines, self._starts, strict=True)):
             self._keys[seq, :, start : start + n] = key_states[i]
@@ -228,7 +236,7 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
-    """Kind of layer -> its window. Models with mixed layers take a mask for each kind, others just one."""
+    """Kind of layer -> its window. Models with mixed layers take a mask for each kind."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -237,7 +245,8 @@ def _mask_kinds(config: Any) -> dict[str, int | None]:
     unknown = sorted(set(kinds) - set(windows))
     if unknown:
         raise UsageError(
-            f"{config.model_type} checkpoints cannot be decoded here: layers of kind {unknown[0]!r} "
-            "keep more than keys and values; full and sliding attention are supported"
+            f"{config.model_type} checkpoints cannot be decoded here: layers of kind"
+            f" {unknown[0]!r} keep more than keys and values; full and sliding attention are"
+            " supported"
         )
     return {kind: windows[kind] for kind in dict.fromkeys(kinds)}

@@ -2,15 +2,15 @@
 
 Two forms, the same numbers up to rounding:
 
-* `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on the
-  [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's matrices, so
-  transformers' own module can share the memory.
-* `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits), for x86 processors on which
-  MKL, behind `torch.mm`, does not reach its full speed.
+* `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
+  the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
+  matrices, so transformers' own module can share the memory.
+* `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits), for x86 processors on
+  which MKL, behind `torch.mm`, does not reach its full speed.
 
-Which form is used is a rule on the machine and the shapes, not a measurement at load: the forms differ in
-the last bits, so a choice that could fall differently tomorrow would make outputs at a near-tie
-irreproducible.
+Which form is used is a rule on the machine and the shapes, not a measurement at load: the forms
+differ in the last bits, so a choice that could fall differently tomorrow would make outputs at a
+near-tie irreproducible.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from specbench_cli.errors import UsageError
+
 Form = Literal["plain", "packed"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule itself."""
 
-PACK_FROM = 32_768
-"""Least number of weights of a matrix worth packing: oneDNN's fixed cost a call outweighs it below."""
+PACK_FROM = 1 << 16
+"""Least number of weights of a matrix worth packing: below, oneDNN's fixed cost outweighs it."""
 
 
 class Linear(Protocol):
@@ -44,7 +46,7 @@ class Linear(Protocol):
         """residual [rows, out] + the product; `residual` may be overwritten."""
 
     def columns(self, start: int, stop: int) -> Tensor | None:
-        """A view of the checkpoint's rows start..stop, [stop - start, in]; None where they are packed."""
+        """A view of the checkpoint's rows start..stop, [stop - start, in]; None where packed."""
 
 
 class PlainLinear:
@@ -100,11 +102,17 @@ def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = No
 
 
 def form_for(weight: Tensor) -> Form:
-    """The form that the rule, or SPECBENCH_LINEAR, gives a matrix."""
+    """The form that the rule, or SPECBENCH_LINEAR, gives a matrix.
+
+    Raises:
+        UsageError: the variable is neither `plain` nor `packed`.
+    """
+    wanted = os.environ.get(FORM_VARIABLE, "")
+    if wanted not in ("", "plain", "packed"):
+        raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be plain or packed")
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _can_pack():
         return "plain"
-    wanted = os.environ.get(FORM_VARIABLE)
-    if wanted in ("plain", "packed"):
+    if wanted:
         return "packed" if wanted == "packed" else "plain"
     return "packed" if weight.numel() >= PACK_FROM and _mkl_is_slow() else "plain"
 

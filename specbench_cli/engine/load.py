@@ -63,9 +63,9 @@ def load_decoder(
 def module_of(decoder: Decoder) -> Any:
     """transformers' own module of a loaded decoder, in eval mode: for peers and for verdicts.
 
-    It computes transformers' numbers from the checkpoint's weights in the decoder's dtype. Made at first
-    use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are shared;
-    `module_bytes` says what is held twice.
+    It computes transformers' numbers from the checkpoint's weights in the decoder's dtype. Made at
+    first use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are
+    shared; `module_bytes` says what is held twice.
     """
     if isinstance(decoder, HostedDecoder):
         return decoder.module
@@ -76,7 +76,7 @@ def module_of(decoder: Decoder) -> Any:
 
 
 def module_bytes(decoder: Decoder) -> int:
-    """Bytes that `module_of(decoder)` holds beyond the decoder's own: its weights that are not shared."""
+    """Bytes that `module_of(decoder)` holds beyond the decoder's own: what is not shared."""
     if isinstance(decoder, HostedDecoder):
         return 0
     assert isinstance(decoder, FusedDecoder)
@@ -115,7 +115,7 @@ def _skeleton(config: Any, dtype: torch.dtype) -> Any:
 def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    module = AutoModelForCausalLM.from_pretrained(
+    module: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
     return _ready(module.to(device), folder)

@@ -1,7 +1,7 @@
 """Rotary position embeddings from precomputed tables.
 
-Su et al.: RoFormer, arXiv:2104.09864. The tables are transformers' own numbers: its rotary module is
-asked for every position once.
+Su et al.: RoFormer, arXiv:2104.09864. The tables are transformers' own numbers: its rotary module
+is asked for every position once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class Rotary:
     """Rotates queries and keys in place.
 
     In float32 the two numbers that rotate together are kept side by side, so that a rotation is one
-    complex product; `arrange` permutes the weights once to that end, which no product of a query with a
-    key can tell. The turns also carry the square root of attention's 1 / sqrt(head_dim). Half
-    precisions have no complex numbers: they keep the checkpoint's order, and attention its scale.
+    complex product; `arrange` permutes the weights once to that end, which no product of a query
+    with a key can tell. The turns also carry the square root of attention's 1 / sqrt(head_dim).
+    Half precisions have no complex numbers: they keep the checkpoint's order, and attention its
+    scale.
 
     Attributes:
         scale: what attention still has to multiply its scores by.
@@ -54,7 +55,7 @@ class Rotary:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""
         if not self.paired:
             return weight
-        pairs = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)
+        pairs: Tensor = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)
         return pairs.reshape(weight.shape)
 
     def at(self, start: int, n: int) -> Table:

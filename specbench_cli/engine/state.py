@@ -53,9 +53,9 @@ class Snapshot:
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
-    Each head's rows lie one after another, as attention reads them; keys and values share a buffer, so
-    that a forward appends both in one copy and the rows of a path are gathered in one go. Layers keep
-    their own lengths: with a layer range or skipped layers some are ahead of others.
+    Each head's rows lie one after another, as attention reads them; keys and values share a buffer,
+    so that a forward appends both in one copy and the rows of a path are gathered in one go. Layers
+    keep their own lengths: with a layer range or skipped layers some are ahead of others.
 
     Attributes:
         shapes: what each layer stores.
@@ -104,12 +104,14 @@ class KVState(State):
     def keys(self, layer: int) -> Tensor:
         """All rows' keys, a view [n_seqs, heads, capacity, key_dim]."""
         shape = self.shapes[layer]
-        return self._layers[layer][:, : shape.heads, :, : shape.key_dim]
+        rows: Tensor = self._layers[layer][:, : shape.heads, :, : shape.key_dim]
+        return rows
 
     def values(self, layer: int) -> Tensor:
         """All rows' values, a view [n_seqs, heads, capacity, value_dim]."""
         shape = self.shapes[layer]
-        return self._layers[layer][:, shape.heads :, :, : shape.value_dim]
+        rows: Tensor = self._layers[layer][:, shape.heads :, :, : shape.value_dim]
+        return rows
 
     def require(self, start: int, n: int) -> None:
         """Raise ValueError unless n rows fit after `start`."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import fused
+from specbench_cli.engine import plan
 from specbench_cli.engine.fused import FusedDecoder
 from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.types import Embeds, Hidden, Tokens
@@ -295,7 +295,7 @@ def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None
 
 
 def test_kept_plans_are_bounded(tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "MAX_PLANS", 4)
+    monkeypatch.setattr(plan, "MAX_PLANS", 4)
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, at : at + 1], state) for at in range(12)]

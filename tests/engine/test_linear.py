@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specbench_cli.engine.linear import FORM_VARIABLE, PlainLinear, form_for, linear
+from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6
 
@@ -65,6 +66,12 @@ def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     for form in ("plain", "packed"):
         monkeypatch.setenv(FORM_VARIABLE, form)
         assert form_for(weight) == form
+
+
+def test_unknown_form_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORM_VARIABLE, "fast")
+    with pytest.raises(UsageError, match="SPECBENCH_LINEAR=fast is unknown; it can be plain"):
+        form_for(torch.zeros(2, 2))
 
 
 def test_rule_does_not_depend_on_when_it_is_asked() -> None:

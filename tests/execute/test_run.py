@@ -6,8 +6,8 @@ import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute.run import exit_code
-from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.invariants import validate
+from specbench_cli.store.run_dir import RunDir
 
 
 @pytest.fixture
