@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch

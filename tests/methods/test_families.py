@@ -1,0 +1,85 @@
+"""`sps` on every family of checkpoints, fused or hosted, against transformers' own generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods.sps import Sps
+from methods.vanilla import Vanilla
+from specbench_cli.engine.fused import FusedDecoder
+from specbench_cli.engine.hosted import HostedDecoder
+from specbench_cli.engine.load import load_decoder, module_of
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.types import Step
+
+FUSED = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+}
+HOSTED = {name: (name, {}) for name in ("gemma2", "gemma3", "phi3", "olmo2", "gpt2")}
+PROMPTS = [
+    tuple(torch.randint(2, 197, (n,), generator=torch.Generator().manual_seed(n)).tolist())
+    for n in (1, 5, 12, 23)
+]
+BUDGET = 24
+
+
+def open_session(workspace: Workspace, prompt: tuple[int, ...]) -> Session:
+    request = Request(f"{prompt}", 1, prompt, StopRule(frozenset(), BUDGET))
+    return Session(workspace, request, Sampling())
+
+
+def run(method: Any, session: Session) -> list[Step]:
+    return list(method.generate(session))
+
+
+@pytest.mark.parametrize("case", [*FUSED, *HOSTED])
+def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], case: str) -> None:
+    family, overrides = (FUSED | HOSTED)[case]
+    folder = tiny_checkpoint(family, **overrides)
+    stranger = tiny_checkpoint(family, seed=1, **overrides)
+    target = load_decoder(folder, name="target")
+    assert isinstance(target, FusedDecoder if case in FUSED else HostedDecoder)
+    strangers = Workspace(
+        {"target": target, "draft": load_decoder(stranger, name="draft")}, capacity=64
+    )
+    twins = Workspace({"target": target, "draft": load_decoder(folder, name="draft")}, capacity=64)
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        expected = module_of(target).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=BUDGET,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answer = expected[0, len(prompt) :].tolist()
+        for workspace, method in ((strangers, Vanilla()), (strangers, Sps()), (twins, Sps())):
+            session = open_session(workspace, prompt)
+            run(method, session)
+            assert list(session.output()) == answer
+
+
+@pytest.mark.parametrize("case", [*FUSED, *HOSTED])
+def test_a_twin_draft_is_accepted_whole_on_every_family(
+    tiny_checkpoint: Callable[..., Path], case: str
+) -> None:
+    family, overrides = (FUSED | HOSTED)[case]
+    folder = tiny_checkpoint(family, **overrides)
+    twins = Workspace(
+        {role: load_decoder(folder, name=role) for role in ("target", "draft")}, capacity=64
+    )
+    for prompt in PROMPTS:
+        steps = run(Sps(Sps.Params(length=4)), open_session(twins, prompt))
+        assert [len(step.outcome.committed) for step in steps[:-1]] == [5] * (len(steps) - 1)
