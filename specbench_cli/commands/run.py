@@ -205,9 +205,17 @@ def _conclude(folder: Path, json: bool) -> None:
     from specbench_cli.report.export import row_dicts
     from specbench_cli.store.run_dir import RunDir
 
-    reading = outputs.write_outputs(RunDir.open(folder))
+    run_dir = RunDir.open(folder)
+    reading = outputs.write_outputs(run_dir)
     if json:
-        output.json_line({"event": "done", "run": folder, "summary": row_dicts(reading.summary)})
+        output.json_line(
+            {
+                "event": "done",
+                "run": folder,
+                "memory": run_dir.manifest.get("memory"),
+                "summary": row_dicts(reading.summary),
+            }
+        )
     else:
         table.print_runs([reading], families=False)
         output.note(f"in {folder}")

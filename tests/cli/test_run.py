@@ -107,6 +107,7 @@ def test_json_run_ends_with_done_and_its_summary(run):
     done = events[-1]
     assert done["event"] == "done"
     assert {row["label"] for row in done["summary"]} == {"vanilla", "sps"}
+    assert min(done["memory"][part] for part in ("weight_bytes", "state_bytes")) > 0
     assert all(row["peak_bytes"] is None or row["peak_bytes"] > 0 for row in done["summary"])
     assert len(list(RunDir.open(Path(done["run"])).records())) == events[1]["cells"]
 
