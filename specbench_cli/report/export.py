@@ -21,7 +21,8 @@ def write_csv(summary: Summary, path: Path) -> None:
     """One line a row and scope; lists are separated by blanks, a missing figure is empty."""
     rows = row_dicts(summary)
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["family"])
+        names = list(rows[0]) if rows else ["family"]
+        writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             listed = {k: " ".join(map(str, v)) for k, v in row.items() if isinstance(v, tuple)}
