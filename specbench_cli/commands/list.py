@@ -132,6 +132,15 @@ def _model(name: str) -> dict[str, Any]:
     return describe(name)
 
 
+def _model_in_full(name: str) -> dict[str, Any]:
+    """The alias's facts, and what a shipped model was measured to do."""
+    from specbench_cli.models import describe
+    from specbench_cli.models.quality import quality_tables
+
+    facts = describe(name)
+    return {**facts, **quality_tables(facts.get("same_as", name))}
+
+
 def _run_names() -> list[str]:
     from specbench_cli.store.run_dir import RUNS
 
@@ -175,7 +184,7 @@ LISTINGS = {
     Kind.MODELS: Listing(
         _model_names,
         _model,
-        _model,
+        _model_in_full,
         ("name", "parameters", "draft", "download_gb", "available", "licence"),
     ),
     Kind.RUNS: Listing(

@@ -1,6 +1,6 @@
-"""What the embedded family reads: an endless seeded token stream of chats, packed without padding.
+"""What the embedded family reads: an endless seeded stream of chats.
 
-About 70% of the tokens come from the six generated families, 30% from GSM8K's training split (never
+About 90% of the tokens come from the six generated families, 10% from GSM8K's training split (never
 its test split, which overlaps Spec-Bench). Calculator annotations `<<48/2=24>>` are stripped, the
 final `#### N` is kept.
 """
@@ -11,34 +11,25 @@ import os
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import generate
-from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, USER
+from specbench_cli.training.packing import Encoded, Packed
+from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, PAD, USER
 
 GSM8K_FILE = "gsm8k_train.jsonl"
 GSM8K_SHA256 = "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
-GSM8K_SHARE = 0.3
-PROMPT_WEIGHT = 0.3  # prompts teach language too, but it is answers that the model is asked for
+GSM8K_SHARE = 0.1
+PROMPT_WEIGHT = 0.1  # prompts teach language too, but it is answers that the model is asked for
 CALCULATOR = re.compile(r"<<[^>]*>>")
 
 Chat = list[tuple[str, str]]
-
-
-class Batch(NamedTuple):
-    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length]."""
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
 
 
 def load_gsm8k(data: Path | None = None) -> list[Chat]:
@@ -76,8 +67,12 @@ def _download_gsm8k() -> Sequence[dict[str, str]]:
 
 def generated_chats(seed: int) -> Iterator[Chat]:
     """The endless generated training rows as chats."""
-    for row in generate.stream(seed, "train"):
-        yield list(zip(row["turns"], row["reference"], strict=True))
+    return map(chat_of, generate.stream(seed, "train"))
+
+
+def chat_of(row: generate.Row) -> Chat:
+    """A generated row's questions with their answers."""
+    return list(zip(row["turns"], row["reference"], strict=True))
 
 
 def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000) -> Iterator[str]:
@@ -88,69 +83,111 @@ def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000)
             yield answer
 
 
+def reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
+    """`n` chats whose questions a target is to answer, mixed by number about as the corpus is."""
+    generated = generated_chats(seed)
+    problems = cycle(gsm8k)
+    every = round(1 / GSM8K_SHARE)
+    return [
+        next(problems) if gsm8k and index % every == 0 else next(generated) for index in range(n)
+    ]
+
+
+class Encoder:
+    """A chat to token ids by the family's template, with the weights of questions and answers."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._bpe = tokenizer.backend_tokenizer
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self._begin, self._user, self._assistant, self.end = (
+            vocabulary[token] for token in (BEGIN, USER, ASSISTANT, END)
+        )
+        self.padding = vocabulary[PAD]
+        self.vocabulary = vocabulary
+
+    def text(self, text: str) -> list[int]:
+        """The ids of plain text."""
+        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def prompt(self, question: str) -> list[int]:
+        """The ids of a first question, up to where its answer begins."""
+        return [self._begin, self._user, *self.text(question), self._assistant]
+
+    def __call__(self, chat: Chat) -> Encoded:
+        """The whole chat."""
+        ids, weights = [self._begin], [PROMPT_WEIGHT]
+        for question, answer in chat:
+            asked, said = self.text(question), self.text(answer)
+            ids += [self._user, *asked, self._assistant, *said, self.end]
+            weights += [PROMPT_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
+        return Encoded(ids, weights)
+
+
 @dataclass
 class Cursor:
-    """Where in the stream the next batch starts; together with the seed it fixes all that follows.
-
-    `pending` are tokens already drawn and not yet handed out, `pending_weights` their weights.
-    """
+    """Where in the stream the next chat is; together with the seed it fixes all that follows."""
 
     rows: int = 0
     problems: int = 0
     row_tokens: int = 0
     problem_tokens: int = 0
-    pending: list[int] = field(default_factory=list)
-    pending_weights: list[float] = field(default_factory=list)
 
 
-class Corpus:
-    """The stream, cut into batches; `state` and `restore` continue it exactly.
+class Corpus(Packed):
+    """The generated rows and GSM8K's problems, mixed by tokens.
 
     Args:
-        tokenizer: the family's own.
+        encode: for the tokenizer of the model to train.
         gsm8k: training problems, read in a new seeded order each epoch; may be empty.
         seed: of the generated rows and of the order of the problems.
+        families: whose turn it is, over and over; one that is named twice is read twice as much.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, gsm8k: Sequence[Chat], seed: int
+        self,
+        encode: Encoder,
+        gsm8k: Sequence[Chat],
+        seed: int,
+        families: Sequence[str] = generate.FAMILIES,
     ) -> None:
-        self._bpe = tokenizer.backend_tokenizer
-        self._id: dict[str, int] = tokenizer.get_vocab()
+        super().__init__(encode.padding)
+        self._families = families
+        self._encode = encode
         self._gsm8k = gsm8k
         self._seed = seed
         self._cursor = Cursor()
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def batch(self, sequences: int, length: int) -> Batch:
-        """The next `sequences` x `length` tokens; the target of each is the one that follows."""
-        at, need = self._cursor, sequences * length
-        while len(at.pending) <= need:
-            self._draw()
-        ids = torch.tensor(at.pending[: need + 1])
-        weights = torch.tensor(at.pending_weights[1 : need + 1])
-        del at.pending[:need], at.pending_weights[:need]
-        shape = (sequences, length)
-        return Batch(ids[:-1].view(shape), ids[1:].view(shape), weights.view(shape))
-
-    def state(self) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
         """The cursor as JSON."""
         return asdict(self._cursor)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken."""
-        self._cursor = Cursor(**state)
+    def go_to(self, place: dict[str, Any]) -> None:
+        """Continue at the cursor that `place` gave."""
+        self._cursor = Cursor(**place)
 
-    def _draw(self) -> None:
+    def draw(self) -> Encoded:
+        """A row of a family, or a problem while those are fewer than their share."""
         at = self._cursor
         due = GSM8K_SHARE * (at.row_tokens + at.problem_tokens)
         if self._gsm8k and at.problem_tokens <= due:
-            at.problem_tokens += self._append(self._problem(at.problems))
+            encoded = self._encode(self._problem(at.problems))
             at.problems += 1
+            at.problem_tokens += len(encoded.ids)
         else:
-            row = generate.row(self._seed, "train", at.rows)
-            at.row_tokens += self._append(list(zip(row["turns"], row["reference"], strict=True)))
+            encoded = self._encode(chat_of(self._row(at.rows)))
             at.rows += 1
+            at.row_tokens += len(encoded.ids)
+        return encoded
+
+    def _row(self, index: int) -> generate.Row:
+        """Row `index` of this mixture: the next one of the family whose turn it is."""
+        rounds, place = divmod(index, len(self._families))
+        family = self._families[place]
+        own = rounds * self._families.count(family) + self._families[:place].count(family)
+        known = generate.FAMILIES
+        return generate.row(self._seed, "train", own * len(known) + known.index(family))
 
     def _problem(self, index: int) -> Chat:
         epoch, place = divmod(index, len(self._gsm8k))
@@ -159,15 +196,3 @@ class Corpus:
             random.Random(f"gsm8k/{self._seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         return self._gsm8k[self._order[1][place]]
-
-    def _append(self, chat: Chat) -> int:
-        """Add one chat to the pending tokens; how many tokens it has."""
-        ids, weights = [self._id[BEGIN]], [PROMPT_WEIGHT]
-        for question, answer in chat:
-            asked = self._bpe.encode(question, add_special_tokens=False).ids
-            said = self._bpe.encode(answer, add_special_tokens=False).ids
-            ids += [self._id[USER], *asked, self._id[ASSISTANT], *said, self._id[END]]
-            weights += [PROMPT_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
-        self._cursor.pending += ids
-        self._cursor.pending_weights += weights
-        return len(ids)

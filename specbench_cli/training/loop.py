@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specbench_cli.errors import UsageError
-from specbench_cli.training.corpus import Batch
+from specbench_cli.training.packing import Batch
 
 CURVE = "loss.jsonl"
 
@@ -39,12 +39,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """`steps` updates on batches of `sequences` x `length` tokens against one `loss`."""
+    """`steps` updates on batches of `sequences` x `length` tokens of a `source`."""
 
     steps: int
     sequences: int
     length: int
     loss: Callable[[Batch], Tensor]
+    source: Source
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,11 @@ class Progress:
     tokens: int
     seconds: float
     plan: dict[str, int]
-    source: dict[str, Any]
+    sources: list[dict[str, Any]]
 
 
 def train(
     model: nn.Module,
-    source: Source,
     stages: Sequence[Stage],
     optimization: Optimization,
     folder: Path,
@@ -116,8 +116,9 @@ def train(
     plan = {"steps": steps, "tokens": sum(s.steps * s.sequences * s.length for s in stages)}
     optimizer = _adamw(model, optimization)
     at = _resume(folder, model, optimizer, plan)
-    if at.step:
-        source.restore(at.source)
+    sources = list(dict.fromkeys(stage.source for stage in stages))
+    for source, state in zip(sources, at.sources, strict=False):
+        source.restore(state)
     curve = _read_curve(folder, at.step)
     tokens, seconds = at.tokens, at.seconds
     started = time.monotonic() - seconds
@@ -126,7 +127,7 @@ def train(
             lr = optimization.lr(step, steps)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            loss = stage.loss(source.batch(stage.sequences, stage.length))
+            loss = stage.loss(stage.source.batch(stage.sequences, stage.length))
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
             optimizer.step()
@@ -138,7 +139,7 @@ def train(
             if point.step % checkpoint_every == 0 or point.step == steps:
                 log.flush()
                 seconds = time.monotonic() - started
-                at = Progress(point.step, tokens, seconds, plan, source.state())
+                at = Progress(point.step, tokens, seconds, plan, [s.state() for s in sources])
                 _save(folder, model, optimizer, at)
             progress(point)
     return Result(curve, seconds)
@@ -200,7 +201,7 @@ def _resume(
     """Load the newest checkpoint, if any, into model and optimizer."""
     place = latest_checkpoint(folder)
     if place is None:
-        return Progress(0, 0, 0.0, plan, {})
+        return Progress(0, 0, 0.0, plan, [])
     at = Progress(**json.loads((place / "state.json").read_text(encoding="utf-8")))
     if at.plan != plan:
         raise UsageError(

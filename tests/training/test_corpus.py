@@ -10,8 +10,15 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.tasks import generate
 from specbench_cli.training import corpus
-from specbench_cli.training.corpus import Corpus, load_gsm8k, tokenizer_texts
+from specbench_cli.training.corpus import (
+    Corpus,
+    Encoder,
+    generated_chats,
+    load_gsm8k,
+    tokenizer_texts,
+)
 from specbench_cli.training.tokenizer import train_tokenizer
 
 PROBLEMS: list[corpus.Chat] = [
@@ -25,46 +32,90 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(islice(tokenizer_texts([], 0, 300), 600), vocab_size=600)
 
 
-def test_the_target_of_each_token_is_the_next_one(tokenizer: PreTrainedTokenizerFast) -> None:
-    first = Corpus(tokenizer, PROBLEMS, 0).batch(2, 16)
-    whole = Corpus(tokenizer, PROBLEMS, 0).batch(1, 33).inputs[0]
-    assert torch.equal(first.inputs.flatten(), whole[:32])
-    assert torch.equal(first.targets.flatten(), whole[1:33])
+@pytest.fixture(scope="module")
+def encode(tokenizer: PreTrainedTokenizerFast) -> Encoder:
+    return Encoder(tokenizer)
 
 
-def test_batches_follow_each_other_without_a_gap(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = Corpus(tokenizer, PROBLEMS, 0)
-    parts = torch.cat([stream.batch(2, 16).inputs.flatten() for _ in range(4)])
-    assert torch.equal(parts, Corpus(tokenizer, PROBLEMS, 0).batch(4, 32).inputs.flatten())
+def test_the_target_of_each_token_is_the_next_one(encode: Encoder) -> None:
+    batch = Corpus(encode, PROBLEMS, 0).batch(2, 512)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
 
 
-def test_a_restored_stream_continues_exactly(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = Corpus(tokenizer, PROBLEMS, 0)
+def test_every_chat_stands_whole_in_one_sequence(
+    encode: Encoder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    batch = Corpus(encode, [], 0).batch(6, 512)
+    whole = {tuple(encode(chat).ids) for chat in islice(generated_chats(0), 400)}
+    begin, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
+    for inputs, last in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist(), strict=True):
+        text = [token for token in [*inputs, last] if token != pad]
+        starts = [i for i, token in enumerate(text) if token == begin]
+        chats = [tuple(text[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        assert starts[0] == 0
+        assert whole.issuperset(chats)
+
+
+def test_little_is_padding_and_padding_weighs_nothing(
+    encode: Encoder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    batch = Corpus(encode, PROBLEMS, 0).batch(32, 512)
+    padding = batch.targets == tokenizer.pad_token_id
+    assert padding.float().mean() < 0.06
+    assert torch.equal(padding, batch.weights == 0)
+
+
+def test_a_chat_longer_than_a_sequence_is_left_to_stages_with_longer_ones(encode: Encoder) -> None:
+    long = [[("Tell me" + " why?" * 300, "because.")]]
+    asked = torch.tensor(encode.text(" why?" * 20))
+
+    def holds_it(length: int) -> bool:
+        ids = Corpus(encode, long, 0).batch(2, length).inputs
+        return bool((ids.unfold(1, len(asked), 1) == asked).all(-1).any())
+
+    assert not holds_it(512)
+    assert holds_it(2048)
+
+
+def test_a_sequence_too_short_for_every_chat_is_a_usage_error(encode: Encoder) -> None:
+    with pytest.raises(UsageError, match="longer than a sequence of 9 tokens"):
+        Corpus(encode, PROBLEMS, 0).batch(1, 8)
+
+
+def test_a_restored_stream_continues_exactly(encode: Encoder) -> None:
+    stream = Corpus(encode, PROBLEMS, 0)
     for _ in range(5):
-        stream.batch(4, 64)
+        stream.batch(4, 512)
     state = json.loads(json.dumps(stream.state()))
-    other = Corpus(tokenizer, PROBLEMS, 0)
+    other = Corpus(encode, PROBLEMS, 0)
     other.restore(state)
-    for ours, theirs in zip(stream.batch(4, 64), other.batch(4, 64), strict=True):
+    for ours, theirs in zip(stream.batch(4, 512), other.batch(4, 512), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_gsm8k_is_three_tenths_of_the_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    stream = Corpus(tokenizer, PROBLEMS, 0)
+def test_gsm8k_is_a_tenth_of_the_tokens(encode: Encoder) -> None:
+    stream = Corpus(encode, PROBLEMS, 0)
     stream.batch(64, 256)
     state = stream.state()
     share = state["problem_tokens"] / (state["problem_tokens"] + state["row_tokens"])
-    assert share == pytest.approx(0.3, abs=0.02)
+    assert share == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_family_named_twice_is_read_twice_as_much_and_in_its_order(encode: Encoder) -> None:
+    mixed = Corpus(encode, [], 0, ("rag", "qa", "rag"))
+    drawn = [mixed.draw().ids for _ in range(6)]
+    rows = list(islice(generate.stream(0, "train"), 24))
+    rag, qa = ([r for r in rows if r["family"] == family] for family in ("rag", "qa"))
+    wanted = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
+    assert drawn == [encode(corpus.chat_of(row)).ids for row in wanted]
 
 
 def test_answers_and_their_end_count_fully_and_prompts_less(
-    tokenizer: PreTrainedTokenizerFast,
+    encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    batch = Corpus(tokenizer, [], 0).batch(1, 512)
+    chat = encode([("How are you?", "Fine."), ("And now?", "Better.")])
     answering = False
-    for token, weight in zip(
-        tokenizer.convert_ids_to_tokens(batch.targets[0].tolist()), batch.weights[0], strict=True
-    ):
+    for token, weight in zip(tokenizer.convert_ids_to_tokens(chat.ids), chat.weights, strict=True):
         assert weight == pytest.approx(1.0 if answering else corpus.PROMPT_WEIGHT), token
         answering = token == "<|assistant|>" or (answering and token != "<|end|>")
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.errors import UsageError
-from specbench_cli.training.corpus import Batch
 from specbench_cli.training.loop import CURVE, Optimization, Point, Stage, latest_checkpoint, train
+from specbench_cli.training.packing import Batch
 
 VOCAB = 17
 OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
@@ -19,8 +19,8 @@ OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
 class Counting:
     """Batches of a counter; its place is one number."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    def __init__(self, start: int = 0) -> None:
+        self.at = start
 
     def batch(self, sequences: int, length: int) -> Batch:
         ids = torch.arange(self.at, self.at + sequences * length).view(sequences, length)
@@ -47,7 +47,8 @@ def stages(net: nn.Module) -> list[Stage]:
     def loss(batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(net(batch.inputs).flatten(0, 1), batch.targets.flatten())
 
-    return [Stage(6, 2, 8, loss), Stage(4, 1, 16, loss)]
+    often, once = Counting(), Counting(start=100)
+    return [Stage(4, 2, 8, loss, often), Stage(3, 1, 16, loss, once), Stage(3, 1, 16, loss, often)]
 
 
 def run(folder: Path, kill_after: int | None = None) -> tuple[list[float], nn.Module]:
@@ -59,7 +60,6 @@ def run(folder: Path, kill_after: int | None = None) -> tuple[list[float], nn.Mo
 
     result = train(
         net,
-        Counting(),
         stages(net),
         OPTIMIZATION,
         folder,
@@ -120,7 +120,7 @@ def test_resuming_another_plan_is_a_usage_error(tmp_path: Path) -> None:
     run(tmp_path)
     net = model()
     with pytest.raises(UsageError, match="another run"):
-        train(net, Counting(), stages(net)[:1], OPTIMIZATION, tmp_path)
+        train(net, stages(net)[:1], OPTIMIZATION, tmp_path)
 
 
 def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:

@@ -1,0 +1,45 @@
+"""Seeded, program-generated tasks: six families that mirror Spec-Bench's, without any download.
+
+A *skill* draws words from small closed lexicons and returns the full answer to what it asks, so
+every answer can be checked; a *template* is one wording of a skill. Rows are a pure function of
+(seed, split, index): `stream(seed, "train")` is what the embedded family learns from, `mini_rows`
+is the task `mini`.
+
+**Held out by combination.** Each lexicon is cut into halves A and B (even and odd positions). The
+second wording of every skill sees half A only while training; its other wordings see the whole
+lexicon. `mini` is made of those second wordings with half B: each word and each template was
+trained on, but never the two together, so no prompt of `mini` can occur in training.
+
+To extend: add words to the end of a lexicon, or write another `@skill`. Both change every row drawn
+afterwards, so regenerate `datasets_cfg/mini/mini.jsonl` (and retrain).
+
+    python -m specbench_cli.tasks.generate > datasets_cfg/mini/mini.jsonl
+"""
+
+from specbench_cli.tasks.generate import (
+    math_reasoning,
+    multi_turn,
+    qa,
+    rag,
+    summarization,
+    translation,
+)
+from specbench_cli.tasks.generate.rows import Row, Split, mini_lines, mini_rows, row, stream
+from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw, Template
+
+SKILLS = (multi_turn, translation, summarization, qa, math_reasoning, rag)
+"""The modules whose skills fill `TEMPLATES`, in the order of `FAMILIES`."""
+
+__all__ = [
+    "FAMILIES",
+    "SKILLS",
+    "TEMPLATES",
+    "Draw",
+    "Row",
+    "Split",
+    "Template",
+    "mini_lines",
+    "mini_rows",
+    "row",
+    "stream",
+]

@@ -1,0 +1,159 @@
+"""Several retrieved passages, most of them beside the point, and a question about one of them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from specbench_cli.tasks.generate.lexicon import (
+    COLOR_NAMES,
+    COMPANIES,
+    EXHIBITS,
+    FESTIVAL_THINGS,
+    JOBS,
+    MATERIALS,
+    MONTHS,
+    PRODUCTS,
+    TEAMS,
+    TOWNS,
+    person,
+)
+from specbench_cli.tasks.generate.template import Draw, Filled, an, cap, skill
+from specbench_cli.tasks.generate.world import RIVERS
+
+ASKS = (
+    "Answer the question from the passages.\n{passages}\nQuestion: {question}",
+    "{passages}\nUse these passages to answer. {question}",
+    "I have found some passages.\n{passages}\nWith their help, tell me: {question}",
+)
+
+
+class Fact(NamedTuple):
+    """A retrieved passage with one question about it and the answer."""
+
+    passage: str
+    question: str
+    answer: str
+
+
+def museum(d: Draw) -> Fact:
+    """A museum, its founder and its year."""
+    town, founder, year = d.word(TOWNS), person(d), d.number(1800, 1990)
+    name = f"{town} Museum of {cap(d.word(EXHIBITS))}"
+    return Fact(
+        f"The {name} was opened in {year} by {founder}. "
+        f"It has {d.number(10, 90, 5)} thousand visitors a year.",
+        f"When was the {name} opened, and by whom?",
+        f"The {name} was opened by {founder} in {year}.",
+    )
+
+
+def crossing(d: Draw) -> Fact:
+    """A bridge, its length and what it is made of."""
+    town, river, material = d.word(TOWNS), d.word(RIVERS), d.word(MATERIALS)
+    length, year = d.number(40, 900, 10), d.number(1800, 1990)
+    return Fact(
+        f"The {town} Bridge crosses the river {river}. "
+        f"It is {length} meters long, made of {material}, and was finished in {year}.",
+        f"How long is the {town} Bridge, and what is it made of?",
+        f"The {town} Bridge over the {river} is {length} meters long and made of {material}.",
+    )
+
+
+def festival(d: Draw) -> Fact:
+    """A festival, its month and its length."""
+    town, thing, month = d.word(TOWNS), d.word(FESTIVAL_THINGS), d.word(MONTHS)
+    days = d.number(2, 9)
+    return Fact(
+        f"Each {month} the town of {town} holds its Festival of {cap(thing)}. "
+        f"It lasts {days} days and was first held by {an(d.word(JOBS))}.",
+        f"When is the Festival of {cap(thing)} in {town}, and how long does it last?",
+        f"The Festival of {cap(thing)} in {town} is held in {month} and lasts {days} days.",
+    )
+
+
+def inventor(d: Draw) -> Fact:
+    """An inventor, the thing and the firm."""
+    who, job = person(d), d.word(JOBS)
+    product, company, year = d.word(PRODUCTS), d.word(COMPANIES), d.number(1900, 1999)
+    return Fact(
+        f"{who}, who had worked as {an(job)}, invented a new {product} in {year}. "
+        f"It was later sold by the company {company}.",
+        f"What did {who} invent, and which company sold it?",
+        f"{who} invented a new {product} in {year}, and the company {company} sold it.",
+    )
+
+
+def team(d: Draw) -> Fact:
+    """A sports team, its coach and its titles."""
+    name, (one, two) = f"{d.word(TOWNS)} {d.word(TEAMS)}", d.words(COLOR_NAMES, 2)
+    coach, titles = person(d), d.number(2, 9)
+    return Fact(
+        f"The {name} play in {one} and {two}. "
+        f"Under their coach {coach} they have won {titles} titles.",
+        f"Who coaches the {name}, and how many titles have they won?",
+        f"The coach of the {name} is {coach}, and they have won {titles} titles.",
+    )
+
+
+def firm(d: Draw) -> Fact:
+    """A company, its town and what it makes."""
+    name, town, product = d.word(COMPANIES), d.word(TOWNS), d.word(PRODUCTS)
+    founder, workers = person(d), d.number(20, 900, 10)
+    return Fact(
+        f"The company {name} was started by {founder} in {town}. "
+        f"Its {workers} workers make a {product} that is sold all over the world.",
+        f"Where is the company {name}, and what does it make?",
+        f"The company {name} is in {town}, and its {workers} workers make a {product}.",
+    )
+
+
+SUBJECTS = (museum, crossing, festival, inventor, team, firm)
+
+
+def retrieved(d: Draw, about: Callable[[Draw], Fact]) -> Filled:
+    """Passages on different subjects, one `about` what is asked: 2 or 3, at times up to 14."""
+    asked = about(d)
+    rest = [write for write in SUBJECTS if write is not about]
+    n_others = d.number(3, 13) if d.number(1, 12) == 1 else d.number(1, 2)
+    facts = [asked, *(write(d) for write in d.rng.sample(rest * 3, n_others))]
+    d.rng.shuffle(facts)
+    passages = "\n".join(f"Passage {i}: {fact.passage}" for i, fact in enumerate(facts, 1))
+    return Filled(
+        {"passages": passages, "question": asked.question},
+        [f"{asked.answer} See passage {facts.index(asked) + 1}."],
+    )
+
+
+@skill("rag", "culture", *ASKS)
+def about_museum(d: Draw) -> Filled:
+    """A question about a museum."""
+    return retrieved(d, museum)
+
+
+@skill("rag", "places", *ASKS)
+def about_crossing(d: Draw) -> Filled:
+    """A question about a bridge."""
+    return retrieved(d, crossing)
+
+
+@skill("rag", "culture", *ASKS)
+def about_festival(d: Draw) -> Filled:
+    """A question about a festival."""
+    return retrieved(d, festival)
+
+
+@skill("rag", "business", *ASKS)
+def about_inventor(d: Draw) -> Filled:
+    """A question about an inventor."""
+    return retrieved(d, inventor)
+
+
+@skill("rag", "sports", *ASKS)
+def about_team(d: Draw) -> Filled:
+    """A question about a team."""
+    return retrieved(d, team)
+
+
+@skill("rag", "business", *ASKS)
+def about_firm(d: Draw) -> Filled:
+    """A question about a company."""
+    return retrieved(d, firm)

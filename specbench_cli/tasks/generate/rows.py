@@ -1,0 +1,78 @@
+"""Rows of a split, as a pure function of (seed, split, index)."""
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import count
+from typing import Literal, TypedDict
+
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw
+
+Split = Literal["train", "mini"]
+
+
+class Row(TypedDict):
+    """One generated conversation; `reference` holds the whole answer expected at each turn."""
+
+    id: str
+    family: str
+    category: str
+    template: str
+    turns: list[str]
+    reference: list[str]
+
+
+def row(seed: int, split: Split, index: int) -> Row:
+    """Row `index` of a split: families take turns, and so do templates inside a family."""
+    rng = random.Random(f"{split}/{seed}/{index}")  # a text seed is hashed, the same everywhere
+    family = FAMILIES[index % len(FAMILIES)]
+    known = [t for t in TEMPLATES if t.family == family and (t.held_out or split == "train")]
+    chosen = known[index // len(FAMILIES) % len(known)]
+    half = 1 if split == "mini" else 0 if chosen.held_out else None
+    turns = chosen.write(Draw(rng, half))
+    return Row(
+        id=f"{split}-{index:06d}",
+        family=family,
+        category=chosen.category,
+        template=chosen.name,
+        turns=[question for question, _ in turns],
+        reference=[answer for _, answer in turns],
+    )
+
+
+def stream(seed: int, split: Split) -> Iterator[Row]:
+    """The endless rows of a split, from the first; rows may repeat."""
+    if split not in ("train", "mini"):
+        raise UsageError(f"unknown split {split!r}", "use 'train' or 'mini'")
+    return (row(seed, split, index) for index in count())
+
+
+def mini_rows(seed: int = 0, per_family: int = 80) -> list[Row]:
+    """The task `mini`: `per_family` different rows of each family, families in order.
+
+    Raises UsageError where the lexicons cannot give that many different first turns.
+    """
+    kept: dict[str, list[Row]] = {family: [] for family in FAMILIES}
+    seen: set[str] = set()
+    limit = 10 * per_family * len(FAMILIES)
+    for candidate in stream(seed, "mini"):
+        rows = kept[candidate["family"]]
+        if len(rows) < per_family and candidate["turns"][0] not in seen:
+            seen.add(candidate["turns"][0])
+            rows.append({**candidate, "id": f"{candidate['family']}-{len(rows):03d}"})
+        if all(len(rows) == per_family for rows in kept.values()):
+            return [row for family in FAMILIES for row in kept[family]]
+        limit -= 1
+        if limit == 0:
+            break
+    short = min(kept, key=lambda family: len(kept[family]))
+    raise UsageError(
+        f"{per_family} rows a family are too many: {short} has {len(kept[short])} different ones",
+        "ask for fewer rows a family",
+    )
+
+
+def mini_lines() -> Iterator[str]:
+    """The file of the task `mini`, line by line."""
+    return (json.dumps(generated, ensure_ascii=False) for generated in mini_rows())

@@ -1,0 +1,170 @@
+"""The embedded family: shapes, schedules, and how a model is built, stored and read back.
+
+All are Llama models. **Stored in fp16, and the upcast is the model**: what is trained next to a
+finished model reads it back first.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from specbench_cli.training.tokenizer import MAX_POSITIONS, SPECIAL_TOKENS, VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stretch of training: `steps` updates of `sequences` x `length` tokens.
+
+    towards: the `text` (cross-entropy), the finished `target` (KL), or `exits` (early ones too).
+    reads: the `corpus`, the corpus with most of what is `hard` for the target (see `HARD`), or the
+        target's own `replies`.
+    """
+
+    steps: int
+    sequences: int
+    length: int
+    towards: Literal["text", "target", "exits"] = "text"
+    reads: Literal["corpus", "hard", "replies"] = "corpus"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Shape and schedule of one model (the head size is `hidden` / `heads`)."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    mlp: int
+    stages: tuple[StagePlan, ...]
+    peak_lr: float
+    vocabulary: int = VOCAB_SIZE
+    warmup_steps: int = 100
+
+    def config(self) -> LlamaConfig:
+        """The model in transformers' terms."""
+        end, _, _, begin, pad = range(len(SPECIAL_TOKENS))
+        return LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            intermediate_size=self.mlp,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            tie_word_embeddings=True,
+            bos_token_id=begin,
+            eos_token_id=end,
+            pad_token_id=pad,
+        )
+
+    def scaled(self, factor: float) -> "Recipe":
+        """The same recipe with its steps and warm-up multiplied, at least one of each."""
+        return replace(
+            self,
+            stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
+            warmup_steps=max(1, round(self.warmup_steps * factor)),
+        )
+
+    def smoke(self) -> "Recipe":
+        """Two small steps of every stage."""
+        stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
+        return replace(self, stages=stages, warmup_steps=1)
+
+
+# Small updates, many of them: at equal tokens 2,048 an update learn faster than 4,096. Nearly all
+# chats fit in 256 tokens, where attention on a CPU costs least; the last fifth of the tokens is
+# read 1,024 at a time.
+BASE = Recipe(
+    "embedded-7m-base",
+    hidden=256,
+    layers=8,
+    heads=4,
+    mlp=704,
+    stages=(StagePlan(4800, 8, 256), StagePlan(1200, 2, 1024)),
+    peak_lr=3e-3,
+)
+# A second, gentler cycle for what the first one leaves undone.
+TARGET = replace(
+    BASE,
+    name="embedded-7m",
+    stages=(StagePlan(2800, 8, 256, reads="hard"), StagePlan(700, 2, 1024, reads="hard")),
+    peak_lr=1.5e-3,
+)
+HARD = (
+    *("translation", "math_reasoning", "rag", "summarization") * 2,
+    *("translation", "math_reasoning", "rag", "multi_turn") * 2,
+    "qa",
+)
+"""Whose turn it is in the second cycle: facts are learnt soonest, sums and retrieval last."""
+DRAFT = Recipe(
+    "embedded-1m",
+    hidden=128,
+    layers=2,
+    heads=4,
+    mlp=352,
+    stages=(
+        StagePlan(1200, 16, 256),
+        StagePlan(700, 16, 256, "target", "replies"),
+        StagePlan(400, 4, 1024, "target"),
+    ),
+    peak_lr=5e-3,
+)
+EXIT = replace(
+    TARGET,
+    name="embedded-exit",
+    stages=(StagePlan(1200, 8, 256, "exits"), StagePlan(300, 2, 1024, "exits")),
+    peak_lr=1e-3,
+)
+FOREIGN = replace(
+    DRAFT,
+    name="embedded-xv",
+    stages=(
+        StagePlan(1200, 16, 256),
+        StagePlan(500, 16, 256, reads="replies"),
+        StagePlan(400, 4, 1024),
+    ),
+    vocabulary=2048,
+)
+
+
+def build(recipe: Recipe, seed: int, device: torch.device) -> LlamaForCausalLM:
+    """A freshly initialised model in fp32, ready to train."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(recipe.config())
+    nn.Module.to(model, device)  # transformers' own `to` is not typed
+    model.train()
+    return model
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write what from_pretrained needs: fp16 weights (tied ones once), configs and tokenizer."""
+    stored = LlamaForCausalLM(model.config)
+    stored.load_state_dict(model.state_dict())
+    stored.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    )
+    nn.Module.half(stored)
+    stored.save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+
+
+def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
+    """A stored model upcast to fp32, frozen."""
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    nn.Module.to(model, device)
+    model.requires_grad_(False)
+    model.eval()
+    return model

@@ -1,0 +1,98 @@
+"""Whole chats packed into sequences of one length, with almost no padding."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench_cli.errors import UsageError
+
+WAITING = 32  # chats at hand to fill a sequence with: more leave less padding
+MOST_PASSED_OVER = 10_000  # in a row, for being too long; then there is none that fits
+
+
+class Encoded(NamedTuple):
+    """A chat's token ids and the weight of each in the loss."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+class Batch(NamedTuple):
+    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length]."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+class Packed(ABC):
+    """An endless stream of chats as batches; `state` and `restore` continue it exactly.
+
+    A chat is never cut: an answer whose question is out of sight would teach guessing.
+    """
+
+    def __init__(self, padding: int) -> None:
+        self._padding = padding
+        self._waiting: list[Encoded] = []
+
+    @abstractmethod
+    def draw(self) -> Encoded:
+        """The next chat."""
+
+    @abstractmethod
+    def place(self) -> dict[str, Any]:
+        """Where `draw` is, as JSON."""
+
+    @abstractmethod
+    def go_to(self, place: dict[str, Any]) -> None:
+        """Go to a place that `place` gave."""
+
+    def batch(self, sequences: int, length: int) -> Batch:
+        """The next `sequences` x `length` tokens; the target of each is the one that follows."""
+        filled = [self._fill(length + 1) for _ in range(sequences)]
+        ids = torch.tensor([ids for ids, _ in filled])
+        weights = torch.tensor([weights for _, weights in filled])
+        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous())
+
+    def state(self) -> dict[str, Any]:
+        """The place in the data as JSON."""
+        return {**self.place(), "waiting": self._waiting}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        place = dict(state)
+        self._waiting = [Encoded(*chat) for chat in place.pop("waiting")]
+        self.go_to(place)
+
+    def _fill(self, length: int) -> Encoded:
+        """One sequence: of the waiting chats always the first that fits, then padding (about 2%).
+
+        A chat longer than a whole sequence is passed over; stages with long ones read such too.
+        """
+        sequence = Encoded([], [])
+        waiting = self._waiting
+        while True:
+            while len(waiting) < WAITING:
+                waiting.append(self._draw_within(length))
+            room = length - len(sequence.ids)
+            first = next((i for i, chat in enumerate(waiting) if len(chat.ids) <= room), None)
+            if first is None:
+                return Encoded(
+                    sequence.ids + [self._padding] * room, sequence.weights + [0.0] * room
+                )
+            chat = waiting.pop(first)
+            sequence.ids.extend(chat.ids)
+            sequence.weights.extend(chat.weights)
+
+    def _draw_within(self, length: int) -> Encoded:
+        """The next chat that fits in a sequence."""
+        for _ in range(MOST_PASSED_OVER):
+            chat = self.draw()
+            if len(chat.ids) <= length:
+                return chat
+        raise UsageError(
+            f"{MOST_PASSED_OVER} chats in a row are longer than a sequence of {length} tokens",
+            "train on longer sequences",
+        )
