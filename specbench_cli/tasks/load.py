@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets_cfg
-from specbench_cli.errors import UsageError
-from specbench_cli.tasks.rows import read_questions
-from specbench_cli.tasks.schema import Card, Question, Source, read_card
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
+from specbench_cli.tasks.card import Card, Source, read_card
+from specbench_cli.tasks.formats import Unreadable, member
+from specbench_cli.tasks.rows import ACCEPTED, read_questions
+from specbench_cli.tasks.schema import Question
 from specbench_cli.tasks.source import read_source, sha256
 
 SHIPPED = Path(datasets_cfg.__path__[0])
@@ -22,15 +24,15 @@ class Task:
     """A loaded and checked task.
 
     Attributes:
-        source: the card's facts about the file (name, checksum, url, hub id); no local path.
-        sha256: checksum of the file as read.
+        sources: the card's facts about its files (name, checksum, url, hub id); no local path.
+        sha256: checksum of the file as read; of several, that of their checksums.
         max_new_tokens: the task's own default, None where it has none.
         embedded: "plumbing" where the embedded models' speedups mean nothing.
     """
 
     name: str
     version: str
-    source: dict[str, Any]
+    sources: list[dict[str, Any]]
     max_new_tokens: int | None
     embedded: Literal["trained", "plumbing"]
     citation: str
@@ -57,27 +59,40 @@ def load_task(name_or_path: str) -> Task:
     """Load a shipped task by name, or one's own by the path of its `.yaml` or `.jsonl`.
 
     Raises:
-        UsageError: unknown name, wrong YAML, malformed row, or another number of rows than stated.
-        EnvironmentFault: the data is not here and could not be downloaded, or is not the original.
+        UsageError: unknown name, wrong YAML, or a malformed row.
+        EnvironmentFault: the data is not here and could not be downloaded, is damaged, not the
+            original, another number of rows than stated, or holds placeholders for questions.
     """
     card, path = _find(name_or_path)
-    data = read_source(card.name, card.source, path.parent)
-    label = name_or_path if path.suffix == ".jsonl" else card.source.file
-    questions = read_questions(data, card, label)
+    bare = path.suffix == ".jsonl"
+    questions: list[Question] = []
+    sums: list[str] = []
+    for source in card.sources:
+        data = read_source(card.name, source, path.parent, card.obtain)
+        sums.append(sha256(data))
+        label = name_or_path if bare else f"{card.name}: {source.file}"
+        try:
+            rows = data if source.member is None else member(data, source.member)
+            questions += read_questions(rows, card, source, label)
+        except Unreadable as fault:
+            raise _damaged(label, fault, bare) from fault
     if card.rows not in (None, len(questions)):
-        raise UsageError(
-            f"{path}: rows: says {card.rows}, but {card.source.file} holds {len(questions)}"
+        files = " and ".join(dict.fromkeys(source.file for source in card.sources))
+        raise EnvironmentFault(
+            f"{card.name}: {files} held {len(questions)} questions, and {path.name} says that there"
+            f" are {card.rows}: the file is cut short, or not the one that is meant",
+            card.obtain or "replace it by the original file, or correct `rows`",
         )
     return Task(
         name=card.name,
         version=card.version,
-        source=card.source.model_dump(exclude_none=True),
+        sources=[source.model_dump(exclude_none=True) for source in card.sources],
         max_new_tokens=card.max_new_tokens,
         embedded=card.embedded,
         citation=card.citation,
         licence=card.licence,
         questions=questions,
-        sha256=sha256(data),
+        sha256=sums[0] if len(sums) == 1 else sha256("".join(sums).encode()),
     )
 
 
@@ -95,6 +110,16 @@ def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Que
             )
     wanted = set(categories) or known
     return [q for q in questions if q.category in wanted or q.family in wanted]
+
+
+def _damaged(label: str, fault: Unreadable, bare: bool) -> SpecbenchError:
+    """A person's own JSON lines are wrong; a data set's file is damaged."""
+    place = "" if fault.place is None else f":{fault.place}"
+    if bare:
+        return UsageError(f"{label}{place}: {fault}", ACCEPTED)
+    return EnvironmentFault(
+        f"{label}{place} cannot be read: {fault}", "replace it by the original file"
+    )
 
 
 def _find(name_or_path: str) -> tuple[Card, Path]:

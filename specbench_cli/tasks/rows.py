@@ -1,13 +1,16 @@
-"""JSON lines to questions."""
+"""Rows of a file to questions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_cli.errors import UsageError
-from specbench_cli.tasks.schema import FAMILIES, Card, Column, Family, Question
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.tasks import fill
+from specbench_cli.tasks.card import Card, Source
+from specbench_cli.tasks.formats import read_rows
+from specbench_cli.tasks.schema import FAMILIES, Column, Family, Question
 
 COLUMNS: Mapping[Column, tuple[str, ...]] = {
     "id": ("question_id", "id"),
@@ -20,7 +23,7 @@ COLUMNS: Mapping[Column, tuple[str, ...]] = {
 """Names under which a column is looked for, unless the card's `fields` names another."""
 
 ACCEPTED = (
-    'each line is a JSON object with "turns" (a list of texts), "prompt" or "question" (a text), '
+    'each row is a JSON object with "turns" (a list of texts), "prompt" or "question" (a text), '
     'and optionally "question_id" or "id", "category", "family", "cluster", "reference"'
 )
 
@@ -29,20 +32,27 @@ class RowError(Exception):
     """What is wrong with one row."""
 
 
-def read_questions(data: bytes, card: Card, label: str) -> list[Question]:
-    """Questions of a JSON-lines file, in its order; the id defaults to the row's index from 0.
+def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[Question]:
+    """Questions of a source's file, in its order; the id defaults to the row's index from 0.
 
     Args:
-        label: the file's name for messages.
+        data: the bytes of the file that holds the rows.
+        label: that file's name for messages.
 
     Raises:
         UsageError: a malformed row (with its line number), an id given twice, or no row at all.
+        Unreadable: see `formats`.
+        EnvironmentFault: rows that hold a placeholder instead of a question.
     """
     seen: dict[str, int] = {}
     questions: list[Question] = []
-    for line, raw in _lines(data):
+    for index, (line, row) in enumerate(read_rows(data, source.rows_file, card.columns)):
         try:
-            question = _question(raw, card, index=len(questions))
+            if not isinstance(row, dict):
+                raise RowError(f"expected a JSON object, got {_short(row)}")
+            if not _counts(row, card):
+                continue
+            question = _question(row, card, source, index)
         except RowError as fault:
             raise UsageError(f"{label}:{line}: {fault}", ACCEPTED) from fault
         if question.prompt_id in seen:
@@ -55,36 +65,67 @@ def read_questions(data: bytes, card: Card, label: str) -> list[Question]:
         questions.append(question)
     if not questions:
         raise UsageError(f"{label} holds no question", ACCEPTED)
+    if card.placeholder is not None:
+        _refuse_placeholders(questions, card.placeholder, card, label)
     return questions
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines that are not blank. Only \\n ends a line, since texts may hold U+2028."""
-    for line, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if raw.strip():
-            yield line, raw
+def _refuse_placeholders(
+    questions: Sequence[Question], placeholder: str, card: Card, label: str
+) -> None:
+    found = [q for q in questions if any(placeholder in turn for turn in q.turns)]
+    if found:
+        raise EnvironmentFault(
+            f"{label}: {len(found)} of {len(questions)} questions are placeholders"
+            f" ({placeholder!r}) for texts that must be fetched from elsewhere, the first of them"
+            f" {found[0].prompt_id}",
+            card.obtain or "replace the file by one that holds all texts",
+        )
 
 
-def _question(raw: bytes, card: Card, index: int) -> Question:
-    try:
-        row = json.loads(raw)
-    except (json.JSONDecodeError, UnicodeDecodeError) as fault:
-        raise RowError(f"not JSON: {fault}") from fault
-    if not isinstance(row, dict):
-        raise RowError(f"expected a JSON object, got {_short(row)}")
+def _counts(row: Mapping[str, Any], card: Card) -> bool:
+    """Whether a row lies inside every range of the card's `only`."""
+    for name, (low, high) in card.only.items():
+        value = row.get(name)
+        try:
+            number = int(value)  # type: ignore[arg-type] # None and others are what is caught
+        except (TypeError, ValueError):
+            raise RowError(f"{name!r} must be a number, got {_short(value)}") from None
+        if not low <= number <= high:
+            return False
+    return True
 
-    prompt_id = f"{card.name}/{_id(row, card, index)}"
-    category, family = _stratum(row, card)
+
+def _question(row: Mapping[str, Any], card: Card, source: Source, index: int) -> Question:
+    prefix = f"{source.category}-" if len(card.sources) > 1 else ""
+    prompt_id = f"{card.name}/{prefix}{_id(row, card, index)}"
+    category, family = _stratum(row, card, source)
+    cluster = _text(row, card, "cluster")
+    scorer = card.scorer_of(family)
     return Question(
         prompt_id=prompt_id,
-        cluster=f"{card.name}/{_text(row, card, 'cluster')}"
-        if _column(row, card, "cluster")
-        else prompt_id,
+        cluster=f"{card.name}/{cluster}" if cluster else prompt_id,
         task=card.name,
         family=family,
         category=category,
-        turns=_turns(row, card),
+        turns=_turns(row, card, category),
         reference=_reference(row, card),
+        scorer=scorer,
+        program=_program(row, card) if scorer == "unit_tests" else None,
+    )
+
+
+def _program(row: Mapping[str, Any], card: Card) -> tuple[str, str]:
+    assert card.program is not None  # the card has seen to it
+    try:
+        return fill.around_answer(card.program, row)
+    except KeyError as missing:
+        raise _lacks(row, "program", missing) from missing
+
+
+def _lacks(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError:
+    return RowError(
+        f"no {missing.args[0]!r}, which {template} needs, only {', '.join(row) or 'nothing'}"
     )
 
 
@@ -95,13 +136,13 @@ def _column(row: Mapping[str, Any], card: Card, column: Column) -> str | None:
 
 
 def _text(row: Mapping[str, Any], card: Card, column: Column) -> str:
-    """A column's text, "" where it is absent."""
+    """A column's text, "" where it is absent or blank."""
     name = _column(row, card, column)
     if name is None:
         return ""
-    if not isinstance(row[name], str) or not row[name].strip():
-        raise RowError(f"{name!r} must be a text that is not empty, got {_short(row[name])}")
-    return str(row[name])
+    if not isinstance(row[name], str):
+        raise RowError(f"{name!r} must be a text, got {_short(row[name])}")
+    return str(row[name]).strip()
 
 
 def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
@@ -116,7 +157,13 @@ def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
     return value
 
 
-def _turns(row: Mapping[str, Any], card: Card) -> tuple[str, ...]:
+def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]:
+    template = card.template_of(category)
+    if template is not None:
+        try:
+            return (fill.fill(template, row),)
+        except KeyError as missing:
+            raise _lacks(row, "template", missing) from missing
     name = _column(row, card, "turns")
     if name is None:
         names = [card.fields["turns"]] if "turns" in card.fields else COLUMNS["turns"]
@@ -132,9 +179,10 @@ def _turns(row: Mapping[str, Any], card: Card) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def _stratum(row: Mapping[str, Any], card: Card) -> tuple[str, Family]:
+def _stratum(row: Mapping[str, Any], card: Card, source: Source) -> tuple[str, Family]:
     """Category and family; each can stand in for the other."""
-    category, named = _text(row, card, "category"), _text(row, card, "family")
+    category = source.category or _text(row, card, "category")
+    named = _text(row, card, "family")
     if not named:
         family = card.family_of(category)
         return category or family, family
@@ -150,9 +198,11 @@ def _reference(row: Mapping[str, Any], card: Card) -> tuple[str, ...] | None:
     if name is None:
         return None
     value = row[name]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (str(value),)
     entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, list):
-        raise RowError(f"{name!r} must be a text or a list, got {_short(value)}")
+        raise RowError(f"{name!r} must be a text, a number or a list, got {_short(value)}")
     texts = []
     for entry in entries:
         parts = entry if isinstance(entry, list) else [entry]
@@ -163,5 +213,5 @@ def _reference(row: Mapping[str, Any], card: Card) -> tuple[str, ...] | None:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -5,17 +5,20 @@ Whatever is returned has the card's checksum.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.tasks.schema import Hub, Source
+from specbench_cli.tasks.card import Hub, Source
 
 TIMEOUT_S = 10.0
 """Longest silence of a server before a download is given up."""
@@ -44,39 +47,52 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_source(task: str, source: Source, folder: Path) -> bytes:
-    """The dataset's file.
+def read_source(task: str, source: Source, folder: Path, obtain: str = "") -> bytes:
+    """The dataset's file, uncompressed if it is gzipped.
 
     Args:
         task: the task's name, for messages.
         folder: the folder of the YAML.
+        obtain: what a person has to do for data that cannot be downloaded.
 
     Raises:
         EnvironmentFault: it is nowhere, or the copy found has another checksum.
     """
     own = os.environ.get("SPECBENCH_DATA")
     for place in [folder, *([Path(own)] if own else [])]:
-        path = place / source.file
-        if path.is_file():
-            data = path.read_bytes()
-            if source.sha256 not in (None, sha256(data)):
-                raise EnvironmentFault(
-                    f"{task}: {path} has sha256 {sha256(data)}, expected {source.sha256}",
-                    "replace it by the original file, or unset SPECBENCH_DATA to download it",
-                )
-            return data
+        for path in (place / source.file, place / f"{source.file}.gz"):
+            if path.is_file():
+                return _local(task, source, path)
     key = source.sha256 or (source.hub.revision if source.hub else "")
     cached = cache_folder() / "tasks" / key[:16] / source.file
     if cached.is_file():
         data = cached.read_bytes()
         if source.sha256 in (None, sha256(data)):
             return data
-    data = _download(task, source, own)
+    data = _download(task, source, own, obtain)
     _write(cached, data)
     return data
 
 
-def _download(task: str, source: Source, own: str | None) -> bytes:
+def _local(task: str, source: Source, path: Path) -> bytes:
+    hint = "replace it by the original file, or unset SPECBENCH_DATA to download it"
+    try:
+        data = _uncompressed(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as fault:
+        raise EnvironmentFault(f"{task}: {path} cannot be read: {fault}", hint) from fault
+    if source.sha256 not in (None, sha256(data)):
+        raise EnvironmentFault(
+            f"{task}: {path} has sha256 {sha256(data)}, expected {source.sha256}", hint
+        )
+    return data
+
+
+def _uncompressed(data: bytes) -> bytes:
+    """The data, or what was gzipped to it. Raises OSError, EOFError or zlib.error: damaged."""
+    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+
+
+def _download(task: str, source: Source, own: str | None, obtain: str) -> bytes:
     ways: list[tuple[str, Callable[[], bytes]]] = []
     if url := source.url:
         ways.append((url, lambda: _from_url(url)))
@@ -85,18 +101,21 @@ def _download(task: str, source: Source, own: str | None) -> bytes:
     failures = [] if ways else ["its YAML names no url or hub to download from"]
     for name, way in ways:
         try:
-            data = way()
-        except _Unreachable as fault:
+            data = _uncompressed(way())
+        except (_Unreachable, OSError, EOFError, zlib.error) as fault:
             failures.append(f"{name} failed: {fault}")
             continue
         if source.sha256 in (None, sha256(data)):
             return data
         failures.append(f"{name} has sha256 {sha256(data)}, expected {source.sha256}")
     place = f"in SPECBENCH_DATA ({own})" if own else "in SPECBENCH_DATA (not set)"
-    fetch = f" (curl -L -o {source.file} {source.url})" if source.url else ""
+    address = source.url or (source.hub.address if source.hub else None)
+    zipped = ".gz" if address and address.endswith(".gz") else ""
+    fetch = f" (curl -L -o {source.file}{zipped} {address})" if address else ""
     raise EnvironmentFault(
         f"{task}: {source.file} is neither {place} nor cached; " + "; ".join(failures),
-        f"set SPECBENCH_DATA to a folder with {source.file}{fetch}, {INSTEAD}",
+        (obtain and f"{obtain}; then ")
+        + f"set SPECBENCH_DATA to a folder with {source.file}{fetch}, {INSTEAD}",
     )
 
 
@@ -111,17 +130,41 @@ def _from_url(url: str) -> bytes:
 
 
 def _from_hub(hub: Hub) -> bytes:
-    """The split as JSON lines, keys in the dataset's order."""
-    from datasets import load_dataset
-    from huggingface_hub import HfApi
-
+    """The file as it is; or the split as JSON lines, keys in the dataset's order."""
     try:
-        if not offline():  # asked with a limit first: `load_dataset` retries for half a minute
-            HfApi().dataset_info(hub.id, revision=hub.revision, timeout=TIMEOUT_S)
+        if hub.path is not None:
+            return _file_of(hub, hub.path)
+        _ask_for(hub)
+        from datasets import load_dataset
+
         rows = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
     except Exception as fault:  # the hub, its cache and the network fail in many unrelated types
         raise _Unreachable(str(fault).strip().partition("\n")[0] or type(fault).__name__) from fault
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _file_of(hub: Hub, path: str) -> bytes:
+    """A file of the dataset's repository, from the hub's own cache if it is there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    fetch = partial(hf_hub_download, hub.id, path, repo_type="dataset", revision=hub.revision)
+    try:
+        found = fetch(local_files_only=True)
+    except LocalEntryNotFoundError:
+        if offline():
+            raise _Unreachable("HF_HUB_OFFLINE is set") from None
+        _ask_for(hub)
+        found = fetch()
+    return Path(found).read_bytes()
+
+
+def _ask_for(hub: Hub) -> None:
+    """Ask with a time limit first: what follows would retry for half a minute."""
+    from huggingface_hub import HfApi
+
+    if not offline():
+        HfApi().dataset_info(hub.id, revision=hub.revision, timeout=TIMEOUT_S)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -47,6 +47,11 @@ def render(tokenizer: Any, messages: Sequence[Message], raw: bool) -> list[int]:
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
+def written_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """An answer's text without special tokens, but with its blanks: code may begin with some."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
 def answer_text(tokenizer: Any, ids: Sequence[int]) -> str:
     """An answer's text, special tokens and surrounding blanks removed."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+    return written_text(tokenizer, ids).strip()

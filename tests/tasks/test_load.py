@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import describe, load, load_task, select, task_names
 
 
 def jsonl(path: Path, *rows: object) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+OWN = "name: own\nversion: '1'\nsource: {file: rows.jsonl}\n"
 
 
 def card(path: Path, body: str) -> Path:
@@ -22,13 +25,8 @@ def card(path: Path, body: str) -> Path:
 
 def test_shipped_tasks_are_listed_and_described_without_their_data(monkeypatch):
     monkeypatch.delenv("SPECBENCH_DATA", raising=False)
-    assert {"gsm8k", "mt_bench", "spec_bench"} <= set(task_names())
-    for name in task_names():
-        facts = describe(name)
-        assert facts["name"] == name
-        assert facts["rows"] > 0
-        assert facts["licence"]
-        assert facts["source"]["sha256"]
+    assert {"gsm8k", "mini", "mt_bench", "spec_bench"} <= set(task_names())
+    assert [describe(name)["name"] for name in task_names()] == task_names()
 
 
 def test_chat_categories_of_spec_bench_are_multi_turn_and_its_others_are_themselves():
@@ -91,7 +89,7 @@ def test_ids_default_to_the_row_index_and_blank_lines_do_not_count(tmp_path):
         ('{"prompt": "a", "id": "x\\ny"}', "'id' must be"),
         ('{"prompt": "a", "category": 3}', "'category' must be"),
         ('{"prompt": "a", "family": "chat"}', "family 'chat' is not one of multi_turn"),
-        ('{"prompt": "a", "reference": 3}', "'reference' must be"),
+        ('{"prompt": "a", "reference": true}', "'reference' must be"),
         ('{"prompt": "a", "reference": [3]}', "'reference' must hold"),
     ],
 )
@@ -146,6 +144,7 @@ def test_own_yaml_alone_adds_a_task(tmp_path):
         fields: {id: key, turns: ask, category: kind, cluster: tpl, reference: answer}
         families: {sums: math_reasoning}
         family: multi_turn
+        scorer: {math_reasoning: final_number, default: exact_match}
         max_new_tokens: 32
         embedded: trained
         """,
@@ -160,22 +159,69 @@ def test_own_yaml_alone_adds_a_task(tmp_path):
     )
     assert (first.prompt_id, first.cluster, first.family) == ("own/k1", "own/t", "math_reasoning")
     assert (second.turns, second.cluster, second.family) == (("b", "c"), "own/t", "multi_turn")
-    assert str(tmp_path) not in json.dumps(task.source)
+    assert str(tmp_path) not in json.dumps(task.sources)
+    assert (first.scorer, second.scorer) == ("final_number", "exact_match")
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("name: [", "not valid YAML"),
-        ("[1]", "top level"),
-        ("name: own\nsource: {file: a}", "version: Field required"),
-        ("name: own\nversion: '1'\nsource: {file: a}\ncolour: red", "colour: Extra inputs"),
-        ("name: own\nversion: '1'\nsource: {file: a, sha256: zz}", "source.sha256"),
-        ("name: own\nversion: '1'\nsource: {file: ../a}", "source.file"),
-        ("name: own\nversion: '1'\nsource: {file: /a}", "source.file"),
-        ("name: own\nversion: '1'\nsource: {file: a, url: https://b}", "a url needs a sha256"),
-        ("name: own\nversion: '1'\nsource: {file: a}\nfamily: chat", "family: Input should be"),
-        ("name: own\nversion: '1'\nsource: {file: a}\nfields: {colour: red}", "fields.colour"),
+        ("[1]", "must hold `key: value` lines, got list"),
+        (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
+        (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
+        (OWN + "name: twice", "own.yaml:4: 'name' stands on line 1 already"),
+        (OWN + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be a word"),
+        ("name: own\nsource: {file: a}", "version is missing"),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl}\ncolour: red",
+            "colour is not known; did you mean",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl, sha256: zz}",
+            "source.sha256 must be valid",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: ../a.jsonl}",
+            "source.file must be a relative path",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: /a.jsonl}",
+            "source.file must be a relative path",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl, url: https://b}",
+            "a url needs a sha256",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl}\nfamily: chat",
+            "family must be one of 'multi_turn'",
+        ),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl}\nfields: {colour: red}",
+            "fields.colour must be one of 'id'",
+        ),
+        ("name: own\nversion: '1'\nsource: {file: a.txt}", "a.txt must end in one of .jsonl"),
+        ("name: own\nversion: '1'\nsource: {file: a.zip}", "a .zip needs a member"),
+        (
+            "name: own\nversion: '1'\nsource: {file: a.jsonl, hub: {id: a/b, revision: c}}",
+            "source.hub needs either a path or a split",
+        ),
+        ("name: own\nversion: '1'\nsource: []", "source must be given, not empty"),
+        (
+            "name: own\nversion: '1'\nsource: [{file: a.jsonl}, {file: b.jsonl}]",
+            "source must be several with a category of its own each",
+        ),
+        (OWN + "scorer: best", "scorer must be one of 'exact_match'"),
+        (OWN + "scorer: {chat: math}", "scorer.chat must be one of 'multi_turn'"),
+        (OWN + "scorer: unit_tests", "scorer unit_tests and a program need each other"),
+        (OWN + "program: '{answer}'", "scorer unit_tests and a program need each other"),
+        (
+            OWN + "scorer: unit_tests\nprogram: 'x'",
+            "program must say where the answer goes: {answer}",
+        ),
+        (OWN + "template: '{a.b}'", "template must have columns' names in braces, not {a.b}"),
+        (OWN + "template: 'a } b'", "template must have braces in pairs"),
     ],
 )
 def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
@@ -188,11 +234,53 @@ def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
 
 def test_another_number_of_rows_than_stated_is_refused(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
-    path = card(
-        tmp_path / "own.yaml", "name: own\nversion: '1'\nsource: {file: rows.jsonl}\nrows: 2\n"
-    )
-    with pytest.raises(UsageError, match=r"rows: says 2, but rows\.jsonl holds 1"):
+    path = card(tmp_path / "own.yaml", OWN + "rows: 2\n")
+    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl held 1 questions, and own\.yaml says"):
         load_task(str(path))
+
+
+def test_heading_of_a_csv_file_names_its_columns(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(
+        b'\xef\xbb\xbfid,prompt\r\n7,"a ""b"", c\r\nd"\r\n\r\n8,e\r\n'
+    )
+    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.csv"))
+    first, second = load_task(str(path)).questions
+    assert (first.prompt_id, first.turns) == ("own/7", ('a "b", c\r\nd',))
+    assert (second.prompt_id, second.turns) == ("own/8", ("e",))
+
+
+def test_json_list_is_a_task_and_anything_else_is_not(tmp_path):
+    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.json"))
+    (tmp_path / "rows.json").write_text('[{"prompt": "a"},\n {"prompt": "b"}]')
+    assert [q.turns for q in load_task(str(path)).questions] == [("a",), ("b",)]
+    (tmp_path / "rows.json").write_text('{"data": []}')
+    with pytest.raises(EnvironmentFault, match="not a JSON list of rows but a dict"):
+        load_task(str(path))
+
+
+def test_prompt_is_made_of_columns_and_doubled_braces_stay(tmp_path):
+    jsonl(tmp_path / "rows.jsonl", {"a": "x {y}", "n": 3, "parts": ["p", "q"], "none": None})
+    template = "template: '{a} {n} {parts}{none} \\boxed{{}}'\n"
+    path = card(tmp_path / "own.yaml", OWN + template)
+    assert load_task(str(path)).questions[0].turns == ("x {y} 3 p\nq \\boxed{}",)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("template: '{b}'", "no 'b', which template needs, only a"),
+        ("template: '{a}'\nscorer: unit_tests\nprogram: '{answer}{b}'", "which program needs"),
+        ("template: '{a}'\nonly: {a: [1, 2]}", "'a' must be a number"),
+        ("template: '{a}'\nonly: {b: [1, 2]}", "'b' must be a number, got null"),
+    ],
+)
+def test_row_that_lacks_what_the_yaml_names_is_named(tmp_path, more, message):
+    jsonl(tmp_path / "rows.jsonl", {"a": "x"})
+    path = card(tmp_path / "own.yaml", OWN + more)
+    with pytest.raises(UsageError) as caught:
+        load_task(str(path))
+    assert caught.value.message.startswith("own: rows.jsonl:1: ")
+    assert message in caught.value.message
 
 
 def test_selection_is_by_category_or_family(tmp_path):
@@ -229,7 +317,7 @@ def test_mini_is_shipped_whole_and_clusters_by_template():
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "rows", "families"),
-    [("gsm8k", 1319, 1), ("mt_bench", 80, 1), ("spec_bench", 480, 6)],
+    [("gsm8k", 1319, 1), ("humaneval", 164, 1), ("mt_bench", 80, 1), ("spec_bench", 480, 6)],
 )
 def test_real_data_matches_its_card(name, rows, families):
     task = load_task(name)

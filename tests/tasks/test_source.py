@@ -1,5 +1,6 @@
 """Where a dataset's file is looked for, and what is believed."""
 
+import gzip
 import hashlib
 import json
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from specbench_cli.errors import EnvironmentFault, ExitCode
 from specbench_cli.tasks import source
-from specbench_cli.tasks.schema import Hub, Source
+from specbench_cli.tasks.card import Hub, Source
 
 ROWS = b'{"question": "q", "answer": "a"}\n'
 SUM = hashlib.sha256(ROWS).hexdigest()
@@ -140,6 +141,59 @@ def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
     hub = Hub(id=str(tmp_path / "hub"), split="test", revision="0" * 40)
     assert read(tmp_path, sha256=SUM, url="http://127.0.0.1:1/rows.jsonl", hub=hub) == ROWS
     assert json.loads(next((tmp_path / "cache").rglob("rows.jsonl")).read_text())["answer"] == "a"
+
+
+def in_hub_cache(tmp_path, monkeypatch, hub: Hub, content: bytes) -> None:
+    """Put a file where the hub's own cache keeps it."""
+    cache = tmp_path / "hub-cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    repository = cache / f"datasets--{hub.id.replace('/', '--')}"
+    path = repository / "snapshots" / hub.revision / hub.path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", [ROWS, gzip.compress(ROWS)], ids=["plain", "gzipped"])
+def test_a_file_of_the_hub_is_taken_as_it_is_and_from_its_cache(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = Hub(id="some/data", path="data/rows.jsonl", revision="0" * 40)
+    in_hub_cache(tmp_path, monkeypatch, hub, content)
+    assert read(tmp_path, sha256=SUM, hub=hub) == ROWS
+
+
+def test_a_file_of_the_hub_that_is_not_here_is_named_with_its_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    hub = Hub(id="some/data", path="data/rows.jsonl", revision="0" * 40)
+    with pytest.raises(
+        EnvironmentFault, match="hub's some/data failed: HF_HUB_OFFLINE is set"
+    ) as e:
+        read(tmp_path, sha256=SUM, hub=hub)
+    assert f"huggingface.co/datasets/some/data/resolve/{'0' * 40}/data/rows.jsonl" in e.value.hint
+
+
+def test_a_gzipped_download_is_checked_and_kept_uncompressed(tmp_path):
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl.gz").write_bytes(gzip.compress(ROWS))
+    with served(tmp_path / "remote") as (address, _):
+        assert read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl.gz") == ROWS
+    assert next((tmp_path / "cache").rglob("rows.jsonl")).read_bytes() == ROWS
+
+
+def test_a_download_that_was_cut_short_is_refused(tmp_path):
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "rows.jsonl.gz").write_bytes(gzip.compress(ROWS)[:-9])
+    with served(tmp_path / "remote") as (address, _), pytest.raises(EnvironmentFault) as caught:
+        read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl.gz")
+    assert "Compressed file ended" in caught.value.message
+    assert "curl -L -o rows.jsonl.gz" in caught.value.hint
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_a_person_must_do_comes_first_where_nothing_can_be_downloaded(tmp_path):
+    with pytest.raises(EnvironmentFault) as caught:
+        source.read_source("t", Source(file="rows.jsonl"), tmp_path, "ask its authors")
+    assert caught.value.hint.startswith("ask its authors; then set SPECBENCH_DATA")
 
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):

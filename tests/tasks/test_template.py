@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.tasks import answer_text, conversation, render
+from specbench_cli.tasks import answer_text, conversation, render, written_text
 
 WORDS = "<s> </s> <user> <bot> <unk> hello world again yes".split()
 CHAT = (
@@ -89,3 +89,13 @@ def test_answer_is_without_special_tokens():
     assert answer_text(tok, tok.convert_tokens_to_ids(["<bot>", "yes", "world", "</s>"])) == (
         "yes world"
     )
+
+
+def test_written_text_keeps_its_blanks():
+    class Plain:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            assert ids == [3, 4] and skip_special_tokens
+            return "    return x\n"
+
+    assert written_text(Plain(), (3, 4)) == "    return x\n"
+    assert answer_text(Plain(), (3, 4)) == "return x"

@@ -1,0 +1,51 @@
+"""Accuracy in tables: where answers are scored, and only there."""
+
+import csv
+import io
+
+import pytest
+
+from specbench_cli.report.export import row_dicts
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.reading import Incidents, Reading
+from specbench_cli.report.summary import summarise
+from specbench_cli.report.table import print_runs
+from specbench_cli.store.run_dir import RunDir
+
+
+@pytest.fixture
+def reading(synthetic, manifest, tmp_path):
+    """A run's, of which questions of mathematics are scored: sps is wrong, others are right."""
+
+    def make(scored=True):
+        records = synthetic.records()
+        for record in records:
+            if scored and record.family == "math_reasoning":
+                record.score = float(record.label != "sps")
+        summary = summarise(records, manifest, resamples=19)
+        run = RunDir(tmp_path / "run", manifest)
+        return Reading(run, Facts.of(manifest), summary, Incidents())
+
+    return make
+
+
+def test_accuracy_is_the_mean_score_of_what_is_scored(reading):
+    found = {(row["family"], row["label"]): row["score"] for row in row_dicts(reading().summary)}
+    assert found["math_reasoning", "pld"] == found["all", "pld"] == 1
+    assert found["math_reasoning", "sps"] == found["all", "sps"] == 0
+    assert found["qa", "pld"] is None
+
+
+def test_tables_by_family_have_accuracy_if_anything_is_scored(reading, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_runs([reading()], families=True)
+    assert "accuracy by family" in capsys.readouterr().out
+    print_runs([reading(scored=False)], families=True)
+    assert "accuracy" not in capsys.readouterr().out
+
+
+def test_pipe_gets_accuracy(reading, capsys):
+    print_runs([reading()], families=True)
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out), delimiter="\t"))
+    assert {row["accuracy"] for row in rows if row["family"] == "math_reasoning"} == {"0.0", "1.0"}
+    assert {row["accuracy"] for row in rows if row["family"] == "qa"} == {""}

@@ -1,0 +1,184 @@
+"""What each scorer takes for right, first of all the references themselves."""
+
+from collections import Counter
+
+import pytest
+
+from specbench_cli.scoring import score
+from specbench_cli.scoring.number import final_number
+from specbench_cli.tasks import Question, load_task
+
+ADD = Question(
+    prompt_id="t/add",
+    cluster="t/add",
+    task="t",
+    family="code",
+    category="code",
+    turns=("Complete the code.",),
+    reference=("    return a + b\n",),
+    scorer="unit_tests",
+    program=(
+        'def add(a, b):\n    """The sum."""\n',
+        "\ndef check(candidate):\n    assert candidate(2, 3) == 5\n\ncheck(add)\n",
+    ),
+)
+
+
+def question(scorer, *references, turns=1):
+    return Question(
+        prompt_id="t/0",
+        cluster="t/0",
+        task="t",
+        family="other",
+        category="other",
+        turns=("?",) * turns,
+        reference=references or None,
+        scorer=scorer,
+    )
+
+
+def shifted(questions, result):
+    """The questions, each with another's reference that has a different result."""
+    ordered = sorted(questions, key=result)
+    step = max(Counter(map(result, questions)).values())
+    return zip(ordered, ordered[step:] + ordered[:step], strict=True)
+
+
+def test_without_scorer_or_reference_there_is_no_score():
+    assert score(question(None, "a"), 1, "a") is None
+    assert score(question("exact_match"), 1, "a") is None
+    assert score(question("exact_match", "a", "b", turns=3), 1, "a") is None
+
+
+def test_each_turn_has_its_own_reference_and_a_single_one_is_the_last_turns():
+    two = question("exact_match", "first", "second", turns=2)
+    assert [score(two, 1, "first"), score(two, 2, "first"), score(two, 2, "second")] == [1, 0, 1]
+    single = question("exact_match", "end", turns=2)
+    assert score(single, 1, "end") is None
+    assert score(single, 2, "end") == 1
+
+
+def test_exact_match_forgives_white_space_only():
+    asked = question("exact_match", "Dear Ben,\nyours, Ida")
+    assert score(asked, 1, "  Dear Ben, yours,\n\nIda\n") == 1
+    assert score(asked, 1, "dear Ben, yours, Ida") == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("6*3 = <<6*3=18>>18\n#### 18", True),
+        ("#### 18\n\nQuestion: 7 apples?\n#### 7", True),
+        ("She makes $18 every day.", True),
+        ("The answer is **18.00**", True),
+        ("18% of 50 is 9", False),
+        ("#### 180", False),
+        ("no number", False),
+        ("", False),
+    ],
+)
+def test_final_number_is_the_marked_or_else_the_last_one(answer, right):
+    assert score(question("final_number", "9*2=18\n#### 18"), 1, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 1,234", 1234),
+        ("$ 5", 5),
+        ("it is -3.5.", -3.5),
+        ("-$7", -7),
+        (".5", 0.5),
+        ("x", None),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text, number):
+    found = final_number(text)
+    assert found is None if number is None else float(found) == number
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "right"),
+    [
+        (r"\left( 3, \frac{\pi}{2} \right)", r"so $\boxed{(3,\dfrac{\pi}{2})}$.", True),
+        (r"\frac{14}{3}", r"$x = \boxed{\frac{14}3}$", True),
+        (r"\frac{14}{3}", "The answer is 14/3.", True),
+        ("11\\sqrt2", "\\boxed{11\\sqrt{2}}", True),
+        ("5.4 \\text{ cents}", "\\boxed{5.4}", True),
+        ("10,080", "\\boxed{10080}", True),
+        ("10{,}080", "\\boxed{10,\\!080}", True),
+        ("(12,102)", "\\boxed{(12, 102)}", True),
+        ("(12,102)", "\\boxed{12102}", False),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", True),
+        ("90^\\circ", "\\boxed{90}", True),
+        ("\\text{Evelyn}", "\\boxed{Evelyn}", True),
+        ("x=5", "\\boxed{5}", True),
+        ("0.5", "\\boxed{\\frac12}", True),
+        ("-\\frac{1}{2}", "\\boxed{-0.5}", True),
+        ("070", "\\boxed{70}", True),
+        ("(5)", "\\boxed{5}", True),
+        ("\\$18.90", "\\boxed{18.90}", True),
+        ("p - q", "First \\boxed{1}, finally \\boxed{p-q}", True),
+        ("p - q", "\\boxed{q-p}", False),
+        ("[2,5)", "\\boxed{(2,5)}", False),
+        ("2", "\\boxed{", False),
+        ("2", "", False),
+        ("\\frac{1}{0}", "\\boxed{0}", False),
+    ],
+)
+def test_math_compares_the_boxed_answer_in_one_spelling(reference, answer, right):
+    assert score(question("math", reference), 1, answer) == right
+    assert score(question("math", reference), 1, reference) == 1
+
+
+def test_code_is_not_run_unless_asked():
+    assert score(ADD, 1, ADD.reference[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("    return a + b\n", True),
+        ("\n    return a + b\n\nprint(add(1, 'x'))\n", True),
+        ("return a + b", True),
+        ("def add(a, b):\n    return a + b", True),
+        ("Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.", True),
+        ("Here it is:\n\ndef add(a, b):\n    return a + b\n", True),
+        ("    return a - b\n", False),
+        ("    return (\n", False),
+        ("", False),
+        ("    import sys\n    sys.exit(0)\n", False),
+    ],
+)
+def test_code_is_right_if_it_passes_its_tests(answer, right):
+    assert score(ADD, 1, answer, run_code=True) == right
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["gsm8k", "spec_bench"])
+def test_real_final_numbers_are_right_on_their_references_and_wrong_on_others(name):
+    questions = [q for q in load_task(name).questions if q.scorer == "final_number"]
+    assert all(score(q, 1, q.reference[0]) == 1 for q in questions)
+    pairs = shifted(questions, lambda q: final_number(q.reference[0]))
+    assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
+
+
+@pytest.mark.data
+def test_real_humaneval_solutions_pass_their_own_tests_and_no_others():
+    questions = load_task("humaneval").questions
+    others = questions[1:] + questions[:1]
+    assert all(score(q, 1, q.reference[0], run_code=True) == 1 for q in questions)
+    assert not any(
+        score(q, 1, other.reference[0], run_code=True)
+        for q, other in zip(questions, others, strict=True)
+    )
+
+
+def test_references_of_mini_are_right_and_those_of_other_questions_wrong():
+    questions = load_task("mini").questions
+    turns = [(q, turn) for q in questions for turn in range(1, len(q.turns) + 1)]
+    assert all(score(q, turn, q.reference[turn - 1]) == 1 for q, turn in turns)
+    sums = [q for q in questions if q.scorer == "final_number"]
+    assert {q.family for q in sums} == {"math_reasoning"}
+    pairs = shifted(sums, lambda q: final_number(q.reference[0]))
+    assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
