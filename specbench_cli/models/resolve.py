@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
-from functools import cache
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, model_validator
-
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.models.hub import cached_snapshot, download
+from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
+from specbench_cli.models.hub import Wanted, cached_snapshot, download
 
-HERE = Path(__file__).parent
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 INSTEAD = "or run what is shipped: specbench run --target embedded"
-
-
-class Alias(BaseModel):
-    """An entry of aliases.yaml; exactly one of `same_as`, `folder` and `hub` says where it is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    same_as: str | None = None
-    folder: str | None = None
-    hub: str | None = None
-    draft: str | None = None
-    parameters: str | None = None
-    download_gb: float | None = None
-    dtype: str | None = None
-    licence: str | None = None
-    note: str | None = None
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Alias:
-        if (self.same_as, self.folder, self.hub).count(None) != 2:
-            raise ValueError("give exactly one of same_as, folder and hub")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +28,7 @@ class Checkpoint:
         hub_id, revision: where it came from; the revision is a commit.
         draft: name of the customary draft model.
         dtype: the dtype it is published in, where it is known.
+        template: a chat template (Jinja) for a tokenizer that has none.
         embedded: whether it is one of the shipped models.
     """
 
@@ -64,14 +39,8 @@ class Checkpoint:
     revision: str | None = None
     draft: str | None = None
     dtype: str | None = None
+    template: str | None = None
     embedded: bool = False
-
-
-@cache
-def aliases() -> dict[str, Alias]:
-    """The entries of aliases.yaml."""
-    entries = yaml.safe_load((HERE / "aliases.yaml").read_text(encoding="utf-8"))
-    return {name: Alias.model_validate(entry) for name, entry in entries.items()}
 
 
 def model_names() -> list[str]:
@@ -86,11 +55,17 @@ def describe(name: str) -> dict[str, Any]:
         UsageError: not an alias.
     """
     label, alias = _alias(name)
-    facts = {"name": name, **alias.model_dump(exclude_none=True)}
+    facts = {
+        "name": name,
+        **alias.model_dump(exclude_none=True, exclude_defaults=True),
+        "download_gb": alias.download_size_gb,
+        "memory_gb": alias.memory_gb,
+    }
     if alias.folder:
         available = "shipped" if (HERE / alias.folder).is_dir() else "missing"
     else:
-        available = "cached" if cached_snapshot(alias.hub or "") else "not downloaded"
+        available = "not downloaded" if _cached(alias) is None else "cached"
+    facts = {key: value for key, value in facts.items() if value is not None}
     return {**facts, "available": available} | ({"same_as": label} if label != name else {})
 
 
@@ -111,8 +86,7 @@ def resolve(name: str) -> Checkpoint:
             raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
         return Checkpoint(name=name, label=folder.resolve().name, path=folder)
     if HUB_ID.match(name):
-        known = next((key for key, alias in aliases().items() if alias.hub == name), None)
-        return _from_hub(name, name, name, aliases()[known] if known else Alias(hub=name))
+        return _from_hub(name, name, known_as(name) or Alias(hub=name))
     if "/" in name or name.startswith((".", "~")):
         raise UsageError(f"no such folder: {name}", "specbench list models")
     return _from_alias(name)
@@ -122,19 +96,30 @@ def _alias(name: str) -> tuple[str, Alias]:
     """The entry that a name stands for in the end, with that entry's own name."""
     known = aliases()
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
+        near = " or ".join(map(repr, _near(name.lower())))
         raise UsageError(
-            f"unknown model {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
-            f"one of {', '.join(known)}, a hub id (org/name), or a folder",
+            f"unknown model {name!r}" + (f"; did you mean {near}?" if near else ""),
+            "specbench list models, or give a hub id (org/name) or a folder",
         )
     same_as = known[name].same_as
     return _alias(same_as) if same_as else (name, known[name])
 
 
+def _near(word: str) -> list[str]:
+    """Short names that may have been meant: those that go on as it does, else like it."""
+    known = list(aliases())
+    family = get_close_matches(word.partition("-")[0], {key.partition("-")[0] for key in known}, 1)
+    return (
+        [key for key in known if key.startswith(word)]
+        or get_close_matches(word, known, 1)
+        or [key for key in known if family and key.startswith(family[0])]
+    )[:3]
+
+
 def _from_alias(name: str) -> Checkpoint:
     label, alias = _alias(name)
     if alias.hub:
-        return _from_hub(name, label, alias.hub, alias)
+        return _from_hub(name, label, alias)
     folder = HERE / (alias.folder or label)
     if missing := _missing(folder):
         raise EnvironmentFault(
@@ -144,11 +129,11 @@ def _from_alias(name: str) -> Checkpoint:
     return Checkpoint(name, label, folder, draft=alias.draft, dtype=alias.dtype, embedded=True)
 
 
-def _from_hub(name: str, label: str, hub_id: str, alias: Alias) -> Checkpoint:
-    folder = cached_snapshot(hub_id)
+def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
+    folder = _cached(alias)
     if folder is None:
-        size = f"about {alias.download_gb:g} GB" if alias.download_gb else "size not known"
-        folder = download(name, hub_id, size, INSTEAD)
+        folder = download(name, _wanted(alias), _absent_draft(alias), INSTEAD)
+    hub_id = alias.hub or name
     if missing := _missing(folder):
         raise EnvironmentFault(f"{hub_id}: no {missing} in what the hub has", _needs(hub_id))
     return Checkpoint(
@@ -159,7 +144,30 @@ def _from_hub(name: str, label: str, hub_id: str, alias: Alias) -> Checkpoint:
         revision=folder.name,
         draft=alias.draft,
         dtype=alias.dtype,
+        template=alias.template_text(),
     )
+
+
+def _cached(alias: Alias) -> Path | None:
+    """An alias's snapshot in the hub's cache; the main branch serves too, if it is whole."""
+    hub_id = alias.hub or ""
+    found = cached_snapshot(hub_id, alias.revision)
+    if found is None and alias.revision:
+        main = cached_snapshot(hub_id)
+        found = main if main and not _missing(main) else None
+    return found
+
+
+def _wanted(alias: Alias) -> Wanted:
+    size = alias.download_size_gb
+    says = f"about {size:g} GB to download" if size else "download size not known"
+    return Wanted(alias.hub or "", alias.revision, says, alias.gated)
+
+
+def _absent_draft(alias: Alias) -> Wanted | None:
+    """The customary draft, if it has to be downloaded too: better said at once than one by one."""
+    draft = aliases().get(alias.draft or "")
+    return _wanted(draft) if draft and draft.hub and _cached(draft) is None else None
 
 
 def _missing(folder: Path) -> str | None:

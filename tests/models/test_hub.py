@@ -28,20 +28,28 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path.startswith("/api/models/org/name/tree/"):
+        if path.startswith(("/api/models/org/name/tree/", "/api/models/org/gated/tree/")):
             entries = [
                 {"type": "file", "path": name, "size": len(data), "oid": f"{index:040x}"}
                 for index, (name, data) in enumerate(FILES.items())
             ]
             self.reply(json.dumps(entries).encode())
-        elif path.startswith("/api/models/org/name"):
+        elif path.startswith(("/api/models/org/name", "/api/models/org/gated")):
             self.reply(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": []}).encode())
+        elif path.startswith("/org/gated/resolve/"):
+            self.refuse(403, "GatedRepo")
         elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
             name = path.partition(f"{COMMIT}/")[2]
             self.server.asked.append(name)  # type: ignore[attr-defined]
             self.reply(FILES[name], etag=f'"{name}"')
         else:
-            self.send_error(404)
+            self.refuse(404, "RepoNotFound")
+
+    def refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def reply(self, data: bytes, etag: str = '"x"') -> None:
         self.send_response(200)
@@ -79,7 +87,7 @@ def endpoint(tmp_path, monkeypatch):
 
 def test_download_takes_safetensors_and_is_found_again_without_the_network(endpoint, monkeypatch):
     assert hub.cached_snapshot("org/name") is None
-    folder = hub.download("mine", "org/name", "size not known", "or not")
+    folder = hub.download("mine", hub.Wanted("org/name"), None, "or not")
     assert folder.name == COMMIT
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert set(endpoint) == {"config.json", "model.safetensors", "tokenizer.json"}
@@ -88,13 +96,42 @@ def test_download_takes_safetensors_and_is_found_again_without_the_network(endpo
 
 
 def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
-    with pytest.raises(EnvironmentFault, match="mine: org/other is not on this machine") as caught:
-        hub.download("mine", "org/other", "size not known", "or not")
-    assert "hf download org/other" in caught.value.hint
+    with pytest.raises(EnvironmentFault, match="the hub has no such model or it is priv") as caught:
+        hub.download("mine", hub.Wanted("org/other"), None, "or not")
+    assert caught.value.message.startswith("mine: org/other is not on this machine")
+    assert "https://huggingface.co/org/other" in caught.value.hint
+
+
+def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
+    wanted = hub.Wanted("org/gated", size="about 16.1 GB to download")
+    with pytest.raises(EnvironmentFault) as caught:
+        hub.download("mine", wanted, None, "or not")
+    assert caught.value.message == (
+        "mine: org/gated is not on this machine (about 16.1 GB to download), and the hub gives it"
+        " only to those who have accepted its licence"
+    )
+    assert caught.value.hint == (
+        "accept the licence at https://huggingface.co/org/gated, then: hf auth login; then the same"
+        " command again; or not"
+    )
+
+
+def test_offline_a_gated_model_says_so_and_names_its_draft_as_well(endpoint, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wanted = hub.Wanted("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
+    draft = hub.Wanted("org/draft", size="about 1 GB to download")
+    with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE forbids asking the hub") as caught:
+        hub.download("org/gated", wanted, draft, "or not")
+    assert caught.value.message.startswith("org/gated is not on this machine (about 16.1 GB")
+    accept, fetch, also, instead = caught.value.hint.split("; ")
+    assert accept.startswith("accept the licence at https://huggingface.co/org/gated")
+    assert "hf download org/gated --revision refs/pr/1 --include '*.safetensors'" in fetch
+    assert also.startswith("and its customary draft (about 1 GB to download): hf download org/dra")
+    assert instead == "or not"
 
 
 def test_interrupted_download_does_not_count_as_cached(endpoint):
-    folder = hub.download("mine", "org/name", "size not known", "or not")
+    folder = hub.download("mine", hub.Wanted("org/name"), None, "or not")
     (folder / "model.safetensors").unlink()
     assert hub.cached_snapshot("org/name") is None
 
@@ -105,7 +142,7 @@ def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         with pytest.raises(EnvironmentFault, match="timed out"):
-            hub.download("mine", "org/name", "size not known", "or not")
+            hub.download("mine", hub.Wanted("org/name"), None, "or not")
 
 
 @pytest.mark.parametrize("hub_id", ["org/na--me", "org/" + "x" * 100])

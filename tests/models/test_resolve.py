@@ -9,7 +9,7 @@ import pytest
 
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.models import describe, model_names, resolve
-from specbench_cli.models.resolve import Alias, aliases
+from specbench_cli.models.aliases import HERE, Alias, aliases
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -111,9 +111,9 @@ def test_folder_that_does_not_exist_is_refused(name):
 
 
 def test_unknown_short_name_suggests_the_nearest():
-    with pytest.raises(UsageError, match="did you mean 'embedded'") as caught:
+    with pytest.raises(UsageError, match="unknown model 'Embeded'; did you mean 'embedded'") as it:
         resolve("Embeded")
-    assert "llama-7b" in caught.value.hint
+    assert "specbench list models" in it.value.hint
 
 
 def test_aliases_say_where_each_model_is():
@@ -124,6 +124,106 @@ def test_aliases_say_where_each_model_is():
         assert facts["licence"]
         assert facts.get("folder") or facts["download_gb"]
         assert facts.get("draft") is None or facts["draft"] in aliases()
+
+
+@pytest.mark.parametrize(
+    ("name", "hub", "draft"),
+    [
+        ("llama-7b", "huggyllama/llama-7b", "llama-68m"),
+        ("llama-2-70b-chat", "meta-llama/Llama-2-70b-chat-hf", "llama-2-7b-chat"),
+        ("vicuna-7b", "lmsys/vicuna-7b-v1.3", "vicuna-68m"),
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct", "llama-3.2-1b-instruct"),
+        ("qwen2.5-7b-instruct", "Qwen/Qwen2.5-7B-Instruct", "qwen2.5-0.5b-instruct"),
+        ("qwen3-8b", "Qwen/Qwen3-8B", "qwen3-0.6b"),
+        ("codellama-34b-instruct", "codellama/CodeLlama-34b-Instruct-hf", "codellama-7b-instruct"),
+        ("deepseek-coder-6.7b-instruct", "deepseek-ai/deepseek-coder-6.7b-instruct", None),
+        ("mistral-7b-instruct", "mistralai/Mistral-7B-Instruct-v0.2", ""),
+        ("smollm2-1.7b-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2-135m-instruct"),
+        ("gpt2-large", "openai-community/gpt2-large", "gpt2"),
+    ],
+)
+def test_pairs_that_papers_use_are_known(name, hub, draft):
+    alias = aliases()[name]
+    assert alias.hub == hub
+    if draft is not None:
+        assert (alias.draft or "") == draft
+
+
+def test_drafts_are_smaller_than_their_targets():
+    def size(alias):
+        return alias.memory_gb["float32"]
+
+    for alias in aliases().values():
+        if alias.draft:
+            assert size(aliases()[alias.draft]) < size(alias)
+
+
+def test_every_entry_is_complete():
+    for name, alias in aliases().items():
+        assert alias.same_as or (alias.parameters and alias.licence), name
+        if alias.hub:
+            assert alias.dtype, name
+            assert alias.download_size_gb, name
+        if alias.template:
+            assert (HERE / "templates" / f"{alias.template}.jinja").is_file(), name
+        assert all("/" in head for head in alias.heads.values()), name
+
+
+def test_sizes_are_parameters_times_bytes():
+    facts = describe("llama-3.1-8b-instruct")
+    assert facts["download_gb"] == 16.1
+    assert facts["memory_gb"] == {"float32": 32.1, "bfloat16": 16.1}
+    assert facts["gated"] is True
+    assert facts["heads"]["eagle3"] == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    assert describe("embedded-1m")["memory_gb"]["float32"] == 0.0036
+
+
+def test_revision_of_an_alias_is_looked_for_first_then_the_main_branch(hub_cache):
+    main = cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+    assert resolve("vicuna-7b").path == main
+    pinned = checkpoint(main.parent / ("f" * 40))
+    ref = main.parents[1] / "refs" / "refs" / "pr" / "4"
+    ref.parent.mkdir(parents=True)
+    ref.write_text("f" * 40)
+    assert resolve("vicuna-7b").path == pinned
+    assert resolve("lmsys/vicuna-7b-v1.3").path == pinned
+    assert resolve("vicuna-7b").revision == "f" * 40
+
+
+def test_main_branch_with_pickles_only_does_not_stand_in_for_a_revision(hub_cache):
+    cached(hub_cache, "lmsys/vicuna-7b-v1.3", without="model.safetensors")
+    with pytest.raises(EnvironmentFault, match="not on this machine") as caught:
+        resolve("vicuna-7b")
+    assert "--revision refs/pr/4" in caught.value.hint
+
+
+def test_target_that_is_not_here_names_its_draft_only_if_that_is_not_here_either(hub_cache):
+    with pytest.raises(EnvironmentFault) as caught:
+        resolve("qwen3-8b")
+    assert "hf download Qwen/Qwen3-0.6B" in caught.value.hint
+    cached(hub_cache, "Qwen/Qwen3-0.6B")
+    with pytest.raises(EnvironmentFault) as caught:
+        resolve("qwen3-8b")
+    assert "Qwen3-0.6B" not in caught.value.hint
+
+
+def test_template_of_an_alias_is_fastchats(hub_cache):
+    cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+    template = resolve("vicuna-7b").template
+    assert template is not None
+    from jinja2 import Template
+
+    messages = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Why?"},
+    ]
+    text = Template(template).render(
+        messages=messages, bos_token="<s>", eos_token="</s>", add_generation_prompt=True
+    )
+    system, _, talk = text.partition("questions. ")
+    assert system.startswith("<s>A chat between a curious user and an artificial intelligence")
+    assert talk == "USER: Hi. ASSISTANT: Hello!</s>USER: Why? ASSISTANT:"
 
 
 def test_alias_with_two_places_is_refused():

@@ -1,0 +1,77 @@
+"""`specbench doctor`: whether the default run works here, and what is missing for others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench_cli import __version__, output
+from specbench_cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from specbench_cli.measure.health import Check
+
+EXAMPLES = ("specbench doctor", "specbench doctor --json")
+EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, without paths.")] = False,
+) -> ExitCode:
+    """Check versions, devices, quietness, data, models and the hub; say what mends what is missing.
+
+    Exit code 0 if the default run works, 3 if it does not.
+    """
+    checks = _checks()
+    works = not any(check.fatal for check in checks)
+    if json:
+        output.json_line(
+            {"specbench": __version__, "works": works, "checks": [_facts(c) for c in checks]}
+        )
+    else:
+        _show(checks, works)
+    return ExitCode.OK if works else ExitCode.ENVIRONMENT
+
+
+def _checks() -> list[Check]:
+    from specbench_cli.measure import health, supplies
+    from specbench_cli.store.run_dir import RUNS
+
+    call = supplies.HubCall()  # answers while the rest is looked at
+    checks = [
+        *health.software(),
+        *health.hardware(),
+        health.compiler(),
+        health.writable(RUNS),
+        *supplies.models(),
+        health.quietness(),
+    ]
+    hub = call.check()
+    return [*checks, hub, *supplies.tasks(hub.status == "ok")]
+
+
+def _facts(check: Check) -> dict[str, object]:
+    """A check's facts; what is well prevents nothing."""
+    facts = asdict(check)
+    return facts | ({"prevents": None, "mend": None} if check.status == "ok" else {})
+
+
+def _show(checks: list[Check], works: bool) -> None:
+    """For a person a table, then what to mend; for a pipe everything in one table."""
+    facts = [_facts(check) for check in checks]
+    if not output.human():
+        output.rows(facts, ("name", "status", "found", "prevents", "mend"))
+    else:
+        output.rows(facts, ("name", "status", "found"))
+        for check in checks:
+            if check.status != "ok":
+                output.data(f"\n{check.name}: prevents {check.prevents}\n  mend: {check.mend}")
+        output.data("")
+    if not works:
+        output.note("the default run does not work: mend what is missing first")
+    elif any(check.name == "quietness" and check.status != "ok" for check in checks):
+        output.note("the default run works, but just now its times would be void: see quietness")
+    else:
+        output.note("the default run works: specbench run")

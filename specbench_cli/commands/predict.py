@@ -1,0 +1,294 @@
+"""`specbench predict`: what forwards cost here, and what a run should have taken by that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench_cli import __version__, output, registry
+from specbench_cli.commands._progress import count_rounds
+from specbench_cli.config.load import load
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.measure.costs import Costs
+
+LAST = "last"
+EXAMPLES = (
+    "specbench predict --probe",
+    "specbench predict --probe --target embedded-1m --threads 1 --out costs.json",
+    "specbench predict last",
+    "specbench predict last --costs costs.json --json",
+    "specbench predict last --against other-machine.json",
+    "specbench predict --compare costs.json other-machine.json",
+)
+EPILOG = "\n\n".join(
+    (
+        "Examples:",
+        *EXAMPLES,
+        "Costs are kept in the cache folder ($SPECBENCH_CACHE, else the user's) for each machine,"
+        " models, device, dtype and threads; a run is predicted with those it was made with.",
+    )
+)
+PROBE = "Probe"
+DRAFTING = {"sps of 2": 2, "sps of 6": 6}
+"""Sessions that tell what drafting costs the host: speculative sampling of so many tokens."""
+LOST = 0.1
+"""Of a probe's rounds; if noise took more there are no costs."""
+
+
+def predict(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder, or `last`.", show_default=False),
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Costs to predict by; default this run's.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Another machine's: what it would take.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="FILE FILE", help="How far two probes are apart.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure this machine's costs.", rich_help_panel=PROBE)
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="As in run.", rich_help_panel=PROBE)
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="As in run.", rich_help_panel=PROBE)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As in run.", rich_help_panel=PROBE)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As in run.", rich_help_panel=PROBE)
+    ] = None,
+    threads: Annotated[
+        str | None, typer.Option(metavar="N", help="As in run.", rich_help_panel=PROBE)
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Times of each point; default 24.", rich_help_panel=PROBE
+        ),
+    ] = None,
+    allow_noise: Annotated[
+        bool,
+        typer.Option(
+            "--allow-noise",
+            help="Keep times taken while other programs ran.",
+            rich_help_panel=PROBE,
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Instead of the cache.", rich_help_panel=PROBE
+        ),
+    ] = None,
+) -> ExitCode:
+    """Predict a run's decode times from what single forwards cost on this machine.
+
+    First --probe (half a minute for the shipped models), then RUN: it is replayed, forward by
+    forward.
+    """
+    models = {
+        "target": target,
+        "draft": draft,
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+        "allow_noise": allow_noise,
+    }
+    given = {name: value for name, value in models.items() if value not in (None, False)}
+    others = {"--costs": costs, "--against": against}
+    if sum((run is not None, probe, compare is not None)) != 1:
+        raise UsageError(
+            "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
+        )
+    if probe:
+        _refuse(others, "--probe")
+        return _probe(given, rounds, out, json)
+    _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
+    _refuse({"--rounds": rounds, "--out": out}, "RUN")
+    if compare is not None:
+        _refuse(others, "--compare")
+        return _compare(*compare, json)
+    assert run is not None
+    return _predict(run, costs, against, json)
+
+
+def _probe(given: dict[str, Any], rounds: int | None, out: Path | None, json: bool) -> ExitCode:
+    """Measure the costs and keep them."""
+    asked = _asked(given)
+    # From here on torch is needed, which takes a second: what could be refused before was.
+    from specbench_cli.execute.bench import Bench
+    from specbench_cli.execute.plan import make_plan
+    from specbench_cli.execute.window import Windows
+    from specbench_cli.measure.costs import Costs, Setup, check_writable
+    from specbench_cli.measure.kept import kept_at
+    from specbench_cli.measure.machine import fingerprint
+    from specbench_cli.measure.probe import ROUNDS
+    from specbench_cli.measure.probe import probe as measure
+    from specbench_cli.measure.quiet import QuietMeter
+    from specbench_cli.report.prediction_table import print_costs
+
+    bench = Bench(make_plan(asked))
+    machine, models = fingerprint(), _public(bench.models())
+    setup = Setup(dtype=asked.dtype, **bench.resolved())
+    file = out or kept_at(machine["id"], models, setup)
+    check_writable(file)
+    wanted = rounds or ROUNDS
+    with count_rounds(wanted, json=json) as progress:
+        drafting = DRAFTING if "draft" in bench.workspace.decoders else {}
+        found = measure(
+            bench.workspace,
+            Windows(QuietMeter(), allow_noise=asked.allow_noise),
+            {
+                name: registry.build("sps", {"length": length}).generate
+                for name, length in drafting.items()
+            },
+            positions=bench.context,
+            seed=asked.seed,
+            rounds=wanted,
+            progress=progress,
+        )
+    if found is None or found.quietness.void > LOST * wanted:
+        void = wanted if found is None else found.quietness.void
+        raise EnvironmentFault(
+            f"other programs took too much of this machine in {void} of {wanted} rounds:"
+            " no costs were kept",
+            "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
+        )
+    costs = Costs(
+        version=__version__,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        models=models,
+        setup=setup,
+        seed=asked.seed,
+        quietness=found.quietness,
+        curves=found.curves,
+        host=found.host,
+    )
+    costs.save(file)
+    if json:
+        facts = costs.model_dump(mode="json", by_alias=True)
+        output.json_line({"event": "done", "file": file, "costs": facts})
+    else:
+        print_costs(costs)
+        output.note(f"in {file}")
+    return ExitCode.OK
+
+
+def _asked(given: dict[str, Any]) -> RunConfig:
+    """The configuration of a run on the models to be probed, by a run's own rules of precedence."""
+    from specbench_cli.models.resolve import resolve
+
+    fixed = {"tasks": ["mini"], "limit": 1, "methods": ["vanilla"], "category": []}
+
+    def ask(**fields: Any) -> RunConfig:
+        return load(
+            {**fixed, **given, **fields},
+            [],
+            None,
+            methods=registry,
+            env=os.environ,
+            folder=Path(),
+        )[0]
+
+    asked = ask()
+    drafted = asked.draft or resolve(asked.target).draft
+    return ask(methods=["vanilla", "sps"]) if drafted else asked
+
+
+def _public(models: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each model what tells it from others."""
+    kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
+    return {
+        role: {name: facts[name] for name in kept if name in facts}
+        for role, facts in models.items()
+    }
+
+
+def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> ExitCode:
+    """Replay a run."""
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.report.facts import Facts
+    from specbench_cli.report.prediction import predict as replay
+    from specbench_cli.report.prediction_table import print_prediction
+    from specbench_cli.report.run_costs import fitting, foreign_to, own
+    from specbench_cli.store.run_dir import RunDir, latest
+
+    run = RunDir.open(latest() if name == LAST else Path(name))
+    costs = fitting(Costs.load(file), run) if file else own(run)
+    against = fitting(Costs.load(other), run) if other else None
+    prediction = replay(run.records(), run.manifest, costs, against)
+    foreign = foreign_to(costs, run)
+    if json:
+        output.json_line(
+            {
+                "event": "done",
+                "run": run.path,
+                "costs": _brief(costs) | {"modelled_for": foreign},
+                "against": against and _brief(against),
+                "missing": prediction.missing,
+                "rows": prediction.rows,
+            }
+        )
+        return ExitCode.OK
+    facts = Facts.of(run.manifest)
+    head = facts.header({}, width=100)
+    if not facts.decoding.startswith("greedy"):
+        head.append("host: probed with greedy decoding; what sampling adds is not predicted")
+    head.append(f"costs: {costs.label}, probed {costs.created_utc}")
+    if costs.quietness.noisy:
+        head.append("noisy costs: probed while other programs were running (--allow-noise)")
+    if foreign:
+        head.append(f"modelled for {foreign}: errors are not the model's alone")
+    if against:
+        head.append(f"elsewhere, modelled: {against.label}, probed {against.created_utc}")
+    print_prediction(prediction, head, elsewhere=against is not None)
+    return ExitCode.OK
+
+
+def _compare(first: Path, second: Path, json: bool) -> ExitCode:
+    """How far two probes are apart."""
+    from specbench_cli.measure.costs import Costs, differences
+    from specbench_cli.report.prediction_table import print_differences
+
+    found = differences(Costs.load(first), Costs.load(second))
+    if not found:
+        raise UsageError(f"{first} and {second} share no point", "specbench predict --probe")
+    if json:
+        points = [{**each.model_dump(), "relative": each.relative} for each in found]
+        output.json_line({"event": "done", "points": points})
+    else:
+        print_differences(found)
+    return ExitCode.OK
+
+
+def _brief(costs: Costs) -> dict[str, Any]:
+    return {
+        "machine": costs.machine.get("id"),
+        "label": costs.label,
+        "created_utc": costs.created_utc,
+        "noisy": costs.quietness.noisy,
+    }
+
+
+def _refuse(options: Mapping[str, Any], beside: str) -> None:
+    """Options that mean nothing beside another word of the command."""
+    if wrong := [name for name, value in options.items() if value]:
+        raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")

@@ -1,0 +1,280 @@
+"""What forwards cost on a machine: a probe's curve, kept as JSON and read between its points.
+
+Between points a time is interpolated linearly, in new tokens and in context length. Beyond the
+last point it goes on with the last slope, but never falls; before the first it stays what it was
+there. `covers` tells the two apart. The host's time of a step, all that is done between forwards,
+is linear in the step's draft forwards and drafted tokens (`HostCost`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specbench_cli.errors import UsageError
+
+SCHEMA = 1
+"""Version of the file written now."""
+
+PROBE = "specbench predict --probe"
+
+Line = Sequence[tuple[float, float]]
+"""(x, ns), by increasing x."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Point(_Frozen):
+    """A forward over `n_tokens` new tokens after `context` rows: the median of `samples` times in
+    ns, and their interquartile range as a share of it. A prefill has context 0."""
+
+    n_tokens: int = Field(ge=1)
+    context: int = Field(ge=0)
+    ns: float = Field(gt=0)
+    spread: float = Field(ge=0)
+    samples: int = Field(ge=1)
+
+
+class HostPoint(_Frozen):
+    """Host time of a step in a real session, in ns; `drafts` forwards of the draft model and
+    `nodes` drafted tokens a step."""
+
+    name: str
+    drafts: float = Field(ge=0)
+    nodes: float = Field(ge=0)
+    ns: float = Field(ge=0)
+    spread: float = Field(ge=0)
+    samples: int = Field(ge=1)
+
+
+class HostCost(_Frozen):
+    """Host time in ns: of any step, for each draft forward in it, for each drafted token in it."""
+
+    step: float = Field(ge=0)
+    draft: float = Field(ge=0)
+    node: float = Field(ge=0)
+    points: tuple[HostPoint, ...] = ()
+
+
+class Curve(_Frozen):
+    """One model's forwards, and its prefills (context 0)."""
+
+    forwards: tuple[Point, ...] = Field(min_length=1)
+    prefills: tuple[Point, ...] = Field(min_length=1)
+
+    @cached_property
+    def by_context(self) -> list[tuple[int, Line]]:
+        """(context, times over new tokens), by increasing context."""
+        lines: dict[int, list[tuple[float, float]]] = {}
+        for point in self.forwards:
+            lines.setdefault(point.context, []).append((point.n_tokens, point.ns))
+        return [(context, sorted(lines[context])) for context in sorted(lines)]
+
+    @cached_property
+    def prefill(self) -> Line:
+        """Times over prompt lengths."""
+        return sorted((point.n_tokens, point.ns) for point in self.prefills)
+
+
+class Setup(_Frozen):
+    """What else a time depends on besides machine and models."""
+
+    device: str
+    dtype: str
+    threads: int = Field(ge=1)
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.dtype} {self.threads} threads"
+
+
+class Quietness(_Frozen):
+    """How the probe went: rounds asked for and rounds lost to noise, the largest share of the CPUs
+    that other programs took in a round kept (None: unknown), and whether noise was allowed."""
+
+    rounds: int
+    void: int
+    other_cpu: float | None
+    noisy: bool
+
+
+class Costs(_Frozen):
+    """A machine's costs.
+
+    Attributes:
+        machine: its fingerprint (`measure.machine`).
+        models: by role, `label`, `sha256`, `n_layers` and whatever else is known of it.
+        curves: by role ("target", "draft", ...).
+    """
+
+    schema_: int = Field(SCHEMA, alias="schema")
+    version: str
+    created_utc: str
+    machine: dict[str, Any]
+    models: dict[str, dict[str, Any]]
+    setup: Setup
+    seed: int
+    quietness: Quietness
+    curves: dict[str, Curve]
+    host: HostCost
+
+    def forward_ns(self, model: str, n_tokens: float, context: float) -> float:
+        """Time of a forward over `n_tokens` new tokens after `context` rows.
+
+        Raises:
+            KeyError: the probe did not measure this model.
+        """
+        lines = self.curves[model].by_context
+        return along([(at, along(line, n_tokens)) for at, line in lines], context)
+
+    def prefill_ns(self, model: str, n_tokens: float) -> float:
+        """Time of a forward over a prompt of `n_tokens`. Raises KeyError as `forward_ns` does."""
+        return along(self.curves[model].prefill, n_tokens)
+
+    def host_ns(self, drafts: float = 0, nodes: float = 0, *, steps: int = 1) -> float:
+        """Time of steps outside of forwards.
+
+        Args:
+            drafts: forwards of the draft model in them.
+            nodes: drafted tokens that they verify.
+        """
+        return self.host.step * steps + self.host.draft * drafts + self.host.node * nodes
+
+    def covers(self, model: str, n_tokens: float, context: float) -> bool:
+        """Whether `forward_ns` interpolates here, or extrapolates beyond the last points."""
+        lines = self.curves[model].by_context
+        return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
+
+    def knows(self, models: Mapping[str, str]) -> bool:
+        """Whether it was these models (role -> sha256 of the weights) that were probed."""
+        ours = {role: facts.get("sha256") for role, facts in self.models.items()}
+        return models.items() <= ours.items()
+
+    @property
+    def label(self) -> str:
+        """The machine and the set-up, for a person."""
+        hardware = self.machine.get("hardware", {})
+        cards = [card["name"] for card in hardware.get("accelerators", [])]
+        on_cpu = self.setup.device == "cpu" or not cards
+        return f"{hardware.get('cpu', '?') if on_cpu else cards[0]}, {self.setup}"
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
+        part = path.with_name(f".{path.name}.new")
+        with _written(path):
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            UsageError: no such file, not costs, damaged, or of a newer schema.
+        """
+        again = f"{PROBE} --out {path.name}"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
+        except ValueError as error:
+            raise UsageError(f"{path} is no file of costs: {error}", again) from error
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if not isinstance(schema, int) or "curves" not in data:
+            raise UsageError(f"{path} is no file of costs: no schema number or no curves", again)
+        if schema > SCHEMA:
+            raise UsageError(
+                f"{path} has schema {schema}; this specbench reads costs up to {SCHEMA}",
+                "pip install --upgrade specbench-cli",
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{path} is damaged: {where}: {first['msg']}", again) from error
+
+
+def along(line: Line, x: float) -> float:
+    """The value at x of a line of points.
+
+    Linear between them; the first value before them; after them the last slope goes on, unless it
+    falls: costs do not fall with work.
+    """
+    if x <= line[0][0] or len(line) == 1:
+        return line[0][1]
+    right = min(bisect_right(line, x, key=lambda point: point[0]), len(line) - 1)
+    (x0, y0), (x1, y1) = line[right - 1], line[right]
+    if x >= x1:
+        return y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (x - x1)
+    return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Makes the folder of a file to be written, and says in our words what goes wrong."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the costs to {path}: {error.strerror or error}",
+            "give another --out FILE, or set SPECBENCH_CACHE to a folder that can be written",
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Find out before a probe whether its costs can be saved. Raises UsageError if not."""
+    with _written(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
+class Difference(_Frozen):
+    """A point of two probes, and how far the second's time is from the first's, as a share."""
+
+    name: str
+    first_ns: float
+    second_ns: float
+
+    @property
+    def relative(self) -> float:
+        """|second - first| / first, nothing counting as a nanosecond."""
+        return abs(self.second_ns - self.first_ns) / max(self.first_ns, 1.0)
+
+
+def differences(first: Costs, second: Costs) -> list[Difference]:
+    """The points that two probes share, the farthest apart first."""
+    ours, theirs = _named_points(first), _named_points(second)
+    found = [
+        Difference(name=name, first_ns=ours[name], second_ns=theirs[name])
+        for name in ours
+        if name in theirs
+    ]
+    return sorted(found, key=lambda each: -each.relative)
+
+
+def _named_points(costs: Costs) -> dict[str, float]:
+    named = {}
+    for role, curve in costs.curves.items():
+        for p in curve.forwards:
+            named[f"{role}, {p.n_tokens} tokens after {p.context}"] = p.ns
+        for p in curve.prefills:
+            named[f"{role}, prefill of {p.n_tokens}"] = p.ns
+    return named | {f"host, {point.name}": point.ns for point in costs.host.points}

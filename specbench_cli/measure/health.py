@@ -1,0 +1,193 @@
+"""Whether specbench works here: what is there, what is missing, what that prevents, what mends it.
+
+Nothing is downloaded, and no value holds a path, a host or a user.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from specbench_cli.measure import environment, machine
+from specbench_cli.measure.quiet import CEILING, QuietMeter
+
+DISTRIBUTION = "specbench-cli"
+OLDEST_PYTHON = (3, 11)
+COMPILERS = ("g++", "c++", "clang++")
+NVIDIA = Path("/proc/driver/nvidia/version")
+"""There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
+
+Status = Literal["ok", "limited", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found of one thing.
+
+    Attributes:
+        status: "limited" where something is not there that a run may do without.
+        needed: whether the default run needs it.
+        prevents, mend: of what is not ok: what it stands in the way of, and what to type.
+    """
+
+    name: str
+    status: Status
+    found: str
+    prevents: str = ""
+    mend: str = ""
+    needed: bool = False
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the default run cannot work."""
+        return self.needed and self.status == "missing"
+
+
+def software() -> Iterator[Check]:
+    """Python, and every package that this installation requires."""
+    version = environment.versions()["python"] or ""
+    yield Check(
+        "python",
+        "ok" if sys.version_info >= OLDEST_PYTHON else "missing",
+        version,
+        "everything",
+        "install Python 3.11 or newer, and specbench-cli in a venv of it",
+        needed=True,
+    )
+    yield from _packages()
+
+
+def _packages() -> Iterator[Check]:
+    from packaging.requirements import Requirement
+
+    try:
+        lines = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = list(environment.PACKAGES)  # run from a checkout that was never installed
+    absent_extras: dict[str, list[str]] = {}
+    for requirement in map(Requirement, lines):
+        extra = _extra(requirement.marker)
+        found = _version(requirement.name)
+        fits = found is not None and requirement.specifier.contains(found, prereleases=True)
+        if extra:
+            absent_extras.setdefault(extra, [])
+            if not fits:
+                absent_extras[extra].append(requirement.name)
+        elif requirement.name != DISTRIBUTION:
+            wanted = f"{requirement.name}{requirement.specifier}"
+            yield Check(
+                requirement.name,
+                "ok" if fits else "missing",
+                found or "not installed",
+                f"everything: {wanted} is required",
+                f"pip install '{wanted}'",
+                needed=True,
+            )
+    for extra, absent in absent_extras.items():
+        yield Check(
+            f"extra {extra}",
+            "limited" if absent else "ok",
+            f"not installed: {', '.join(absent)}" if absent else "installed",
+            f"what the optional extra {extra!r} is for; runs do not need it",
+            f"pip install '{DISTRIBUTION}[{extra}]'",
+        )
+
+
+def _extra(marker: object) -> str:
+    """The extra that a requirement belongs to: `extra == "test"`."""
+    name, _, value = str(marker or "").rpartition("extra == ")
+    return value.strip("\"' ") if name or value != str(marker or "") else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def hardware() -> Iterator[Check]:
+    """Processor, memory, accelerators, threads."""
+    parts = machine.hardware()
+    usable = parts["usable"] or parts["threads"]
+    yield Check("cpu", "ok", f"{parts['cpu']}, {usable} usable of {parts['threads']} threads")
+    free = psutil.virtual_memory().available / 2**30
+    yield Check("memory", "ok", f"{free:.1f} GiB free of {parts['memory_gib']}")
+    cards = [f"{card['name']} {card['memory_gib']} GiB" for card in parts["accelerators"]]
+    unused = not cards and NVIDIA.exists()
+    yield Check(
+        "gpu",
+        "limited" if unused else "ok",
+        ", ".join(cards) or ("a card that torch cannot use" if unused else "none: the CPU is used"),
+        "--device cuda: this torch was built without CUDA, or does not fit the driver",
+        "install a torch with CUDA: https://pytorch.org/get-started/locally",
+    )
+    threads = torch.get_num_threads()
+    yield Check(
+        "threads",
+        "ok" if threads <= usable else "limited",
+        f"{threads} in torch",
+        "steady times: more threads than CPUs that this process may use wait for each other",
+        f"specbench run --threads {usable}",
+    )
+
+
+def compiler() -> Check:
+    """A C++ compiler, which torch.compile needs."""
+    name = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
+    found = name if name and shutil.which(name) else None
+    return Check(
+        "C++ compiler",
+        "ok" if found else "limited",
+        Path(found).name if found else "none",
+        "torch.compile: `specbench train` is slower; runs do not need it",
+        "sudo apt install g++, or sudo dnf install gcc-c++, or xcode-select --install",
+    )
+
+
+def quietness() -> Check:
+    """Other processes' share of the machine over the next second.
+
+    It passes: that a machine is noisy now does not make the installation wrong.
+    """
+    meter = QuietMeter()
+    meter.open()
+    share = meter.close()
+    if share is None:
+        return Check(
+            "quietness",
+            "limited",
+            "cannot be measured here",
+            "noticing that other programs disturb the times",
+            "none on this system: close other programs before a run",
+        )
+    return Check(
+        "quietness",
+        "ok" if share <= CEILING else "limited",
+        f"other processes use {share:.1%} of the machine; at most {CEILING:.0%} is quiet",
+        "speedups: a run voids the times it takes now, and exits with 3",
+        "close other programs (top), or keep such times, labelled: specbench run --allow-noise",
+    )
+
+
+def writable(folder: Path) -> Check:
+    """Whether runs can be written below a folder that need not exist yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return Check(
+        "results",
+        "ok" if fits else "missing",
+        f"{folder} can be written" if fits else f"{folder} cannot be written from this folder",
+        "every run",
+        "specbench run --out DIR, with a folder that you may write to",
+        needed=True,
+    )

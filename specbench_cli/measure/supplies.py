@@ -1,0 +1,144 @@
+"""What runs are supplied with: models, tasks' data, and the hub that both can come from.
+
+Nothing is downloaded, and no value holds a path.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Literal
+
+from specbench_cli.errors import SpecbenchError
+from specbench_cli.measure.health import Check
+from specbench_cli.models import describe, model_names, resolve
+from specbench_cli.tasks.card import Source, read_card
+from specbench_cli.tasks.load import SHIPPED, task_names
+from specbench_cli.tasks.source import cache_folder, offline
+
+HUB_TIMEOUT_S = 3.0
+DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
+
+Where = Literal["local", "cached", "downloadable", "missing"]
+NEARNESS: tuple[Where, ...] = ("local", "cached", "downloadable", "missing")
+
+
+class HubCall:
+    """Asks the hub for an answer in the background, from now on for at most `HUB_TIMEOUT_S`."""
+
+    def __init__(self) -> None:
+        self._answer = "no answer"
+        self._asking = threading.Thread(target=self._ask, daemon=True)
+        self._asking.start()
+
+    def _ask(self) -> None:
+        from huggingface_hub import constants
+
+        try:
+            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+            urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S).close()
+        except urllib.error.HTTPError:
+            pass  # an answer is an answer
+        except (OSError, HTTPException, ValueError) as fault:
+            self._answer = str(getattr(fault, "reason", fault))
+            return
+        self._answer = ""
+
+    def check(self) -> Check:
+        """What came back; waits no longer than the limit, a name server that hangs included."""
+        if offline():
+            return _hub("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
+        self._asking.join(HUB_TIMEOUT_S)
+        return _hub(
+            self._answer,
+            "connect this machine, or set HF_ENDPOINT to a mirror, or bring the files: copy the"
+            " hub's cache (HF_HOME) and a folder for SPECBENCH_DATA from a machine that has them",
+        )
+
+
+def _hub(trouble: str, mend: str) -> Check:
+    return Check(
+        "hub",
+        "limited" if trouble else "ok",
+        f"not reachable: {trouble}" if trouble else "reachable",
+        "downloads of models and of tasks' data; what is local or cached can be run",
+        mend,
+    )
+
+
+def models() -> Iterator[Check]:
+    """The shipped pair, and how many of the other short names are on this machine."""
+    for name in (DEFAULT_TARGET, "embedded-1m"):
+        try:
+            found, trouble, mend = resolve(name).label, "", ""
+        except SpecbenchError as fault:
+            found, trouble, mend = fault.message, "missing", fault.hint or ""
+        yield Check(
+            f"model {name}",
+            "missing" if trouble else "ok",
+            found if trouble else f"{found}, shipped",
+            "the default run",
+            mend,
+            needed=True,
+        )
+    facts = [describe(name) for name in model_names()]
+    cached = [fact["name"] for fact in facts if fact["available"] == "cached"]
+    absent = [fact["name"] for fact in facts if fact["available"] == "not downloaded"]
+    yield Check(
+        "other models",
+        "limited" if absent else "ok",
+        f"cached: {', '.join(cached) or 'none'}; not downloaded: {len(absent)}",
+        "runs with those models, until a run or `hf download` has fetched them",
+        "specbench list models (sizes), then: specbench run --target NAME",
+    )
+
+
+def tasks(hub_answers: bool) -> Iterator[Check]:
+    """Each shipped task: where its data is or would come from."""
+    own = os.environ.get("SPECBENCH_DATA")
+    if own and not Path(own).is_dir():
+        yield Check(
+            "SPECBENCH_DATA",
+            "limited",
+            "names no folder",
+            "finding the data that it should hold",
+            "set it to a folder that exists, or: unset SPECBENCH_DATA",
+        )
+    for name in task_names():
+        card = read_card(SHIPPED / f"{name}.yaml")
+        where = max((_where(source) for source in card.sources), key=NEARNESS.index)
+        here = where in ("local", "cached")
+        usable = here or (where == "downloadable" and hub_answers)
+        yield Check(
+            f"task {name}",
+            "ok" if usable else "missing" if name == DEFAULT_TASK else "limited",
+            where if usable or where == "missing" else f"{where}, but not from here now",
+            f"specbench run --task {name}",
+            card.obtain or f"where there is a network: {_fetch(name, card.sources)}",
+            needed=name == DEFAULT_TASK,
+        )
+
+
+def _fetch(name: str, sources: Sequence[Source]) -> str:
+    """What to type to have a task's data."""
+    if len(sources) == 1 and (url := sources[0].url):
+        file = sources[0].file + (".gz" if url.endswith(".gz") else "")
+        return f"curl -L -o {file} {url}; then set SPECBENCH_DATA to its folder"
+    return f"specbench run --task {name} --limit 1, which fills the cache (SPECBENCH_CACHE)"
+
+
+def _where(source: Source) -> Where:
+    """Where a file of a shipped task is."""
+    own = os.environ.get("SPECBENCH_DATA")
+    for place in (SHIPPED, *([Path(own)] if own else [])):
+        if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):
+            return "local"
+    key = source.sha256 or (source.hub.revision if source.hub else "")
+    if (cache_folder() / "tasks" / key[:16] / source.file).is_file():
+        return "cached"
+    return "downloadable" if source.url or source.hub else "missing"

@@ -1,0 +1,87 @@
+"""The entries of aliases.yaml: what is known of a checkpoint without having it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+HERE = Path(__file__).parent
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of one number."""
+
+UNITS = {"B": 1e9, "M": 1e6}
+
+
+class Alias(BaseModel):
+    """An entry; exactly one of `same_as`, `folder` and `hub` says where the checkpoint is.
+
+    The fields are explained at the top of aliases.yaml.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    same_as: str | None = None
+    folder: str | None = None
+    hub: str | None = None
+    revision: str | None = None
+    draft: str | None = None
+    heads: dict[str, str] = {}
+    parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?[BM]$")
+    download_gb: float | None = None
+    dtype: str | None = None
+    template: str | None = None
+    licence: str | None = None
+    gated: bool = False
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Alias:
+        if (self.same_as, self.folder, self.hub).count(None) != 2:
+            raise ValueError("give exactly one of same_as, folder and hub")
+        return self
+
+    @property
+    def download_size_gb(self) -> float | None:
+        """GB to download, None where nothing is, or the size is not known."""
+        if self.download_gb or not self.hub:
+            return self.download_gb
+        return self._gb(self.dtype or "")
+
+    @property
+    def memory_gb(self) -> dict[str, float] | None:
+        """GB of the weights alone, by dtype they are run in."""
+        sizes = {dtype: self._gb(dtype) for dtype in ("float32", "bfloat16")}
+        return {dtype: size for dtype, size in sizes.items() if size is not None} or None
+
+    def template_text(self) -> str | None:
+        """The chat template that stands in where the tokenizer has none."""
+        if self.template is None:
+            return None
+        return (HERE / "templates" / f"{self.template}.jinja").read_text(encoding="utf-8").rstrip()
+
+    def _gb(self, dtype: str) -> float | None:
+        if not self.parameters or dtype not in BYTES:
+            return None
+        numbers = float(self.parameters[:-1]) * UNITS[self.parameters[-1]]
+        return _rounded(numbers * BYTES[dtype] / 1e9)
+
+
+@cache
+def aliases() -> dict[str, Alias]:
+    """The entries, by short name, in the file's order."""
+    entries = yaml.safe_load((HERE / "aliases.yaml").read_text(encoding="utf-8"))
+    return {name: Alias.model_validate(entry) for name, entry in entries.items()}
+
+
+def known_as(hub_id: str) -> Alias | None:
+    """The entry of a hub id."""
+    return next((alias for alias in aliases().values() if alias.hub == hub_id), None)
+
+
+def _rounded(size: float) -> float:
+    """To three digits, and never finer than 10 kB."""
+    return round(size, max(0, min(5, 2 - math.floor(math.log10(size)))))

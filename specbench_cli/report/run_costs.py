@@ -1,0 +1,78 @@
+"""Which costs a run is predicted by: its machine's, models' and set-up's, or a file's."""
+
+from __future__ import annotations
+
+import shlex
+
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.measure.costs import Costs, Setup
+from specbench_cli.measure.kept import find
+from specbench_cli.store.run_dir import RunDir
+
+
+def own(run: RunDir) -> Costs:
+    """The costs kept of the machine, models and set-up that a run was made with.
+
+    Raises:
+        EnvironmentFault: there are none.
+    """
+    machine, setup = run.manifest.get("machine", {}), _setup(run)
+    found = find(machine.get("id"), _weights(run), setup)
+    if found is not None:
+        return found
+    from specbench_cli.measure.machine import fingerprint  # torch takes a second to import
+
+    probe = ["specbench", "predict", "--probe"]
+    for role, facts in run.manifest.get("models", {}).items():
+        probe += [f"--{role}", str(facts["label"])]
+    for option, value in setup.model_dump().items():
+        probe += [f"--{option}", str(value)]
+    models = " and ".join(facts["label"] for facts in run.manifest.get("models", {}).values())
+    wanted = f"there are no costs of {models} ({setup}) on"
+    if machine.get("id") == fingerprint()["id"]:
+        raise EnvironmentFault(f"{wanted} this machine yet", shlex.join(probe))
+    raise EnvironmentFault(
+        f"{wanted} the machine that {run.path} was made on, which is another one",
+        f"there: {shlex.join(probe)} --out FILE, then here: specbench predict {run.path}"
+        " --costs FILE",
+    )
+
+
+def fitting(costs: Costs, run: RunDir) -> Costs:
+    """The costs, if they are of a run's models. Raises UsageError if not."""
+    if costs.knows(_weights(run)):
+        return costs
+    theirs = ", ".join(f"{role} {facts['label']}" for role, facts in costs.models.items())
+    models = run.manifest.get("models", {})
+    ours = ", ".join(f"{role} {facts['label']}" for role, facts in models.items())
+    raise UsageError(
+        f"these are costs of other models: {theirs}; {run.path} has {ours},"
+        " and weights are compared by their hash",
+        shlex.join(
+            ["specbench", "predict", "--probe"]
+            + [word for role, facts in models.items() for word in (f"--{role}", facts["label"])]
+        ),
+    )
+
+
+def foreign_to(costs: Costs, run: RunDir) -> str | None:
+    """What sets the costs apart from the run; None if they are of its machine and set-up."""
+    if costs.machine.get("id") != run.manifest.get("machine", {}).get("id"):
+        return "another machine than the run was made on"
+    setup = _setup(run)
+    return None if costs.setup == setup else f"another set-up than the run's ({setup})"
+
+
+def _weights(run: RunDir) -> dict[str, str]:
+    return {role: facts["sha256"] for role, facts in run.manifest.get("models", {}).items()}
+
+
+def _setup(run: RunDir) -> Setup:
+    config = run.manifest.get("config", {}).get("effective", {})
+    try:
+        return Setup(device=config["device"], dtype=config["dtype"], threads=config["threads"])
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{run.path} was never begun: its manifest names no device, dtype and threads",
+            f"specbench run --resume {run.path}",
+        ) from error

@@ -1,0 +1,97 @@
+"""`specbench audit`: certificates on stdout and on disk, exit codes, and a plug-in mended by it."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app, registry
+
+PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
+
+
+@pytest.fixture
+def audited(capsys, tmp_path, monkeypatch):
+    """Runs `specbench audit` in an empty folder; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "")
+    monkeypatch.setattr(registry, "_plugged_in", {})
+
+    def call(*args):
+        code = app._run(["audit", *map(str, args)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
+    code, out, err = audited("pld", "--out", "certificates")
+    assert code == 0
+    assert out.splitlines()[-1] == "pld: PASSED"
+    assert "PASSED in" in err
+    facts = json.loads((tmp_path / "certificates" / "pld.json").read_text())
+    source = Path(registry.load("pld").__module__.replace(".", "/") + ".py")
+    assert facts["source"] == source.as_posix()
+    assert facts["sha256"] == hashlib.sha256(Path(_file("pld")).read_bytes()).hexdigest()
+    checks = {check["check"]: check for check in facts["checks"]}
+    assert checks.keys() >= {"law", "tokens", "order", "states", "counters", "model", "caches"}
+    assert checks["law"]["figure"]["total_variation"] < 1e-9
+    assert checks["law"]["figure"]["outcomes"] > 500
+    assert all(check["passed"] for check in checks.values())
+    assert str(tmp_path) not in json.dumps(facts)
+    assert str(Path(_file("pld")).parent.parent) not in json.dumps(facts)
+
+
+def _file(name):
+    import inspect
+
+    return inspect.getfile(registry.load(name))
+
+
+def test_a_plugin_that_misstates_its_law_is_broken_and_mended_passes(audited, tmp_path):
+    code, out, _ = audited("--plugin", PLUGIN)
+    assert code == 1
+    assert "confident: BROKEN by law" in out
+    assert "look   q, which must be the very law that each draft token was drawn from" in out
+    assert "the law of the output is not the target's: total variation" in out
+
+    mended = tmp_path / "mended.py"
+    text = PLUGIN.read_text().replace("_, q = session.pick(out, ahead)\n            ", "")
+    mended.write_text(text.replace("(token, q)", "(token, None)").replace("confident", "modest"))
+    code, out, _ = audited("--plugin", mended, "--json")
+    assert code == 0
+    (facts,) = map(json.loads, out.splitlines())
+    assert (facts["method"], facts["verdict"], facts["source"]) == ("modest", "PASSED", "mended.py")
+    assert facts["version"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "no method to audit"),
+        (("--all", "sps"), "--all audits every method"),
+        (("--self-test", "sps"), "--self-test takes no methods"),
+        (("spss",), "there is no method 'spss'"),
+        (("--plugin", "missing.py"), "there is no plug-in file missing.py"),
+    ],
+)
+def test_what_cannot_be_audited_is_said(audited, args, says):
+    code, out, err = audited(*args)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_help_has_examples(audited):
+    code, out, _ = audited("--help")
+    assert code == 0
+    assert "specbench audit --plugin my_method.py" in out
+
+
+def test_several_methods_are_audited_each_in_a_line(audited):
+    code, out, _ = audited("vanilla,hf:vanilla")
+    assert code == 0
+    heading, *rows = (line.split("\t") for line in out.splitlines())
+    assert heading[:2] == ["method", "verdict"]
+    assert [row[:2] for row in rows] == [["vanilla", "PASSED"], ["hf:vanilla", "AGREES"]]

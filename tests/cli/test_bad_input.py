@@ -1,0 +1,435 @@
+"""Every mistake a person can make on the command line: one paragraph, the right exit code, and
+nothing lost or left behind."""
+
+import errno
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench_cli import app
+from specbench_cli.execute import bench
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.models import resolve
+from specbench_cli.store import jsonl
+from specbench_cli.store.run_dir import RunDir
+
+ROOT = Path(__file__).parents[2]
+SMALL = "-m pld --limit 2 --max-new-tokens 4 --threads 1 --device cpu --out here"
+
+FILES = {
+    "unclosed.yaml": "limit: 3\nmethods: [sps\n",
+    "unknown.yaml": "limit: 3\nlimti: 4\n",
+    "type.yaml": "limit: 3\ntemperature: hot\n",
+    "list.yaml": "- limit\n- 3\n",
+    "twice.yaml": "limit: 3\nlimit: 4\n",
+    "params.yaml": "methods:\n- name: sps\n  params: {lenght: 3}\n",
+    "cut.jsonl": '{"prompt": "x"}\n{"prompt": \n',
+    "column.jsonl": '{"prompt": "x"}\n{"pormpt": "y"}\n',
+    "empty.jsonl": "\n\n",
+    "rows.jsonl": "[1]\n",
+    "task.yaml": "name: mine\nversion: '1'\nsource: {file: gone.jsonl}\nrowz: 3\n",
+    "own.jsonl": '{"prompt": "One and one is"}\n{"prompt": "Two and two is"}\n',
+    "long.jsonl": json.dumps({"prompt": "word " * 5000}) + "\n",
+    "foreign/notes.txt": "mine",
+    "nothing/.keep": "",
+    "file": "x",
+    "damaged/manifest.json": "{",
+    "strange/manifest.json": "{}",
+}
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs the command line in a folder with the files above; returns exit code, stdout, stderr."""
+    monkeypatch.setenv("SPECBENCH_DEBUG", "")
+    monkeypatch.delenv("SPECBENCH_DATA", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    work = tmp_path / "work"
+    for name, text in FILES.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    monkeypatch.chdir(work)
+
+    def call(command):
+        code = app._run(shlex.split(command))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def contents(folder="."):
+    """Every file below a folder, with what it holds."""
+    return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def told(err):
+    """The error's sentence and hint; there is nothing else but notes before it."""
+    lines = err.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("error: "))
+    message, *hint = lines[start:]
+    assert "Traceback" not in err
+    assert len(hint) <= 1, err
+    return message.removeprefix("error: "), hint[0].removeprefix("hint: ") if hint else ""
+
+
+REFUSED = [
+    # unknown names
+    ("run -m spss", 2, "there is no method 'spss'; did you mean 'sps'?", "specbench list methods"),
+    ("run -t gsm8", 2, "unknown task 'gsm8', did you mean 'gsm8k'?", "gsm8k"),
+    ("run -t gone.jsonl", 2, "no such task file: gone.jsonl", "specbench list tasks"),
+    ("run --target lama-7b", 2, "unknown model 'lama-7b'; did you mean 'llama-7b'?", "list models"),
+    ("run --target llama-2-7b", 2, "did you mean 'llama-2-7b-chat'?", "specbench list models"),
+    ("run --draft smolm2 -m sps", 2, "unknown model 'smolm2'; did you mean 'smollm2-135m", "list"),
+    ("run --target ./gone", 2, "no such folder: ./gone", "specbench list models"),
+    ("run --category sonnets", 2, "no question of category 'sonnets'; there are", ""),
+    # weights
+    ("run --target nothing", 2, "nothing: no config.json in this folder", "save_pretrained"),
+    ("run --target llama-7b", 3, "(about 13.5 GB to download), and HF_HUB_OFFLINE", "hf download"),
+    ("run --target org/name", 3, "org/name is not on this machine (download size not", "hf downl"),
+    ("run --target llama-3.1-8b-instruct", 3, "(about 16.1 GB", "accept the licence at https://"),
+    # drafts
+    ("run --target embedded-1m -m sps", 2, "sps needs a draft model, and embedded-1m", "--draft M"),
+    ("run --target embedded-1m -m sps --draft auto", 2, "has no customary one", "--draft MODEL"),
+    # files
+    ("run --config gone.yaml", 2, "cannot read gone.yaml: No such file", ""),
+    ("run --config foreign", 2, "cannot read foreign: Is a directory", ""),
+    ("run --config unclosed.yaml", 2, "unclosed.yaml:3: expected ',' or ']', but got", "limit: 24"),
+    ("run --config unknown.yaml", 2, "unknown.yaml:2: limti is not known; did you mean", "--help"),
+    ("run --config type.yaml", 2, "type.yaml:2: temperature must be a number, got 'hot'", "--help"),
+    ("run --config list.yaml", 2, "list.yaml must hold `key: value` lines, got list", "limit: 24"),
+    ("run --config twice.yaml", 2, "twice.yaml:2: 'limit' stands on line 1 already", ""),
+    ("run --config params.yaml", 2, "sps.lenght is not known; did you mean 'length'?", "list meth"),
+    ("run -t cut.jsonl", 2, "cut.jsonl:2: not JSON", '"prompt"'),
+    ("run -t column.jsonl", 2, "column.jsonl:2: no 'turns' or 'prompt' or 'question'", '"prompt"'),
+    ("run -t rows.jsonl", 2, "rows.jsonl:1: expected a JSON object, got [1]", '"prompt"'),
+    ("run -t empty.jsonl", 2, "empty.jsonl holds no question", '"prompt"'),
+    ("run -t task.yaml", 2, "task.yaml:4: rowz is not known; did you mean 'rows'?", ""),
+    ("run -t mini,mini", 2, "two tasks have one name: mini, mini", "name each once"),
+    # numbers
+    ("run --limit 0", 2, "--limit must be at least 1, got '0'", "specbench run --help"),
+    ("run --limit -3", 2, "--limit must be at least 1, got '-3'", "specbench run --help"),
+    ("run --limit 1.5", 2, "--limit must be a whole number, got '1.5'", "specbench run --help"),
+    ("run --limit 1e400", 2, "--limit must be a finite number, got 1e400", "specbench run --help"),
+    ("run --max-new-tokens 0", 2, "--max-new-tokens must be at least 1, got '0'", "--help"),
+    ("run --max-new-tokens -1", 2, "--max-new-tokens must be at least 1, got '-1'", "--help"),
+    ("run --repeats 0", 2, "--repeats must be at least 1, got '0'", "specbench run --help"),
+    ("run --threads 0", 2, "--threads must be at least 1, got '0'", "specbench run --help"),
+    ("run --seed -1", 2, "--seed must be at least 0, got '-1'", "specbench run --help"),
+    ("run --temperature nan", 2, "--temperature must be a finite number, got nan", "--help"),
+    ("run --temperature inf", 2, "--temperature must be a finite number, got inf", "--help"),
+    ("run --temperature -0.5", 2, "--temperature must be at least 0, got '-0.5'", "--help"),
+    ("run --temperature hot", 2, "--temperature must be a number, got 'hot'", "--help"),
+    ("run --top-p 0 --temperature 1", 2, "--top-p must be above 0, got '0'", "--help"),
+    ("run --top-p 1.1 --temperature 1", 2, "--top-p must be at most 1, got '1.1'", "--help"),
+    ("run --top-p nan --temperature 1", 2, "--top-p must be a finite number, got nan", "--help"),
+    ("run --top-k -1 --temperature 1", 2, "--top-k must be at least 0, got '-1'", "--help"),
+    ("run --top-k 2.5 --temperature 1", 2, "--top-k must be a whole number, got '2.5'", "--help"),
+    # choices
+    ("run --verify coupled", 2, "verify 'coupled' applies above temperature 0", "--help"),
+    ("run --verify greedy", 2, "'greedy' is not one of 'rejection', 'coupled'", "--help"),
+    ("run --verify maybe --temperature 1", 2, "'maybe' is not one of 'rejection'", "--help"),
+    ("run --device tpu", 2, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'", "--help"),
+    ("run --dtype int8", 2, "--dtype must be one of 'float32', 'bfloat16' or 'float16'", "--help"),
+    # methods' parameters
+    ("run --set sps=7", 2, "--set must be METHOD.PARAM=VALUE, got 'sps=7'", "--set sps.length=7"),
+    ("run --set sps.length", 2, "--set must be METHOD.PARAM=VALUE, got 'sps.length'", "--set sps."),
+    ("run --set spss.length=7", 2, "there is no method 'spss'; did you mean 'sps'?", "list method"),
+    ("run --set sps.lenght=7", 2, "sps.lenght is not known; did you mean 'length'?", "methods sps"),
+    (
+        "run --set sps.length=many",
+        2,
+        "sps.length must be a whole number, got 'many'",
+        "methods sps",
+    ),
+    ("run --set sps.length=0", 2, "sps.length must be at least 1, got 0", "list methods sps"),
+    (
+        "run -m sps --set pld.ngram=3",
+        2,
+        "--set pld.ngram is for a method that is not",
+        "--method p",
+    ),
+    # places
+    ("run --out foreign", 2, "foreign is not empty and holds no run", "give a new or empty --out"),
+    ("run --out strange", 2, "strange already holds a run", "specbench run --resume strange"),
+    ("run --out file", 2, "cannot write to file: File exists", "give another --out"),
+    ("run --out file/below", 2, "cannot write to file/below: Not a directory", "another --out"),
+    ("run --resume gone", 2, "gone holds no run (no readable manifest.json)", "list runs"),
+    ("run --resume foreign", 2, "foreign holds no run (no readable manifest.json)", "list runs"),
+    ("run --resume last", 2, "there is no run in results/runs", "specbench run"),
+    (
+        "run --resume damaged",
+        2,
+        "damaged/manifest.json is damaged: Expecting property",
+        "a new run",
+    ),
+    ("run --resume strange", 2, "strange cannot be resumed: its .resume.json is missing", "a new"),
+    ("report damaged", 2, "damaged/manifest.json is damaged: Expecting property", "a new run"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "says", "hint"), REFUSED, ids=[r[0] for r in REFUSED])
+def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, says, hint):
+    before = contents()
+    got, out, err = run(command)
+    assert (got, out) == (code, "")
+    message, next_step = told(err)
+    assert says in message
+    assert hint in next_step
+    assert contents() == before
+
+
+# What is found only once weights are read: the run's folder must not stay behind.
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("more", ["", "--repeats 2"])
+def test_device_that_is_not_there_leaves_no_folder(run, more):
+    code, _, err = run(f"run {SMALL} {more}".replace("--device cpu", "--device cuda"))
+    message, hint = told(err)
+    assert code == 3
+    assert message.startswith("there is no device cuda: torch ")
+    assert message.endswith("sees 0 CUDA devices")
+    assert hint == "--device cpu"
+    assert not Path("here").exists()
+
+
+def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run):
+    before = contents()
+    code, _, err = run(f"run -t own.jsonl -t long.jsonl {SMALL}".replace("--limit 2", ""))
+    message, hint = told(err)
+    assert code == 2
+    assert message.startswith("prompt long/0 has 10004 tokens; with 4 new ones that is more than")
+    assert "4096 positions" in message
+    assert hint.startswith("lower --max-new-tokens, leave the question out")
+    assert contents() == before
+
+
+@pytest.mark.smoke
+def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")
+    assert code == 2
+    assert told(err) == ("pass 1 was not finished: its process ended with exit code 2", "")
+    assert not Path("here").exists()
+
+
+def test_output_longer_than_the_context_is_refused(run):
+    code, _, err = run(f"run -t own.jsonl {SMALL}".replace("tokens 4", "tokens 5000"))
+    assert code == 2
+    assert "with 5000 new ones that is more than the 4096 positions" in told(err)[0]
+    assert not Path("here").exists()
+
+
+@pytest.fixture
+def pair(tiny_checkpoint):
+    """Copies a tiny model with the embedded tokenizer to a folder, changed if need be."""
+
+    def put(name, *, moved=0, vocab=4096):
+        shutil.copytree(tiny_checkpoint("llama", vocab_size=vocab), name)
+        shipped = resolve("embedded-1m").path
+        shutil.copy(shipped / "tokenizer_config.json", name)
+        tokens = json.loads((shipped / "tokenizer.json").read_text())
+        entries = tokens["model"]["vocab"]
+        some = [token for token, index in entries.items() if 3000 <= index < 3000 + moved]
+        ids = [entries[token] for token in some]
+        entries.update(zip(some, reversed(ids), strict=True))
+        (Path(name) / "tokenizer.json").write_text(json.dumps(tokens))
+        return name
+
+    return put
+
+
+def test_vocabularies_that_differ_are_refused(run, pair):
+    pair("other", moved=8)
+    code, _, err = run(f"run -m sps --draft ./other {SMALL}")
+    message, hint = told(err)
+    assert code == 2
+    assert message == (
+        "other cannot draft for embedded-7m: their vocabularies differ (8 of 4096 tokens have"
+        " another id or none)"
+    )
+    assert hint.startswith("choose a --draft with the target's tokenizer")
+    assert not Path("here").exists()
+
+
+def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
+    pair("short", vocab=4000)
+    code, _, err = run(f"run -m sps --draft ./short {SMALL}")
+    assert code == 2
+    assert "(96 of 4096 tokens have another id or none)" in told(err)[0]
+
+
+@pytest.mark.smoke
+def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair):
+    pair("longer", vocab=4112)
+    tokenizer = Path("longer", "tokenizer.json")
+    tokens = json.loads(tokenizer.read_text())
+    tokens["model"]["vocab"]["<infill>"] = 4096
+    tokenizer.write_text(json.dumps(tokens))
+    code, _, err = run(f"run -m sps --draft ./longer --allow-noise {SMALL}".replace("-m pld", ""))
+    assert code == 0, err
+    assert not any(record.error for record in RunDir.open(Path("here")).records())
+
+
+def test_template_that_refuses_the_conversation_is_told(run, pair):
+    pair("strict")
+    config = Path("strict", "tokenizer_config.json")
+    values = json.loads(config.read_text())
+    values["chat_template"] = "{{ raise_exception('a system message comes first') }}"
+    config.write_text(json.dumps(values))
+    code, _, err = run(f"run --target ./strict {SMALL}")
+    assert code == 2
+    assert told(err) == (
+        "the chat template of strict refuses the conversation: a system message comes first",
+        "--raw, which uses no template",
+    )
+    assert not Path("here").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_files_that_are_cut_off_are_told(run, pair, file):
+    pair("cut")
+    path = Path("cut", file)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    code, _, err = run(f"run --target ./cut {SMALL}")
+    message, hint = told(err)
+    assert code == 3
+    assert "cut" in message
+    assert hint
+    assert not Path("here").exists()
+
+
+def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run, monkeypatch):
+    class Memory:
+        available, total = 1_000_000, 2**34
+
+    monkeypatch.setattr(bench.psutil, "virtual_memory", Memory)
+    code, _, err = run(f"run {SMALL}")
+    message, hint = told(err)
+    assert code == 3
+    assert message.startswith("embedded-7m: 0.0")
+    assert message.endswith("GB of weights in float32, and cpu has 0.001 GB free")
+    assert hint.startswith("--dtype bfloat16 (0.0")
+    assert not Path("here").exists()
+
+
+# Runs that were begun
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A folder with a run that was interrupted after its first prompt."""
+    append = RunDir.append
+
+    def interrupt(self, records):
+        append(self, records)
+        raise KeyboardInterrupt
+
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "own.jsonl").write_text(FILES["own.jsonl"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(RunDir, "append", interrupt)
+        command = f"run -t own.jsonl {SMALL} --allow-noise"
+        assert app._run(shlex.split(command)) == 130
+    return folder / "here"
+
+
+@pytest.fixture
+def begun(run, interrupted):
+    """A copy of it."""
+    shutil.copytree(interrupted, "here")
+    return Path("here")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda lines: [lines[0][: len(lines[0]) // 2], *lines[1:]], "line 1 is no record"),
+        (lambda lines: [b"{}", *lines], "line 1 is no record: not a record: no schema number"),
+        (lambda lines: [lines[0], lines[0]], "line 2: a second record of "),
+        (lambda lines: [b"\xff\xfe", *lines], "line 1 is no UTF-8 text"),
+    ],
+    ids=["cut", "foreign", "twice", "binary"],
+)
+def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, says):
+    file = begun / "records.jsonl"
+    lines = file.read_bytes().splitlines()
+    file.write_bytes(b"\n".join(damage(lines)) + b"\n")
+    before = contents(begun)
+    code, _, err = run("run --resume here")
+    message, hint = told(err)
+    assert code == 2
+    assert says in message
+    assert "here/records.jsonl" in message
+    assert hint.startswith("delete that line: sed -i ")
+    assert contents(begun) == before
+
+
+def test_line_deleted_as_the_hint_says_is_made_again(run, begun):
+    file = begun / "records.jsonl"
+    whole = len(file.read_bytes().splitlines())
+    file.write_bytes(b"garbage\n" + file.read_bytes().split(b"\n", 1)[1])
+    assert run("run --resume here")[0] == 2
+    file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
+    code, _, err = run("run --resume here")
+    assert code == 0, err
+    assert len(list(RunDir.open(begun).records())) == 2 * whole
+
+
+def test_folder_of_a_run_is_not_begun_anew(run, begun):
+    before = contents(begun)
+    code, _, err = run(f"run -t own.jsonl {SMALL}")
+    assert code == 2
+    assert told(err) == (
+        "here already holds a run",
+        "specbench run --resume here, or give another --out",
+    )
+    assert contents(begun) == before
+
+
+def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
+    before = contents(begun)[begun / "records.jsonl"]
+
+    def full(path, lines):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "append", full)
+        code, _, err = run("run --resume here")
+    message, hint = told(err)
+    assert code == 3
+    assert message.endswith("here/prompts.jsonl: No space left on device")
+    assert "specbench run --resume" in hint
+    assert (begun / "records.jsonl").read_bytes() == before
+    assert RunDir.open(begun).manifest["status"] == "interrupted"
+
+
+def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
+    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
+    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    code, _, err = run(f"run -t own.jsonl {SMALL}")
+    message, hint = told(err)
+    assert code == 3
+    assert message.startswith("the machine was not quiet: other processes took more than 5% of it")
+    assert "--allow-noise" in hint
+    records = list(RunDir.open(Path("here")).records())
+    assert all(record.void and record.output_ids for record in records)
+
+
+def test_package_that_is_not_installed_is_no_bug(run, monkeypatch):
+    def missing(*_):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(app, "get_command", missing)
+    code, _, err = run("run")
+    assert code == 3
+    assert told(err) == (
+        "the Python package 'torch' is not installed",
+        "pip install specbench-cli",
+    )

@@ -1,0 +1,214 @@
+"""`specbench doctor`: what is there, what is missing, what that prevents and what mends it."""
+
+import importlib.metadata
+import json
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.measure import health, supplies
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.models.aliases import Alias, aliases
+from specbench_cli.tasks import task_names
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """An empty folder and hub cache, a quiet machine, no network, no variables of the user's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPECBENCH_DATA", "SPECBENCH_DEBUG", "FORCE_COLOR", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.01)
+
+
+@pytest.fixture
+def doctor(capsys):
+    """Runs `specbench doctor --json`; returns exit code and checks by name."""
+
+    def call():
+        code = app._run(["doctor", "--json"])
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["works"] is (code == 0)
+        return code, {check["name"]: check for check in facts["checks"]}
+
+    return call
+
+
+def test_installation_that_works_is_exit_0_and_says_so(capsys):
+    assert app._run(["doctor"]) == 0
+    out, err = capsys.readouterr()
+    heading, *rows = (line.split("\t") for line in out.splitlines())
+    assert heading == ["name", "status", "found", "prevents", "mend"]
+    names = [row[0] for row in rows]
+    for name in ("python", "torch", "cpu", "memory", "gpu", "threads", "quietness", "hub"):
+        assert name in names
+    assert err == "the default run works: specbench run\n"
+
+
+def test_everything_that_is_not_ok_says_what_it_prevents_and_what_mends_it(doctor):
+    _, checks = doctor()
+    for name, check in checks.items():
+        assert check["status"] in ("ok", "limited", "missing"), name
+        assert check["found"], name
+        assert bool(check["prevents"]) == bool(check["mend"]) == (check["status"] != "ok"), name
+    assert {f"task {name}" for name in task_names()} < checks.keys()
+
+
+def test_person_sees_a_table_and_then_what_to_mend(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert app._run(["doctor"]) == 0
+    out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    assert "\nhub: prevents downloads of models" in out
+    assert "\n  mend: unset HF_HUB_OFFLINE" in out
+
+
+def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
+    data = tmp_path / "private-data"
+    data.mkdir()
+    (data / "gsm8k_test.jsonl").write_text("")
+    monkeypatch.setenv("SPECBENCH_DATA", str(data))
+    _, checks = doctor()
+    text = json.dumps(checks)
+    for secret in (str(tmp_path), "private-data", str(Path.home()), socket.gethostname()):
+        assert secret not in text
+    assert checks["task gsm8k"]["found"] == "local"
+
+
+def test_shipped_model_that_is_missing_is_exit_3_with_the_command_that_mends_it(
+    doctor, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(aliases(), "embedded-7m", Alias(folder=str(tmp_path)))
+    code, checks = doctor()
+    assert code == 3
+    check = checks["model embedded"]
+    assert check["status"] == "missing"
+    assert check["prevents"] == "the default run"
+    assert "reinstall specbench-cli" in check["mend"]
+
+
+def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
+    known = importlib.metadata.version
+    stale = {"pydantic": "1.10"}
+
+    def version(name):
+        if name == "rich":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return stale.get(name) or known(name)
+
+    lines = ["rich", "pydantic>=2.5", "psutil", 'no-such-tool>=1; extra == "test"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    code, checks = doctor()
+    assert code == 3
+    assert (checks["rich"]["status"], checks["rich"]["found"]) == ("missing", "not installed")
+    assert (checks["pydantic"]["status"], checks["pydantic"]["found"]) == ("missing", "1.10")
+    assert checks["pydantic"]["mend"] == "pip install 'pydantic>=2.5'"
+    assert checks["psutil"]["status"] == "ok"
+    assert checks["extra test"]["status"] == "limited"
+    assert checks["extra test"]["found"] == "not installed: no-such-tool"
+
+
+def test_folder_that_cannot_be_written_is_exit_3(doctor):
+    Path("results").write_text("a file where the folder of runs should be")
+    code, checks = doctor()
+    assert code == 3
+    assert checks["results"]["status"] == "missing"
+    assert "--out DIR" in checks["results"]["mend"]
+
+
+def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
+    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.4)
+    assert app._run(["doctor"]) == 0
+    out, err = capsys.readouterr()
+    assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
+    assert "just now its times would be void" in err
+
+
+def test_missing_compiler_is_told(monkeypatch):
+    monkeypatch.setattr(health.shutil, "which", lambda name: None)
+    check = health.compiler()
+    assert (check.status, check.needed) == ("limited", False)
+    assert "torch.compile" in check.prevents
+
+
+def test_more_threads_than_cpus_are_told(monkeypatch):
+    monkeypatch.setattr(health.torch, "get_num_threads", lambda: 10_000)
+    check = next(check for check in health.hardware() if check.name == "threads")
+    assert check.status == "limited"
+    assert check.mend.startswith("specbench run --threads ")
+
+
+# Where data is
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
+)
+def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, found):
+    source = supplies.read_card(supplies.SHIPPED / "gsm8k.yaml").sources[0]
+    if place in ("data", "gzipped"):
+        file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
+        monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))
+    if place == "cache":
+        file = supplies.cache_folder() / "tasks" / source.sha256[:16] / source.file
+    if place is not None:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    check = next(check for check in supplies.tasks(True) if check.name == "task gsm8k")
+    assert (check.status, check.found) == ("ok", found)
+
+
+def test_data_that_would_be_downloaded_is_limited_without_a_network():
+    check = next(check for check in supplies.tasks(False) if check.name == "task gsm8k")
+    assert (check.status, check.found) == ("limited", "downloadable, but not from here now")
+    assert check.mend.startswith("where there is a network: curl -L -o ")
+
+
+def test_variable_that_names_no_folder_is_told(monkeypatch):
+    monkeypatch.setenv("SPECBENCH_DATA", "gone")
+    first = next(supplies.tasks(True))
+    assert (first.name, first.status) == ("SPECBENCH_DATA", "limited")
+
+
+# The hub
+
+
+def test_hub_that_is_forbidden_says_which_variable_to_unset():
+    check = supplies.HubCall().check()
+    assert (check.status, check.mend) == ("limited", "unset HF_HUB_OFFLINE")
+
+
+def test_hub_that_refuses_is_not_reachable(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    check = supplies.HubCall().check()
+    assert check.status == "limited"
+    assert check.found.startswith("not reachable: ")
+    assert "HF_ENDPOINT" in check.mend
+
+
+def test_hub_that_never_answers_is_given_up_in_time(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(supplies, "HUB_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        began = time.monotonic()
+        check = supplies.HubCall().check()
+        assert time.monotonic() - began < 3
+    assert check.status == "limited"
+
+
+def test_nothing_is_written(doctor):
+    doctor()
+    assert not list(Path().iterdir())

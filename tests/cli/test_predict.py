@@ -1,0 +1,290 @@
+"""`specbench predict`: from a probe to a prediction, and every way to hold it wrong."""
+
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands.predict import EXAMPLES
+from specbench_cli.measure import probe
+from specbench_cli.measure.costs import Costs
+from specbench_cli.measure.kept import kept_at
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "default-2cores"
+METHODS = ["vanilla", "sps", "pld", "all"]
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+        monkeypatch.setenv(name, "")
+
+    def call(*args):
+        code = app._run(list(args))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A finished run of vanilla, sps, pld and peers, in a folder of its own."""
+    folder = tmp_path / "made"
+    shutil.copytree(REFERENCE, folder)
+    return folder
+
+
+@pytest.fixture
+def costs(made):
+    """Costs of that run's machine, models and set-up: 1 ms a forward and 0.1 ms a token."""
+    manifest = json.loads((made / "manifest.json").read_text())
+    config = manifest["config"]["effective"]
+    points = [
+        {"n_tokens": n, "context": c, "ns": 1e6 + 1e5 * n, "spread": 0.0, "samples": 9}
+        for n in (1, 64)
+        for c in (0, 16, 1024)
+    ]
+    curve = {
+        "forwards": [point for point in points if point["context"]],
+        "prefills": [point for point in points if not point["context"]],
+    }
+    return Costs.model_validate(
+        {
+            "schema": 1,
+            "version": "0.1.0",
+            "created_utc": "2026-11-21T12:00:00+00:00",
+            "machine": manifest["machine"],
+            "models": manifest["models"],
+            "setup": {name: config[name] for name in ("device", "dtype", "threads")},
+            "seed": 0,
+            "quietness": {"rounds": 9, "void": 0, "other_cpu": 0.01, "noisy": False},
+            "curves": {"target": curve, "draft": curve},
+            "host": {"step": 1e5, "draft": 0.0, "node": 0.0},
+        }
+    )
+
+
+@pytest.fixture
+def kept(run, costs):
+    """The same costs, where a probe keeps them."""
+    path = kept_at(costs.machine["id"], costs.models, costs.setup)
+    costs.save(path)
+    return path
+
+
+def changed(costs, path, **changes):
+    """A file of costs that differ."""
+    costs.model_copy(update=changes).save(path)
+    return str(path)
+
+
+def table_of(out):
+    return list(csv.DictReader(io.StringIO(out), delimiter="\t"))
+
+
+def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, made, kept):
+    code, out, err = run("predict", str(made))
+    rows = table_of(out)
+    assert code == 0
+    assert [row["label"] for row in rows] == METHODS
+    assert "hf:vanilla: no prediction: its forwards are not metered" in err
+    vanilla = rows[0]
+    records = map(json.loads, (made / "records.jsonl").read_text().splitlines())
+    steps = sum(len(r["steps"]["levels"]) for r in records if r["label"] == "vanilla")
+    assert float(vanilla["predicted"]) == pytest.approx(steps * 1.2e6)
+    ratio = float(vanilla["predicted"]) / float(vanilla["measured"])
+    assert float(vanilla["efficiency"]) == pytest.approx(ratio)
+    assert float(vanilla["error"]) == pytest.approx(ratio - 1)
+
+
+def test_person_gets_a_table_that_fits(run, made, kept, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, _ = run("predict", str(made))
+    assert code == 0
+    assert "costs: Intel" in out
+    assert "efficiency" in out
+    assert [word for word in out.split() if word in METHODS[:3]] == METHODS[:3]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.splitlines()]
+    assert max(map(len, lines)) <= 100
+
+
+def test_json_has_every_row(run, made, kept):
+    code, out, _ = run("predict", str(made), "--json")
+    event = json.loads(out)
+    assert code == 0
+    assert event["costs"]["modelled_for"] is None
+    assert [row["label"] for row in event["rows"]] == METHODS
+    assert event["rows"][0]["outputs"] == 14
+
+
+def test_pinned_costs_of_another_machine_are_labelled(run, made, costs, tmp_path):
+    file = changed(costs, tmp_path / "b.json", machine={"id": "other"})
+    code, _, err = run("predict", str(made), "--costs", file)
+    assert code == 0
+    assert "modelled for another machine than the run was made on" in err
+    setup = costs.setup.model_copy(update={"threads": 1})
+    file = changed(costs, tmp_path / "c.json", setup=setup)
+    event = json.loads(run("predict", str(made), "--costs", file, "--json")[1])
+    assert event["costs"]["modelled_for"] == "another set-up than the run's (cpu float32 2 threads)"
+
+
+def test_noisy_costs_and_a_sampled_run_are_labelled(run, made, costs, tmp_path):
+    noisy = costs.quietness.model_copy(update={"noisy": True})
+    manifest = json.loads((made / "manifest.json").read_text())
+    manifest["config"]["effective"] |= {"verify": "rejection", "temperature": 0.8}
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    file = changed(costs, tmp_path / "b.json", quietness=noisy)
+    _, _, err = run("predict", str(made), "--costs", file)
+    assert "noisy costs" in err
+    assert "host: probed with greedy decoding; what sampling adds is not predicted" in err
+
+
+def test_what_a_run_would_take_elsewhere_is_beside(run, made, kept, costs, tmp_path):
+    host = costs.host.model_copy(update={"step": 2e5})
+    file = changed(costs, tmp_path / "b.json", machine={"id": "other"}, host=host)
+    code, out, err = run("predict", str(made), "--against", file)
+    rows = table_of(out)
+    assert code == 0
+    assert "elsewhere, modelled: ?, cpu float32 2 threads" in err
+    assert float(rows[0]["elsewhere"]) == pytest.approx(float(rows[0]["predicted"]) * 1.3 / 1.2)
+
+
+def test_machine_without_costs_is_told_how_to_get_them(run, made, monkeypatch):
+    code, out, err = run("predict", str(made))
+    assert (code, out) == (3, "")
+    assert "there are no costs of embedded-7m and embedded-1m (cpu float32 2 threads) on" in err
+    command = "specbench predict --probe --target embedded-7m --draft embedded-1m --device cpu"
+    assert command in err
+    assert "--costs FILE" in err
+    own = json.loads((made / "manifest.json").read_text())["machine"]
+    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: own)
+    code, _, err = run("predict", str(made))
+    assert code == 3
+    assert "on this machine yet" in err
+    assert command in err
+
+
+def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
+    models = {"target": {"label": "llama-7b", "sha256": "ff"}}
+    code, _, err = run(
+        "predict", str(made), "--costs", changed(costs, tmp_path / "b", models=models)
+    )
+    assert code == 2
+    assert "costs of other models: target llama-7b" in err
+    assert "hint: specbench predict --probe --target embedded-7m --draft embedded-1m" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "predict takes one of RUN, --probe and --compare"),
+        (["last", "--probe"], "predict takes one of RUN, --probe and --compare"),
+        (["last"], "there is no run in"),
+        (["nowhere"], "nowhere holds no run"),
+        (["last", "--target", "embedded", "--threads", "1"], "--target, --threads cannot go with"),
+        (["--probe", "--costs", "a.json"], "--costs cannot go with --probe"),
+        (["--probe", "--rounds", "0"], "invalid value for '--rounds'"),
+        (["--probe", "--target", "embeded"], "did you mean 'embedded'"),
+        (["--probe", "--threads", "none"], "--threads"),
+        (["--probe", "--dtype", "int8"], "--dtype"),
+        (["--compare", "a.json"], "--compare"),
+        (["--compare", "a.json", "b.json"], "cannot read costs from a.json"),
+    ],
+)
+def test_mistake_is_refused_with_the_next_command(run, args, says):
+    code, out, err = run("predict", *args)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "hint: " in err
+
+
+def test_two_probes_are_compared_point_by_point(run, costs, tmp_path):
+    host = costs.host.model_copy(update={"points": ()})
+    curves = json.loads(json.dumps(costs.model_dump(mode="json")["curves"]))
+    curves["draft"]["forwards"][0]["ns"] *= 1.25
+    first = changed(costs, tmp_path / "a.json", host=host)
+    slower = Costs.model_validate(
+        {**costs.model_dump(mode="json", by_alias=True), "curves": curves}
+    )
+    slower.save(tmp_path / "b.json")
+    code, out, err = run("predict", "--compare", first, str(tmp_path / "b.json"))
+    assert code == 0
+    assert float(table_of(out)[0]["relative"]) == pytest.approx(0.25)
+    assert "12 points: median difference 0.0%, worst 25.0% (draft, 1 tokens after 16)" in err
+    _, out, _ = run("predict", "--compare", first, str(tmp_path / "b.json"), "--json")
+    assert json.loads(out)["points"][0]["relative"] == pytest.approx(0.25)
+
+
+def test_help_has_examples_of_every_use(run):
+    code, out, _ = run("predict", "--help")
+    words = " ".join(out.split())
+    assert code == 0
+    assert all(example in words for example in EXAMPLES)
+
+
+@pytest.fixture
+def small_probe(monkeypatch):
+    """A probe of a few points."""
+    monkeypatch.setattr(probe, "GRID", (1, 6))
+    monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
+
+
+@pytest.mark.smoke
+def test_probe_then_run_then_prediction(run, small_probe):
+    noisy = ["--threads", "1", "--allow-noise"]
+    code, out, err = run("predict", "--probe", "--rounds", "1", *noisy, "--json")
+    assert code == 0, err
+    *rounds, done = map(json.loads, out.splitlines())
+    assert rounds == [{"event": "round", "done": 1, "rounds": 1}]
+    file = Path(done["file"])
+    assert file.parent.name == "costs"
+    assert Costs.load(file).setup.threads == 1
+    assert "/" not in json.dumps(done["costs"]["models"])
+    small = ["-m", "sps,pld", "--limit", "2", "--max-new-tokens", "8"]
+    assert run("run", *small, *noisy)[0] == 0
+    code, out, err = run("predict", "last")
+    assert code == 0, err
+    assert [row["label"] for row in table_of(out)] == METHODS
+    assert all(float(row["predicted"]) > 0 for row in table_of(out))
+
+
+@pytest.mark.smoke
+def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
+    code, out, err = run("predict", "--probe", *asked, "--out", "costs.json")
+    assert code == 0, err
+    assert "in costs.json" in err
+    assert {row["model"] for row in table_of(out)} == {"target"}
+    assert len(table_of(out)) == 2 * 2 + 2
+
+
+def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):
+    from specbench_cli.measure.quiet import QuietMeter
+
+    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
+    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
+    code, out, err = run("predict", "--probe", *asked)
+    assert (code, out) == (3, "")
+    assert "other programs took too much of this machine in 1 of 1 rounds" in err
+    assert "--allow-noise" in err
+    assert not (tmp_path / "costs.json").exists()
+
+
+def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(probe, "probe", None)
+    code, _, err = run("predict", "--probe", "--target", "embedded-1m", "--out", "file/costs.json")
+    assert code == 2
+    assert "cannot write the costs to file/costs.json" in err

@@ -1,0 +1,154 @@
+"""`specbench report RUN --prompt`: from a run with a faulty method to the place where it shows."""
+
+import json
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands.report import EXAMPLES
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.tasks import load_task
+
+FAULTY = '''
+from specbench_cli.api import Method, Tokens
+
+
+class StaleRow(Method):
+    """Stale row: the target's last row is that of the rejected token, not of the one committed."""
+
+    name = "stale-row"
+
+    def propose(self, session, limit):
+        return session.chain([5][:limit])
+
+    def observe(self, session, outcome):
+        if session.finish is None:
+            state = session.state
+            state.truncate(0, state.length() - 1)
+            session.target.forward(Tokens(session.chain([5]).tokens[None]), state)
+            state.commit(0, range(1))
+'''
+
+
+@pytest.fixture(scope="module")
+def call(tmp_path_factory):
+    """Runs a command in one folder for all; returns exit code, stdout, stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("report"))
+        for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+            patch.setenv(name, "")
+
+        def run(capsys, *args):
+            code = app._run(list(args))
+            return (code, *capsys.readouterr())
+
+        yield run
+
+
+@pytest.fixture
+def report(call, faulty_run, capsys):
+    """Runs `specbench report here` with more arguments."""
+    return lambda *args: call(capsys, "report", "here", *args)
+
+
+@pytest.fixture(scope="module")
+def faulty_run(call):
+    """A run of a method whose target keeps a rejected token's row, beside a right one."""
+    Path("faulty.py").write_text(textwrap.dedent(FAULTY))
+    args = ["run", "--plugin", "faulty.py", "-m", "stale-row,pld", "--limit", "3", "--seed", "1"]
+    args += ["--max-new-tokens", "24", "--category", "translation", "--allow-noise"]
+    args += ["--threads", "1", "--out", "here"]
+    return app._run(args)
+
+
+@pytest.fixture
+def broken_prompt(faulty_run):
+    """A prompt on which the faulty method's output is wrong."""
+    records = RunDir.open(Path("here")).records()
+    return next(r.prompt_id for r in records if r.verdict and r.verdict.kind == "mismatch")
+
+
+@pytest.mark.smoke
+def test_a_planted_state_fault_exits_1(faulty_run):
+    assert faulty_run == 1
+
+
+@pytest.mark.smoke
+def test_a_planted_state_fault_is_broken_in_every_output(report):
+    code, out, err = report()
+    assert code == 0
+    row = next(line for line in out.splitlines() if "stale-row" in line)
+    assert "BROKEN" in row
+    assert "BROKEN: " in err
+    assert "| stale-row | BROKEN |" in Path("here/report.md").read_text()
+    assert "BROKEN" in Path("here/figures/speedup.svg").read_text()
+    assert "neither vanilla's nor tied" in Path("here/summary.csv").read_text()
+    assert report("--to", "json")[0] == 0
+    rows = json.loads(Path("here/report/summary.json").read_text())["rows"]
+    assert all(
+        row["broken"] and row["speedup"] is None
+        for row in rows
+        if row["label"] != "pld" and row["label"] != "vanilla"
+    )
+    assert not any(row["broken"] for row in rows if row["label"] == "pld")
+
+
+@pytest.mark.smoke
+def test_the_report_shows_where_the_fault_is(report, broken_prompt):
+    code, out, _ = report("--prompt", broken_prompt, "--method", "stale-row")
+    assert code == 0
+    assert "BROKEN: stale-row" in out
+    assert "verdict: mismatch" in out
+    assert "first difference at token" in out
+    assert out.count(">>") == 2
+    assert "<- first difference" in out
+
+
+@pytest.mark.smoke
+def test_all_methods_are_compared_unless_one_is_named(report, broken_prompt):
+    _, out, _ = report("--prompt", broken_prompt, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert {comparison["label"] for comparison in found} == {"stale-row", "pld"}
+    by_label = {comparison["label"]: comparison for comparison in found}
+    assert by_label["pld"]["verdict"]["kind"] in ("identical", "near-tie")
+    wrong = by_label["stale-row"]
+    position = wrong["position"]
+    assert wrong["own"]["ids"][:position] == wrong["vanilla"]["ids"][:position]
+    assert wrong["own"]["token"] != wrong["vanilla"]["token"]
+    assert sum(lane["committed"] for lane in wrong["lanes"]) == wrong["own"]["n_tokens"] - 1
+    assert wrong["pass"] == 1
+
+
+@pytest.mark.smoke
+def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
+    code, _, err = report("--prompt", "mini/translation-999")
+    assert code == 2
+    assert "no prompt 'mini/translation-999'" in err
+    assert broken_prompt in err
+    code, _, err = report("--prompt", broken_prompt, "-m", "pdl")
+    assert code == 2
+    assert "did you mean 'pld'" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["last", "--method", "sps"], "--method needs --prompt"),
+        (["last", "--json"], "--json needs --prompt"),
+        (["last", "--prompt", "mini/1", "--to", "md"], "takes neither --to nor --out"),
+        (["a", "b", "--prompt", "mini/1"], "shows one run"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(call, capsys, args, says):
+    code, _, err = call(capsys, "report", *args)
+    assert code == 2
+    assert says in err
+
+
+def test_the_examples_prompt_exists():
+    asked = next(words for words in map(shlex.split, EXAMPLES) if "--prompt" in words)
+    ids = {question.prompt_id for question in load_task("mini").questions}
+    assert asked[asked.index("--prompt") + 1] in ids

@@ -1,0 +1,212 @@
+"""The curve between its points and beyond them, and its file."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.costs import (
+    SCHEMA,
+    Costs,
+    Setup,
+    along,
+    check_writable,
+    differences,
+)
+from specbench_cli.measure.kept import find, kept_at
+
+TIMES = st.floats(1, 1e9)
+
+
+@st.composite
+def lines(draw, increasing=False):
+    """Points of a line; with `increasing`, more work never takes less time."""
+    xs = sorted(draw(st.sets(st.integers(1, 200), min_size=2, max_size=8)))
+    ys = draw(st.lists(TIMES, min_size=len(xs), max_size=len(xs)))
+    return list(zip(xs, sorted(ys) if increasing else ys, strict=True))
+
+
+def facts(ns=lambda n, context: 1000.0 * n + context, **changes):
+    """A file's content: target and draft on a grid, host 100 + 10 drafts + nodes."""
+    point = {"spread": 0.0, "samples": 3}
+    curve = {
+        "forwards": [
+            {"n_tokens": n, "context": context, "ns": ns(n, context), **point}
+            for n in (1, 4, 8)
+            for context in (16, 64)
+        ],
+        "prefills": [{"n_tokens": n, "context": 0, "ns": 500.0 * n, **point} for n in (16, 64)],
+    }
+    return {
+        "schema": SCHEMA,
+        "version": "0.1.0",
+        "created_utc": "2026-11-21T12:00:00+00:00",
+        "machine": {"id": "abc", "hardware": {"cpu": "some CPU", "accelerators": []}},
+        "models": {
+            "target": {"label": "big", "sha256": "aa", "n_layers": 8},
+            "draft": {"label": "small", "sha256": "bb", "n_layers": 2},
+        },
+        "setup": {"device": "cpu", "dtype": "float32", "threads": 2},
+        "seed": 0,
+        "quietness": {"rounds": 3, "void": 0, "other_cpu": 0.01, "noisy": False},
+        "curves": {"target": curve, "draft": curve},
+        "host": {"step": 100.0, "draft": 10.0, "node": 1.0, "points": []},
+    } | changes
+
+
+def costs(**changes):
+    return Costs.model_validate(facts(**changes))
+
+
+@given(lines(), st.data())
+def test_line_passes_through_its_points(line, data):
+    x, y = data.draw(st.sampled_from(line))
+    assert along(line, x) == y
+
+
+@given(lines(), st.data())
+def test_value_between_two_points_is_between_their_values(line, data):
+    place = data.draw(st.integers(0, len(line) - 2))
+    (x0, y0), (x1, y1) = line[place : place + 2]
+    y = along(line, data.draw(st.floats(x0, x1)))
+    assert min(y0, y1) * (1 - 1e-9) <= y <= max(y0, y1) * (1 + 1e-9)
+
+
+@given(lines(increasing=True), st.floats(0, 400), st.floats(0, 400))
+def test_costs_that_rise_with_work_do_so_everywhere(line, a, b):
+    low, high = sorted((a, b))
+    assert along(line, low) <= along(line, high) * (1 + 1e-9)
+
+
+@given(lines(), st.floats(0, 1000))
+def test_last_slope_goes_on_and_never_falls(line, more):
+    (x0, y0), (x1, y1) = line[-2:]
+    slope = max(0.0, (y1 - y0) / (x1 - x0))
+    assert along(line, x1 + more) == pytest.approx(y1 + slope * more)
+
+
+@given(lines(), st.floats(0, 1))
+def test_before_the_first_point_nothing_changes(line, share):
+    assert along(line, share * line[0][0]) == line[0][1]
+
+
+@given(st.floats(1, 8), st.floats(16, 64))
+def test_plane_is_interpolated_exactly(n, context):
+    assert costs().forward_ns("target", n, context) == pytest.approx(1000 * n + context)
+
+
+def test_forwards_beyond_the_grid_are_extrapolated_and_said_so():
+    found = costs()
+    assert found.forward_ns("target", 12, 64) == pytest.approx(12_064)
+    assert found.forward_ns("target", 4, 264) == pytest.approx(4_264)
+    assert found.covers("target", 8, 64)
+    assert found.covers("target", 1, 0)
+    assert not found.covers("target", 9, 64)
+    assert not found.covers("target", 8, 65)
+
+
+def test_prefill_and_host_have_costs_of_their_own():
+    found = costs()
+    assert found.prefill_ns("draft", 32) == pytest.approx(16_000)
+    assert found.host_ns(drafts=5, nodes=5) == 155
+    assert found.host_ns(drafts=10, nodes=12, steps=3) == 412
+
+
+def test_model_that_was_not_probed_is_a_key_error():
+    with pytest.raises(KeyError):
+        costs().forward_ns("head", 1, 16)
+
+
+def test_file_comes_back_as_it_was(tmp_path):
+    found, path = costs(), tmp_path / "new" / "costs.json"
+    found.save(path)
+    assert Costs.load(path) == found
+    assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
+    assert str(tmp_path) not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot read costs from"),
+        ("{", "is no file of costs"),
+        ("[1]", "is no file of costs"),
+        ('{"schema": 1}', "is no file of costs"),
+        (json.dumps(facts(schema=SCHEMA + 1)), f"reads costs up to {SCHEMA}"),
+        (json.dumps(facts(curves={"target": {"forwards": [], "prefills": []}})), "is damaged"),
+        (json.dumps(facts(host={"step": -1, "draft": 0, "node": 0})), "host.step"),
+        (json.dumps(facts(more=1)), "more"),
+    ],
+)
+def test_file_that_is_not_costs_is_refused(tmp_path, text, says):
+    path = tmp_path / "costs.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=says) as caught:
+        Costs.load(path)
+    assert caught.value.hint
+
+
+def test_file_that_cannot_be_written_is_found_out_beforehand(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_writable(tmp_path / "new" / "costs.json")
+    for path in (tmp_path / "file" / "costs.json", tmp_path):
+        with pytest.raises(UsageError, match="cannot write"):
+            check_writable(path)
+    with pytest.raises(UsageError, match="cannot write"):
+        costs().save(tmp_path / "file" / "costs.json")
+
+
+def test_label_names_the_processor_that_computed():
+    card = {"cpu": "some CPU", "accelerators": [{"name": "some GPU"}]}
+    gpu = costs(
+        machine={"id": "d", "hardware": card},
+        setup={"device": "cuda", "dtype": "bfloat16", "threads": 2},
+    )
+    assert costs().label == "some CPU, cpu float32 2 threads"
+    assert gpu.label == "some GPU, cuda bfloat16 2 threads"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "specbench" / "costs"
+
+
+def keep(found):
+    path = kept_at(found.machine["id"], found.models, found.setup)
+    found.save(path)
+    return path
+
+
+def test_kept_costs_are_found_by_machine_models_and_setup(cache):
+    found, setup = costs(), Setup(device="cpu", dtype="float32", threads=2)
+    assert find("abc", {"target": "aa"}, setup) is None
+    assert keep(found).parent == cache
+    assert find("abc", {"target": "aa", "draft": "bb"}, setup) == found
+    assert find("abc", {"target": "aa"}, setup) == found  # a run that has no draft
+    assert find("abd", {"target": "aa"}, setup) is None
+    assert find("abc", {"target": "ab"}, setup) is None
+    assert find("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
+
+
+def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
+    alone = {"target": {"label": "big", "sha256": "aa"}}
+    newer = costs(models=alone, created_utc="2026-11-22T12:00:00+00:00")
+    assert keep(newer) != keep(costs())
+    (cache / "other.json").write_text("{")
+    assert find("abc", {"target": "aa"}, newer.setup) == newer
+
+
+def test_differences_name_the_worst_point_first():
+    slow = facts()
+    slow["curves"]["target"] = json.loads(json.dumps(slow["curves"]["target"]))
+    slow["curves"]["target"]["forwards"][2]["ns"] *= 1.5
+    worst, *others = differences(costs(), Costs.model_validate(slow))
+    assert worst.name == "target, 4 tokens after 16"
+    assert worst.relative == pytest.approx(0.5)
+    assert {each.relative for each in others} == {0.0}
+    assert len(others) == 2 * (6 + 2) - 1

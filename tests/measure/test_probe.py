@@ -1,0 +1,250 @@
+"""The probe on decoders whose times are programmed: what it finds is what was put in."""
+
+from itertools import chain, repeat
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.engine import meter, session
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.session import Session, Workspace
+from specbench_cli.engine.types import Out
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.window import Windows
+from specbench_cli.measure import probe as module
+from specbench_cli.measure.probe import CONTEXTS, GRID, probe
+
+STEP, DRAFT, NODE = 30_000, 2_000, 700
+"""Host ns of a step, of a draft forward in it, of a drafted token in it."""
+
+
+class Rows:
+    """A state that counts."""
+
+    nbytes = 0
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self):
+        self.written = self.kept = 0
+
+    def length(self, seq=0, layer=0):
+        return self.written
+
+    def commit(self, seq, path):
+        self.kept += len(path)
+        self.written = self.kept
+
+    def truncate(self, seq, n, layers=None):
+        self.written = min(self.written, n)
+        self.kept = min(self.kept, n)
+
+
+class Timed(Decoder):
+    """Takes `cost(n, context)` ns of the programmed clock, and always says token 1."""
+
+    vocab_size, n_layers, hidden_size, max_positions, weight_bytes = 7, 2, 1, 4096, 0
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, name, clock, cost):
+        self.name, self._clock, self._cost = name, clock, cost
+        self.log = []
+
+    def new_state(self, capacity, n_seqs=1):
+        return Rows()
+
+    def forward(self, x, state, *, logits_at="last", **rest):
+        n, context = x.ids.shape[1], state.length()
+        self._clock.now += self._cost(n, context)
+        self.log.append((n, context))
+        state.written += n
+        rows = {"last": 1, "all": n}.get(logits_at)
+        logits = None
+        if rows:
+            logits = torch.zeros(1, rows, self.vocab_size)
+            logits[..., 1] = 1.0
+        return Out(logits, torch.zeros(1, n, 1))
+
+
+class Meter:
+    """Says what the test wants of each window; every round fills one."""
+
+    def __init__(self, shares):
+        self._shares = chain(shares, repeat(0.0))
+
+    def open(self):
+        """Nothing to read."""
+
+    def full(self):
+        return True
+
+    def close(self):
+        return next(self._shares)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only where it is told to: in forwards, and for the host as `STEP`, `DRAFT`
+    and `NODE` say."""
+    now = SimpleNamespace(now=0)
+    monkeypatch.setattr(module.gc, "collect", lambda: 0)  # slow with torch around, and no matter
+    for user in (meter, session):
+        monkeypatch.setattr(user, "time", SimpleNamespace(perf_counter_ns=lambda: now.now))
+
+    def charged(name, charge):
+        own = getattr(Session, name)
+
+        def method(self, *args):
+            now.now += charge(*args)
+            return own(self, *args)
+
+        monkeypatch.setattr(Session, name, method)
+
+    charged("commit", lambda outcome: STEP)
+    charged("pick", lambda out, ahead: DRAFT)
+    charged("score", lambda draft: NODE * draft.nodes)
+    return now
+
+
+@pytest.fixture
+def measure(clock):
+    """Probes a target that takes 1 ms and 50 us a token, and a draft that takes a tenth."""
+
+    def run(*shares, allow_noise=False, context_ns=0, drafts=("draft",), **options):
+        def cost(base):
+            return lambda n, context: base + base // 20 * n + context_ns * context
+
+        decoders = {"target": Timed("target", clock, cost(1_000_000))}
+        decoders |= {name: Timed(name, clock, cost(100_000)) for name in drafts}
+        workspace = Workspace(decoders, 0)
+        drafting = {f"sps of {n}": Sps(SpsParams(length=n)).generate for n in (2, 6)}
+        found = probe(
+            workspace,
+            Windows(Meter(shares), allow_noise=allow_noise),
+            drafting if "draft" in drafts else {},
+            **{"positions": 4096, "rounds": 3, **options},
+        )
+        return found, decoders
+
+    return run
+
+
+def test_every_point_of_the_grid_has_its_programmed_time(measure):
+    found, _ = measure()
+    target = {(p.n_tokens, p.context): p for p in found.curves["target"].forwards}
+    assert target.keys() == {(n, context) for n in GRID for context in CONTEXTS}
+    assert all(p.ns == 1_000_000 + 50_000 * n for (n, _), p in target.items())
+    assert {(p.spread, p.samples) for p in target.values()} == {(0.0, 3)}
+    draft = {(p.n_tokens, p.context): p.ns for p in found.curves["draft"].forwards}
+    assert draft == {(n, c): 100_000 + 5_000 * n for n in (1, 2, 3) for c in CONTEXTS}
+
+
+def test_prefills_are_timed_where_contexts_are_built_up(measure):
+    found, _ = measure()
+    for role, base in (("target", 1_000_000), ("draft", 100_000)):
+        times = {p.n_tokens: p.ns for p in found.curves[role].prefills}
+        assert times == {n: base + base // 20 * n for n in CONTEXTS}
+
+
+def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure):
+    host = measure()[0].host
+    assert host.step == pytest.approx(STEP)
+    assert host.draft == pytest.approx(DRAFT)
+    assert host.node == pytest.approx(NODE)
+    assert {point.name: point.drafts for point in host.points}["plain steps"] == 0
+
+
+def test_visits_lie_around_their_context(measure):
+    """Each keeps a row, so that a context is met at several lengths, as in life."""
+    found, decoders = measure(context_ns=1_000, rounds=5)
+    contexts = {context for n, context in decoders["target"].log if n == GRID[-2]}
+    assert contexts <= {c + d for c in CONTEXTS for d in range(-8, 8)}
+    assert len(contexts) > len(CONTEXTS)
+    for point in found.curves["target"].forwards:
+        expected = 1_000_000 + 50_000 * point.n_tokens + 1_000 * point.context
+        assert point.ns == pytest.approx(expected, abs=8_000)
+
+
+def test_target_is_timed_after_draft_forwards(measure):
+    _, decoders = measure(rounds=1)
+    visits = len(GRID) * len(CONTEXTS) * 2  # the first round warms up
+    assert len(decoders["draft"].log) >= visits * module.DRAFTED
+
+
+def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measure):
+    def orders(seed):
+        _, decoders = measure(seed=seed, rounds=2)
+        return [n for n, _ in decoders["target"].log]
+
+    first = orders(0)
+    half = len(first) // 3
+    assert first == orders(0)
+    assert first != orders(1)
+    assert first[:half] != first[half : 2 * half]
+
+
+def test_target_alone_and_several_drafters_are_probed_too(measure):
+    alone, _ = measure(drafts=())
+    assert list(alone.curves) == ["target"]
+    assert (alone.host.draft, alone.host.node) == (0.0, pytest.approx(NODE))
+    several, _ = measure(drafts=("draft", "head"), rounds=4)
+    assert list(several.curves) == ["target", "draft", "head"]
+    assert len(several.curves["head"].forwards) == 3 * len(CONTEXTS)
+
+
+def test_contexts_are_those_that_the_models_have_room_for(measure):
+    found, decoders = measure(positions=256)
+    assert [context for context, _ in found.curves["target"].by_context] == [16, 64]
+    assert max(n + context for n, context in decoders["target"].log) <= 256
+    with pytest.raises(UsageError, match="models with 64 positions cannot be probed") as caught:
+        measure(positions=64)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("family", ["mistral", "gpt2"])
+def test_real_decoders_of_either_kind_are_probed(tiny_checkpoint, family):
+    """Fused and hosted: their states take what a visit does to them."""
+    folder = tiny_checkpoint(family)
+    decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
+    found = probe(
+        Workspace(decoders, 0),
+        Windows(Meter(()), allow_noise=True),
+        {"sps of 2": Sps(SpsParams(length=2)).generate},
+        positions=256,
+        rounds=1,
+    )
+    assert {len(found.curves[role].by_context) for role in decoders} == {2}
+    assert found.host.step > 0
+
+
+def test_round_that_was_noisy_is_measured_again(measure):
+    found, _ = measure(0.3, 0.3, 0.01)
+    assert (found.quietness.void, found.quietness.rounds) == (0, 3)
+    assert found.quietness.other_cpu == pytest.approx(0.01)
+
+
+def test_round_that_stays_noisy_is_left_out_and_counted(measure):
+    found, _ = measure(0.3, 0.3, 0.3)
+    assert (found.quietness.void, found.quietness.noisy) == (1, False)
+    assert {p.samples for p in found.curves["target"].forwards} == {2}
+    assert measure(*[0.3] * 9)[0] is None
+
+
+def test_noise_that_is_allowed_is_kept_and_labelled(measure):
+    found, _ = measure(0.3, allow_noise=True)
+    assert found.quietness.model_dump() == {
+        "rounds": 3,
+        "void": 0,
+        "other_cpu": 0.3,
+        "noisy": True,
+    }
+
+
+def test_progress_is_told_every_round(measure):
+    done = []
+    measure(progress=done.append)
+    assert done == [1, 2, 3]

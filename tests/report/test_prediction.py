@@ -1,0 +1,221 @@
+"""Replaying traces: hand-made records to sums worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.measure.costs import Costs
+from specbench_cli.report.prediction import ALL, predict, replay
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+
+PREFILL, DRAFT, VERIFY = range(3)
+KINDS = [
+    ForwardKind("target", "prefill", 0, 1, (0, 8)),
+    ForwardKind("draft", "draft", 0, 1, (0, 2)),
+    ForwardKind("target", "verify", 0, 1, (0, 8)),
+]
+PLAIN = Steps([0], [0], [0], [0], [1])
+
+
+def make_costs(factor=1.0, **roles):
+    """A forward takes `base` a token and 1 a row before it; a prefill 10 a token; a step 100, 10
+    more for a draft forward and 1 more for a drafted token."""
+    point = {"spread": 0.0, "samples": 1}
+
+    def curve(base):
+        return {
+            "forwards": [
+                {"n_tokens": n, "context": c, "ns": factor * (base * n + c), **point}
+                for n in (1, 8)
+                for c in (16, 1024)
+            ],
+            "prefills": [
+                {"n_tokens": n, "context": 0, "ns": factor * 10 * n, **point} for n in (16, 1024)
+            ],
+        }
+
+    return Costs.model_validate(
+        {
+            "schema": 1,
+            "version": "0.1.0",
+            "created_utc": "2026-11-21T12:00:00+00:00",
+            "machine": {"id": "abc"},
+            "models": {role: {"label": role, "sha256": role, "n_layers": n} for role, n in
+                       (("target", 8), ("draft", 2))},
+            "setup": {"device": "cpu", "dtype": "float32", "threads": 2},
+            "seed": 0,
+            "quietness": {"rounds": 1, "void": 0, "other_cpu": None, "noisy": False},
+            "curves": {role: curve(base) for role, base in
+                       (roles or {"target": 1000, "draft": 50}).items()},
+            "host": {"step": 100 * factor, "draft": 10 * factor, "node": factor},
+        }
+    )  # fmt: skip
+
+
+def trace(*forwards, kinds=KINDS, unused=()):
+    """A trace of (kind, new tokens)."""
+    kind, n = ([forward[i] for forward in forwards] for i in (0, 1))
+    zeros = [0] * len(kind)
+    return Trace(list(kinds), kind, n, zeros, zeros, list(unused))
+
+
+def record(label, done, counted, decode, *, task="mini", at=0, **changes):
+    n = 1 + sum(counted.committed)
+    made = Record(
+        prompt_id=f"{task}/{at}",
+        cluster=f"{task}/{at}",
+        task=task,
+        family="qa",
+        category="qa",
+        turn=1,
+        method=label,
+        label=label,
+        peer=False,
+        params=Params(),
+        sampling="greedy",
+        guarantee="exact_tokens",
+        pass_=1,
+        seed=0,
+        output_ids=list(range(n)),
+        origin=["prefill"] + ["plain"] * (n - 1),
+        n_tokens=n,
+        finish="length",
+        steps=counted,
+        target_forwards=1,
+        draft_forwards=0,
+        forwards=done,
+        ns=Ns(decode + 10, 10, decode, 0, decode, 0),
+        peak_bytes=None,
+        other_cpu=None,
+        verdict=Verdict("identical"),
+        score=None,
+        void=False,
+        error=None,
+    )
+    return replace(made, **changes)
+
+
+def test_plain_steps_follow_the_growing_context():
+    forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 1))
+    steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
+    found = replay(forwards, steps, make_costs())
+    assert found.decode == pytest.approx((1000 + 20) + (1000 + 21) + 2 * 100)
+    assert found.prefill == pytest.approx(200 + 100)
+    assert (found.forwards, found.extrapolated) == (3, 0)
+
+
+def test_speculative_steps_drop_rejected_rows_in_every_model():
+    kinds = [*KINDS, ForwardKind("draft", "prefill", 0, 1, (0, 2))]
+    forwards = trace(
+        (3, 20), (PREFILL, 20),
+        # 2 drafted and accepted, a bonus: the draft has not seen its own last token and the bonus
+        (DRAFT, 1), (DRAFT, 1), (VERIFY, 3),
+        # 2 drafted, none accepted: both models forget both
+        (DRAFT, 2), (DRAFT, 1), (VERIFY, 3),
+        (VERIFY, 1),
+        kinds=kinds,
+    )  # fmt: skip
+    steps = Steps([2, 2, 0], [2, 2, 0], [2, 1, 0], [2, 0, 0], [3, 1, 1])
+    draft = (50 + 20) + (50 + 21) + (100 + 22) + (50 + 24)
+    target = (3000 + 20) + (3000 + 23) + (1000 + 24)
+    host = 3 * 100 + 4 * 10 + 4
+    found = replay(forwards, steps, make_costs())
+    assert found.decode == pytest.approx(draft + target + host)
+    assert found.prefill == pytest.approx(200 + 200 + 100)
+
+
+def test_cancelled_forward_costs_time_but_is_no_step():
+    steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
+    forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 4), (VERIFY, 1), unused=[2])
+    found = replay(forwards, steps, make_costs())
+    assert found.decode == pytest.approx(1020 + 4021 + 1021 + 2 * 100)
+
+
+def test_part_of_the_layers_is_part_of_the_cost():
+    kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
+    forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
+    found = replay(forwards, PLAIN, make_costs())
+    assert found.decode == pytest.approx(1020 / 4 + 1021 + 100 + 10)
+
+
+def test_of_several_workers_the_busiest_counts():
+    kinds = [*KINDS, ForwardKind("draft", "draft", 1, 1, (0, 2))]
+    forwards = trace((PREFILL, 20), (3, 1), (3, 1), (VERIFY, 1), kinds=kinds)
+    assert replay(forwards, PLAIN, make_costs()).decode == pytest.approx(1020 + 100 + 2 * 10)
+
+
+def test_forward_beyond_the_probe_is_counted_as_extrapolated():
+    found = replay(trace((PREFILL, 20), (VERIFY, 9)), PLAIN, make_costs())
+    assert (found.forwards, found.extrapolated) == (2, 1)
+
+
+def test_output_of_one_token_has_no_decoding_to_predict():
+    found = replay(trace((PREFILL, 20)), Steps(), make_costs())
+    assert found.decode == 0
+
+
+def plain(label, decode, **changes):
+    return record(label, trace((PREFILL, 20), (VERIFY, 1)), PLAIN, decode, **changes)
+
+
+MANIFEST = {
+    "config": {"effective": {"methods": [{"label": "vanilla"}, {"label": "sps"}]}},
+    "tasks": [{"name": "mini"}, {"name": "gsm8k"}],
+}
+
+
+def test_rows_are_sums_by_method_and_task_then_over_all():
+    """A plain step after 20 tokens is predicted to take 1120 ns."""
+    records = [
+        plain("sps", 2240, task="gsm8k"),
+        plain("vanilla", 1400),
+        plain("vanilla", 1120, at=1),
+        plain("vanilla", 1120, task="gsm8k"),
+    ]
+    found = predict(records, MANIFEST, make_costs(), None)
+    rows = {(row.label, row.task): row for row in found.rows}
+    assert list(rows) == [
+        ("vanilla", "mini"), ("vanilla", "gsm8k"), ("vanilla", ALL), ("sps", "gsm8k"), (ALL, ALL),
+    ]  # fmt: skip
+    mini = rows["vanilla", "mini"]
+    assert (mini.outputs, mini.measured, mini.predicted) == (2, 2520, pytest.approx(2240))
+    assert mini.efficiency == pytest.approx(2240 / 2520)
+    assert mini.error == pytest.approx(2240 / 2520 - 1)
+    assert mini.cell_error == pytest.approx((0.2 + 0) / 2)
+    assert rows["sps", "gsm8k"].efficiency == pytest.approx(0.5)
+    assert rows[ALL, ALL].measured == 2240 + 1400 + 1120 + 1120
+    assert {row.elsewhere for row in found.rows} == {None}
+    assert found.missing == {}
+
+
+def test_void_output_is_predicted_but_has_no_error():
+    gone = {"void": True, "ns": Ns()}
+    (row,) = predict([plain("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
+    assert (row.outputs, row.void, row.measured, row.error) == (1, 1, None, None)
+    assert row.predicted_void == pytest.approx(1120)
+    both = [plain("sps", 1120, at=1), plain("sps", 0, **gone)]
+    (row,) = predict(both, MANIFEST, make_costs(), None).rows
+    assert (row.measured, row.error) == (1120, pytest.approx(0))
+
+
+def test_costs_of_another_machine_are_replayed_beside():
+    (row,) = predict([plain("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
+    assert (row.predicted, row.elsewhere) == (pytest.approx(1120), pytest.approx(560))
+    assert row.error == pytest.approx(0)
+
+
+def test_method_that_cannot_be_replayed_says_why():
+    head = [*KINDS, ForwardKind("head", "draft", 0, 1, (0, 1))]
+    records = [
+        plain("vanilla", 1120),
+        plain("hf:vanilla", 0, forwards=None, peer=True),
+        plain("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
+        plain("sps", 0, error="broke", finish="error", forwards=None, steps=None),
+    ]
+    found = predict(records, MANIFEST, make_costs(), None)
+    assert [row.label for row in found.rows] == ["vanilla"]
+    assert found.missing == {
+        "hf:vanilla": "its forwards are not metered",
+        "eagle": "the probe has no costs of its head",
+        "sps": "failed",
+    }
