@@ -196,7 +196,7 @@ def _settings(session: Session, **options: Any) -> GenerationConfig:
 
 
 def _law(sampling: Sampling) -> dict[str, Any]:
-    if sampling.rule != "rejection":
+    if not sampling.draws:
         return {"do_sample": False}
     return {
         "do_sample": True,
@@ -265,7 +265,7 @@ def _seeded(session: Session) -> Iterator[None]:
 
     Afterwards they are as they were.
     """
-    if session.sampling.rule != "rejection":
+    if not session.sampling.draws:
         yield
         return
     request = session.requests[0]

@@ -31,13 +31,15 @@ def visible(
     """Which of `start` old and n new rows each new row sees, [n, start + n] bool.
 
     Args:
-        mask: [n, n] bool among the new rows; default: causal.
+        mask: [n, n] bool among the new rows; default: causal. With more columns, the first of them
+            are the last old rows, of which a new row may not see all either.
         positions: [n] of the new rows, for the window; default: the next ones. An old row's
             position is its index.
         window: a row sees rows less than this many positions before it.
     """
     block = torch.ones(n, n, dtype=torch.bool, device=device).tril() if mask is None else mask
-    seen = torch.cat((torch.ones(n, start, dtype=torch.bool, device=device), block), 1)
+    free = start + n - block.shape[1]
+    seen = torch.cat((torch.ones(n, free, dtype=torch.bool, device=device), block), 1)
     if window is not None:
         new = torch.arange(start, start + n, device=device) if positions is None else positions
         keys = torch.cat((torch.arange(start, device=device), new))

@@ -92,7 +92,9 @@ class Decoder(ABC):
             seqs: which sequences of `state` the lines belong to; default: 0..b-1.
             positions: [b, n] position of each row; default: the next ones.
             mask: [n, n] bool, which new row sees which new row (a tree's ancestors, the row itself
-                included); rows written before are always seen. Default: causal.
+                included); rows written before are always seen. Default: causal. With more columns,
+                [n, w + n], the first w are the last w rows written before (a tree that is drafted
+                level by level).
             layers: half-open range of layers to run; default: all.
             skip: layers passed over.
             logits_at: rows that get logits; ignored (None) unless the last layer runs.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.errors import MethodFault
 
 
 class Proposer(Protocol):
@@ -23,7 +24,11 @@ class Proposer(Protocol):
 
 
 def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
-    """Decode one request; yields every step, prefill being none."""
+    """Decode one request; yields every step, prefill being none.
+
+    Raises:
+        MethodFault: a malformed draft; says the method, the step, the field and what is allowed.
+    """
     # 1. Prefill: the draft's, then the target's, which commits the first token.
     method.start(session)
     session.prefill()
@@ -32,7 +37,11 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
         # 2. Draft.
         draft = method.propose(session, session.room())
         # 3. Score the draft in one target forward and verify it.
-        outcome = session.verify(draft, session.score(draft))
+        try:
+            outcome = session.verify(draft, session.score(draft))
+        except MethodFault as fault:
+            name = getattr(method, "name", type(method).__name__)
+            raise MethodFault(f"{name}, {fault.message}", fault.hint) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
         method.observe(session, committed)

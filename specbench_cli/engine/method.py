@@ -52,7 +52,7 @@ class Method(ABC):
 
     def guarantee(self, sampling: Rule) -> Guarantee:
         """What the output promises under a decoding rule, with this method's parameters."""
-        return "exact_law" if sampling == "rejection" else "exact_tokens"
+        return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
 
     def start(self, session: Session) -> None:
         """Get ready for a prompt, inside the timer: draft prefill, index building."""

@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Rule = Literal["greedy", "rejection", "coupled"]
-"""How tokens are decided: argmax; rejection sampling; argmax of log-probability plus keyed
-noise."""
+Rule = Literal["greedy", "rejection", "block", "coupled"]
+"""How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax
+of log-probability plus keyed noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class Sampling:
     def __post_init__(self) -> None:
         if (self.rule == "greedy") != (self.temperature == 0.0):
             raise ValueError(f"rule {self.rule!r} does not go with temperature {self.temperature}")
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn, so that the output's law is right and not its very tokens."""
+        return self.rule in ("rejection", "block")
 
 
 def cut(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import decide, proposal
 from specbench_cli.engine import sampling as law
-from specbench_cli.engine import verify
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.meter import Meter, Metered
 from specbench_cli.engine.random import Random, SeededRandom
+from specbench_cli.engine.replay import Recording
 from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.siblings import siblings
 from specbench_cli.engine.stop import Finish, StopRule
-from specbench_cli.engine.types import Draft, Forward, Origin, Out, Outcome, Tokens
+from specbench_cli.engine.tree import rows_of, tree_of
+from specbench_cli.engine.types import Draft, Forward, Law, Origin, Out, Outcome, Tokens
 from specbench_cli.errors import MethodFault
+
+Pick = tuple[Tensor, Tensor | None]
+"""A draft token [1] int64, and the law [1, V] that it was drawn from where one is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class Session:
         meter: the trace of all forwards.
         finish: why the output ended; None while it has not.
         memory: what the method keeps between prompts when its state scope is "run".
+
+    With a `recording`, its tokens decide in place of the target (`replay`).
     """
 
     def __init__(
@@ -100,6 +109,7 @@ class Session:
         pass_: int = 1,
         memory: dict[str, Any] | None = None,
         random: Random | None = None,
+        recording: Sequence[int] | None = None,
     ) -> None:
         target = workspace.decoders["target"]
         self._workspace = workspace
@@ -113,6 +123,7 @@ class Session:
         self.memory = {} if memory is None else memory
         self.target = self._metered("target")
         self.state = self.new_state(self.target)
+        self._recording = None if recording is None else Recording(recording, target.device)
         self.random = random or SeededRandom(
             sampling.seed, request.prompt_id, request.turn, pass_, target.device
         )
@@ -123,6 +134,9 @@ class Session:
         self._prompt_length = len(request.ids)
         self._prompt = self._tensor(request.ids)
         self._root: Tensor | None = None  # the last committed token, on the device
+        self._slack = 0  # rows of the target's state beyond the longest sequence
+        self._picks: list[Pick] = []
+        self._sound: Draft | None = None  # a draft whose ids and law are this session's own
         self._origin: list[Origin] = []
         self.finish: Finish | None = None
         self.begin()
@@ -143,6 +157,11 @@ class Session:
         key = (decoder.name, slack)
         index = self._handed[key] = self._handed.get(key, -1) + 1
         return self._workspace.state(decoder.decoder, slack, index)
+
+    def reserve(self, nodes: int) -> None:
+        """Have rows in the target's state for trees of so many nodes; only before prefill."""
+        self._slack = nodes
+        self.state = self.new_state(self.target, nodes)
 
     def module(self, name: str) -> Any:
         """transformers' own module of a decoder; for peers."""
@@ -181,8 +200,14 @@ class Session:
         return Tokens(self._tensor(self._tokens[length:])[None])
 
     def chain(self, ids: Sequence[int]) -> Draft:
-        """A chain of tokens chosen without a draw."""
-        return Draft(self._tensor(ids))
+        """A chain of tokens chosen without a draw.
+
+        Raises:
+            MethodFault: an id outside the target's vocabulary.
+        """
+        self._checked(proposal.check_ids, ids, self.target.vocab_size)
+        self._sound = Draft(self._tensor(ids))
+        return self._sound
 
     # ---- laws and chance ------------------------------------------------------------------------
 
@@ -194,14 +219,22 @@ class Session:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
         return self._noise.rows(first, n)
 
-    def scores(self, rows: Tensor, first: int) -> Tensor:
+    def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Decision scores of logits [n, V] at output positions first...: their argmax is the
-        choice."""
+        choice.
+
+        Args:
+            depths: how far behind `first` each row stands; default: one after another.
+        """
         if self.sampling.rule == "greedy":
             return rows
-        return law.log_warp(rows, self.sampling) + self.noise(first, rows.shape[0])
+        if depths is None:
+            noise = self.noise(first, rows.shape[0])
+        else:
+            noise = self.noise(first, max(depths) + 1)[list(depths)]
+        return law.log_warp(rows, self.sampling) + noise
 
-    def pick(self, out: Out, ahead: int = 0) -> tuple[Tensor, Tensor | None]:
+    def pick(self, out: Out, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
 
         Args:
@@ -211,18 +244,51 @@ class Session:
             (token [1] int64, q [1, V] or None): q where verification needs the law drawn from.
         """
         rows = self._align(cast(Tensor, out.logits)[:, -1])
-        if self.sampling.rule == "rejection":
+        pick: Pick
+        if self.sampling.draws:
             q = self.warp(rows)
-            return self.random.categorical(q), q
-        return self.scores(rows, self._position() + ahead).argmax(-1), None
+            pick = self.random.categorical(q), q
+        else:
+            pick = self.scores(rows, self._position() + ahead).argmax(-1), None
+        self._picks.append(pick)
+        return pick
 
-    def drawn(self, picks: Sequence[tuple[Tensor, Tensor | None]]) -> Draft:
+    def drawn(self, picks: Sequence[Pick]) -> Draft:
         """The chain that consecutive `pick`s make."""
         if not picks:
             return self.chain(())
         tokens = torch.cat([token for token, _ in picks])
         laws = [q for _, q in picks if q is not None]
-        return Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
+        draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
+        # Its own last picks need no inspection, which would be a second wait for the device.
+        own = self._picks[-len(picks) :]
+        if len(own) == len(picks) and all(map(is_, own, picks)):
+            self._sound = draft
+        return draft
+
+    def branch(
+        self, rows: Tensor, width: int, *, how: Law = "iid", ahead: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Choose the children of draft nodes of one level, as the rule asks.
+
+        Where tokens are drawn, `how` says how: "iid" and "wor" draw from the draft's law, "point"
+        takes the likeliest tokens. Greedy and coupled decoding take those of the best scores.
+
+        Args:
+            rows: [r, V'] logits of a draft model at the r nodes.
+            width: children of each node; best first.
+            ahead: how many draft tokens stand between the last committed token and the children.
+        Returns:
+            (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
+        """
+        rows = self._align(rows)
+        if not self.sampling.draws:
+            scores = self.scores(rows, self._position() + ahead, [0] * rows.shape[0])
+            return scores.topk(width).indices, None
+        if how == "point":
+            return rows.topk(width).indices, None
+        q = self.warp(rows)
+        return siblings(q, width, self.random, replacement=how == "iid"), q
 
     # ---- the target's steps ---------------------------------------------------------------------
 
@@ -230,18 +296,32 @@ class Session:
         """Run the prompt through the target and commit the first token."""
         rows = cast(Tensor, self.target.forward(self.since(0), self.state).logits)
         self.state.commit(0, range(self._prompt_length))
-        self._append(self._decide(self.chain(()), rows[0], plain="prefill"))
+        first = self._decide(self.chain(()), rows[0])
+        self._append(replace(first, origin=("prefill",)))
 
     def score(self, draft: Draft) -> Tensor:
-        """One target forward over the last committed token and a chain: logits [m + 1, V]."""
-        self._check(draft)
+        """One target forward over the last committed token and a draft: logits [m + 1, V].
+
+        Raises:
+            MethodFault: the draft is malformed; says the step, the field and what is allowed.
+        """
+        if draft is self._sound:
+            self._checked(proposal.check_levels, draft.nodes, self.room())
+        else:
+            self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
+        self._picks.clear()
         root = self.since(self.state.length())
         x = Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
-        return cast(Tensor, self.target.forward(x, self.state, logits_at="all").logits)[0]
+        if draft.parents is None:
+            return cast(Tensor, self.target.forward(x, self.state, logits_at="all").logits)[0]
+        mask, depths = rows_of(draft.parents, self.device)
+        positions = (depths + (len(self._tokens) - 1))[None]
+        out = self.target.forward(x, self.state, positions=positions, mask=mask, logits_at="all")
+        return cast(Tensor, out.logits)[0]
 
     def verify(self, draft: Draft, rows: Tensor) -> Outcome:
-        """Decide a chain from the target's logits [m + 1, V] at its root and nodes."""
-        return self._decide(draft, rows, plain="plain")
+        """Decide a draft from the target's logits [m + 1, V] at its root and nodes."""
+        return self._decide(draft, rows)
 
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
@@ -295,46 +375,38 @@ class Session:
             return rows
         return torch.nn.functional.pad(rows, (0, width), value=-torch.inf)
 
-    def _check(self, draft: Draft) -> None:
-        if draft.parents is not None:
-            raise MethodFault("a tree was proposed; verification takes chains so far")
-        if draft.nodes > self.room():
-            raise MethodFault(
-                f"{draft.nodes} draft tokens proposed where at most {self.room()} are of use",
-                hint="propose no more than the `limit` given",
-            )
-        if self.sampling.rule == "rejection":
-            shape = None if draft.q is None else tuple(draft.q.shape)
-            whole = (draft.nodes, self.target.vocab_size)
-            if (draft.law, shape) not in (("point", None), ("iid", whole)):
-                raise MethodFault(
-                    f"a draft of law {draft.law!r} with q of shape {shape}; "
-                    f"allowed are 'point' with None and 'iid' with {whole}",
-                    hint="take each drawn token and its q from `session.pick`",
-                )
+    def _checked(self, check: Callable[..., None], *args: object) -> None:
+        """Run a check of a draft; its fault gets the number of the step."""
+        try:
+            check(*args)
+        except MethodFault as fault:
+            # Each step before this one, and prefill, ended in a token that was not drafted.
+            step = sum(origin not in ("accepted", "relaxed") for origin in self._origin)
+            raise MethodFault(f"step {step}, {fault.message}", fault.hint) from None
 
-    def _decide(self, draft: Draft, rows: Tensor, plain: Origin) -> Outcome:
-        # One transfer brings all that the host needs to know: the only wait for the device in a
-        # step.
-        m = draft.nodes
-        if self.sampling.rule == "rejection":
-            accepted, token = verify.rejection(draft.tokens, draft.q, self.warp(rows), self.random)
-            self._root = token[None]
-            n, following, *ids = torch.cat((accepted[None], token[None], draft.tokens)).tolist()
+    def _bounds(self) -> proposal.Bounds:
+        room = self.room()
+        return proposal.Bounds(self.target.vocab_size, room, room + self._slack, self.device)
+
+    def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
+        tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
+        if self._recording is not None:
+            levels = range(draft.nodes + 1) if tree is None else (0, *tree.depths)
+            choices = self._recording.choices(self._position(), levels)
+            outcome, self._root = decide.chosen(draft, tree, choices)
+        elif self.sampling.draws:
+            try:
+                outcome, self._root = decide.drawn(
+                    draft, tree, self.warp(rows), self.random, self.sampling.rule
+                )
+            except ArithmeticError:
+                self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
+                raise
         else:
-            choices = self.scores(rows, self._position()).argmax(-1)
-            both = torch.cat((choices, draft.tokens)).tolist() if m else choices.tolist()
-            ids = both[m + 1 :]
-            n = verify.match(ids, both)
-            following = both[n]
-            self._root = choices[n : n + 1]
-        last: Origin = plain if m == 0 else "bonus" if n == m else "recovered"
-        return Outcome(
-            path=tuple(range(n)),
-            committed=(*ids[:n], following),
-            origin=(*("accepted",) * n, last),
-            tested=min(n + 1, m),
-        )
+            depths = None if tree is None else (0, *tree.depths)
+            scores = self.scores(rows, self._position(), depths)
+            outcome, self._root = decide.chosen(draft, tree, scores.argmax(-1))
+        return outcome
 
     def _append(self, outcome: Outcome) -> Outcome:
         kept, self.finish = self.requests[0].stop.cut(self.output(), outcome.committed)

@@ -61,12 +61,14 @@ class Out:
 class Draft:
     """Proposed continuations of one sequence.
 
-    tokens: [m] int64, always TARGET ids, on the target's device, in verification order.
-    parents: index of each node's parent in `tokens`, -1 for the root (the last committed token);
-        None for a chain.
+    tokens: [m] int64, always TARGET ids, on the target's device; a chain's in their order.
+    parents: index of each node's parent in `tokens`, -1 for the root (the last committed token); a
+        parent comes before its children. None for a chain.
     law: how the tokens were chosen; "point" unless each was drawn from its row of `q`.
-    q: [m, V] float32, the law each token was drawn from, over target ids.
-    order: verification order of siblings where it differs from the node order.
+    q: [m, V] float32, the law each token was drawn from, over target ids. Siblings drawn without
+        replacement all have the law of the first draw: verification takes the earlier ones out.
+    order: all nodes, in the order in which siblings are tested: that of their draws. None: as they
+        are numbered.
     """
 
     tokens: Tensor

@@ -171,6 +171,25 @@ def test_tree_row_equals_the_plain_sequence_from_the_root(
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads"])
+def test_tree_fed_in_parts_gives_the_rows_of_one_forward(tiny_checkpoint: Maker, case: str) -> None:
+    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(7)
+    whole, parts = decoder.new_state(40), decoder.new_state(40)
+    for state in (whole, parts):
+        logits(decoder, prompt, state)
+    mask, positions = tree_mask(), tree_positions(17)
+    expected = logits(decoder, nodes, whole, mask=mask, positions=positions)
+    for rows in (slice(0, 2), slice(2, 5), slice(5, 7)):  # earlier rows are seen by ancestry too
+        found = logits(
+            decoder,
+            nodes[:, rows],
+            parts,
+            mask=mask[rows, : rows.stop],
+            positions=positions[:, rows],
+        )
+        assert apart(found, expected[:, rows]) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["llama", "llama all heads"])
 def test_committed_tree_path_equals_a_forward_of_its_tokens(
     tiny_checkpoint: Maker, case: str
 ) -> None:

@@ -148,6 +148,15 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
+@METHODS
+@pytest.mark.parametrize("kind", ["peaked", "flat", "near", "equal", "disjoint"])
+def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
+    sampling = Sampling("block", 0.8, top_k=3)
+    tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
+    law = law_of_method(make(), tables, sampling, eos=(2,))
+    assert distance(law, law_of_target(tables[0], sampling, (2,))) < 1e-9
+
+
 # ---- planted faults: the same walk finds them ---------------------------------------------------
 
 

@@ -118,13 +118,18 @@ def test_a_method_that_ignores_its_limit_is_at_fault(open_session, successor_tab
         list(draft_and_verify(Greedy(), session))
 
 
-def test_a_method_that_proposes_a_tree_is_told_so(open_session, successor_table):
-    class Tree(Scripted):
-        def propose(self, session, limit):
-            return Draft(torch.tensor([2, 3]), parents=(-1, -1))
+def test_a_malformed_draft_is_told_with_method_step_and_field(open_session, successor_table):
+    class Cyclic(Scripted):
+        name = "cyclic"
 
-    with pytest.raises(MethodFault, match="tree"):
-        list(draft_and_verify(Tree(), open_session(successor_table(CYCLE))))
+        def propose(self, session, limit):
+            if session.room() > 4:
+                return super().propose(session, limit)
+            return Draft(torch.tensor([2, 3]), parents=(1, 0))
+
+    session = open_session(successor_table(CYCLE), budget=8)
+    with pytest.raises(MethodFault, match=r"^cyclic, step 2, draft\.parents: 1 at node 0; allowed"):
+        list(draft_and_verify(Cyclic((2,), (1,)), session))
 
 
 def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_table):

@@ -84,11 +84,18 @@ def test_tokens_that_a_model_rules_out_stay_out():
 
 
 @pytest.mark.parametrize(
-    ("rule", "temperature"), [("greedy", 1.0), ("rejection", 0.0), ("coupled", 0.0)]
+    ("rule", "temperature"),
+    [("greedy", 1.0), ("rejection", 0.0), ("block", 0.0), ("coupled", 0.0)],
 )
 def test_a_rule_that_does_not_go_with_its_temperature_is_refused(rule, temperature):
     with pytest.raises(ValueError, match="temperature"):
         Sampling(rule, temperature)
+
+
+def test_rejection_and_block_verification_draw_their_tokens():
+    rules = {"greedy": 0.0, "rejection": 1.0, "block": 1.0, "coupled": 1.0}
+    draws = {rule for rule, temperature in rules.items() if Sampling(rule, temperature).draws}
+    assert draws == {"rejection", "block"}
 
 
 # ---- Philox -------------------------------------------------------------------------------------

@@ -176,32 +176,216 @@ def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
     assert (adopted.committed, session.finish) == ((2, 3), "eos")
 
 
+# ---- trees --------------------------------------------------------------------------------------
+
+
+def tree_step(session, ids, parents, **rest):
+    """One step with a tree of these ids."""
+    draft = Draft(torch.tensor(ids, dtype=torch.int64), parents=parents, **rest)
+    return session.commit(session.verify(draft, session.score(draft)))
+
+
+@pytest.fixture
+def planted(successor_table, open_session):
+    """A greedy session with room for trees; prompt (4, 0), so 1 is committed."""
+
+    def make(nodes=8, **rest):
+        session = open_session(successor_table(CYCLE), **{"prompt": (4, 0), "budget": 20} | rest)
+        session.reserve(nodes)
+        session.prefill()
+        return session
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("ids", "parents", "committed", "path", "tested"),
+    [
+        ((0, 2, 3), (-1, -1, 1), (2, 3, 4), (1, 2), 2),
+        ((2, 2, 3), (-1, -1, 0), (2, 3, 4), (0, 2), 2),
+        ((0, 2, 3, 3, 4), (-1, -1, 0, 1, 3), (2, 3, 4, 0), (1, 3, 4), 3),
+        ((0, 2, 1, 4), (-1, -1, 0, 1), (2, 3), (1,), 2),
+        ((0, 1, 2), (-1, 0, 1), (2,), (), 1),
+        ((2, 0, 1, 1), (-1, -1, 1, 2), (2, 3), (0,), 1),
+    ],
+    ids=["whole path", "twins", "deep", "rejected below", "rejected at once", "short leaf"],
+)
+def test_a_tree_commits_the_path_that_the_target_chose(
+    planted, ids, parents, committed, path, tested
+):
+    session = planted()
+    outcome = tree_step(session, ids, parents)
+    assert (outcome.committed, outcome.path, outcome.tested) == (committed, path, tested)
+    leaf = path and path[-1] not in parents
+    last = "bonus" if leaf else "recovered"
+    assert outcome.origin == ("accepted",) * len(path) + (last,)
+    assert consistent(session)
+    assert step(session, (committed[-1] + 1) % 5).origin == ("accepted", "bonus")
+
+
+def test_a_tree_of_nothing_is_a_plain_step(planted):
+    assert tree_step(planted(), (), ()).origin == ("plain",)
+
+
+def test_eos_inside_a_tree_ends_the_output_there(planted):
+    session = planted(eos=[3])
+    outcome = tree_step(session, (0, 2, 3, 4), (-1, -1, 1, 2))
+    assert (outcome.committed, outcome.path, outcome.tested) == ((2, 3), (1, 2), 2)
+    assert (session.finish, session.output()) == ("eos", [1, 2, 3])
+    assert consistent(session)
+
+
+def test_siblings_are_tested_in_the_given_order(open_session, random_table):
+    # The first of two twins in the order is the one that stands.
+    for order, first in (((0, 1), 0), ((1, 0), 1), (None, 0)):
+        session = open_session(random_table(5, seed=1), prompt=(3,), budget=9)
+        session.reserve(4)
+        session.prefill()
+        choice = step_choice(session)
+        outcome = tree_step(session, (choice, choice), (-1, -1), order=order)
+        assert outcome.path == (first,)
+
+
+def step_choice(session):
+    """The token that a greedy target chooses next, left uncommitted."""
+    rows = session.score(session.chain(()))
+    session.state.truncate(0, len(session.tokens()) - 1)
+    return int(rows[0].argmax())
+
+
+def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_table):
+    for sampling in (Sampling(), COUPLED):
+        outputs = []
+        for parents in (None, (-1, 0, 1)):
+            session = open_session(random_table(5, seed=2), sampling=sampling, budget=12)
+            session.reserve(3)
+            session.prefill()
+            while session.room() >= 3:
+                draft = Draft(torch.tensor([1, 2, 3]), parents=parents)
+                session.commit(session.verify(draft, session.score(draft)))
+            outputs.append((session.output(), session.origin))
+        assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "how"),
+    [(Sampling(), "wor"), (COUPLED, "wor"), (REJECTION, "point"), (REJECTION, "iid")],
+    ids=["greedy", "coupled", "point", "iid"],
+)
+def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampling, how):
+    rows = random_table(5, seed=5)[0, :2]
+    session = open_session(random_table(5, seed=6), sampling=sampling)
+    session.prefill()
+    tokens, q = session.branch(rows, 2, how=how, ahead=1)
+    assert tokens.shape == (2, 2)
+    if how == "iid":
+        assert torch.equal(q, warp(rows, sampling))
+        return
+    assert q is None
+    scores = rows
+    if sampling is COUPLED:  # all nodes of a level share their position's noise
+        scores = log_warp(rows, sampling) + session.noise(2)
+    assert torch.equal(tokens, scores.topk(2).indices)
+
+
 # ---- malformed drafts ---------------------------------------------------------------------------
 
 
 def test_a_draft_longer_than_the_room_is_a_fault_that_names_both(opened):
     session = opened(budget=4)
-    with pytest.raises(MethodFault, match="3 draft tokens proposed where at most 2"):
+    with pytest.raises(MethodFault, match="3 levels proposed where at most 2"):
         session.score(session.chain((2, 3, 4)))
 
 
-def test_a_tree_is_refused_in_words(opened):
-    session = opened()
-    with pytest.raises(MethodFault, match="tree"):
-        session.score(Draft(torch.tensor([2, 3]), parents=(-1, -1)))
+NAN, INF = math.nan, math.inf
+FINE = [0.2] * 5
+MALFORMED = {
+    "an id beyond the vocabulary": ({"tokens": [2, 5]}, "tokens: id 5 at node 1; the target's are"),
+    "a negative id": ({"tokens": [-1, 2]}, "tokens: id -1 at node 0"),
+    "ids of another type": ({"tokens": torch.tensor([2.0, 3.0])}, r"tokens: \[2\] of float32"),
+    "ids of another shape": ({"tokens": torch.tensor([[2, 3]])}, r"tokens: \[1, 2\] of int64"),
+    "a cycle": ({"parents": (1, 0)}, "parents: 1 at node 0; allowed are -1, the root, and lower"),
+    "its own parent": ({"parents": (-1, 1)}, "parents: 1 at node 1"),
+    "a parent below the root": ({"parents": (-1, -2)}, "parents: -2 at node 1"),
+    "a parent that is no number": ({"parents": (-1, 0.0)}, "parents: 0.0 at node 1"),
+    "too few parents": ({"parents": (-1,)}, r"parents: \(-1,\); must be a tuple of 2"),
+    "a list of parents": ({"parents": [-1, 0]}, r"parents: \[-1, 0\]; must be a tuple"),
+    "a node left out of the order": ({"parents": (-1, -1), "order": (0, 0)}, r"order: \(0, 0\)"),
+    "too deep": ({"tokens": [1] * 8, "parents": tuple(range(-1, 7))}, "tokens: 8 levels"),
+    "too many nodes": ({"tokens": [1] * 12, "parents": (-1,) * 12}, "tokens: 12 nodes where .* 10"),
+    "no q for its law": ({"law": "iid"}, "law: 'iid' without q"),
+    "q for no law": ({"q": [FINE] * 2}, "law: 'point' with q"),
+    "a chain without replacement": ({"law": "wor", "q": [FINE] * 2}, "law: 'wor' with q"),
+    "too few rows of q": ({"law": "iid", "q": [FINE]}, r"q: \[1, 5\] of float32"),
+    "too many rows of q": ({"law": "iid", "q": [FINE] * 3}, r"q: \[3, 5\] of float32"),
+    "too narrow a q": ({"law": "iid", "q": [[0.25] * 4] * 2}, r"q: \[2, 4\] of float32"),
+    "a q that is no number": ({"law": "iid", "q": [FINE, [NAN] * 5]}, "q: .* node 1 is not finite"),
+    "an infinite q": ({"law": "iid", "q": [[INF] * 5, FINE]}, "q: .* node 0 is not finite"),
+    "a negative q": (
+        {"law": "iid", "q": [FINE, [-0.2, 0.3, 0.3, 0.3, 0.3]]},
+        "q: the law of node 1 has negative entries",
+    ),
+    "a q that is no law": ({"law": "iid", "q": [FINE, [0.3] * 5]}, "q: .* node 1 sums to 1.5, not"),
+    "a token that q rules out": (
+        {"law": "iid", "q": [FINE, [0.5, 0.5, 0.0, 0.0, 0.0]]},
+        "q: .* node 1 gives its own token probability 0",
+    ),
+    "siblings drawn twice": (
+        {"tokens": [2, 2], "parents": (-1, -1), "law": "wor", "q": [FINE] * 2},
+        r"tokens: siblings \(0, 1\) repeat an id",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("law", "rows"), [("iid", None), ("point", 2), ("wor", 2), ("iid", 1), ("iid", 3)]
-)
-def test_a_draft_whose_q_does_not_fit_its_law_is_a_fault_under_rejection(
-    open_session, random_table, law, rows
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_draft_is_a_fault_that_names_step_field_and_what_is_allowed(
+    open_session, random_table, case
 ):
-    session = open_session(random_table(5, seed=1), sampling=REJECTION)
+    fields, message = MALFORMED[case]
+    session = open_session(random_table(5, seed=1), sampling=REJECTION, budget=8)
+    session.reserve(4)
     session.prefill()
-    q = None if rows is None else torch.full((rows, 5), 0.2, dtype=torch.float64)
-    with pytest.raises(MethodFault, match=f"law '{law}'"):
-        session.score(Draft(torch.tensor([2, 3]), law=law, q=q))
+    fields = {"tokens": [2, 3]} | fields
+    for name in ("tokens", "q"):
+        if isinstance(fields.get(name), list):
+            fields[name] = torch.tensor(fields[name])
+    before = session.state.length()
+    with pytest.raises(MethodFault, match=f"^step 1, draft.{message}"):
+        session.score(Draft(**fields))
+    assert session.state.length() == before  # nothing was computed from it
+
+
+def test_a_draft_model_that_gives_no_numbers_is_found_before_anything_is_committed(
+    open_session, random_table
+):
+    session = open_session(random_table(5, seed=6), sampling=REJECTION)
+    session.prefill()
+    draft = session.drawn([session.pick(after(torch.full((1, 5), math.nan)))])
+    rows = session.score(draft)
+    with pytest.raises(MethodFault, match=r"^step 1, draft.q: the law of node 0 is not finite"):
+        session.verify(draft, rows)
+    assert len(session.output()) == 1
+
+
+def test_a_chain_of_ids_outside_the_vocabulary_is_a_fault(opened):
+    with pytest.raises(MethodFault, match=r"step 1, draft\.tokens: id 7 at node 1"):
+        opened().chain((2, 7))
+
+
+def test_a_law_that_a_method_put_in_place_of_its_picks_is_inspected(open_session, random_table):
+    session = open_session(random_table(5, seed=6), sampling=REJECTION)
+    session.prefill()
+    token, q = session.pick(after(random_table(5, seed=5)[0, :1]))
+    with pytest.raises(MethodFault, match="sums to 2"):
+        session.score(session.drawn([(token, 2 * q)]))
+
+
+def test_block_verification_takes_no_trees(open_session, random_table):
+    session = open_session(random_table(5, seed=6), sampling=Sampling("block", 0.8))
+    session.reserve(2)
+    session.prefill()
+    with pytest.raises(MethodFault, match="block verification takes chains"):
+        session.score(Draft(torch.tensor([1, 2]), parents=(-1, -1)))
 
 
 # ---- sampling rules -----------------------------------------------------------------------------
@@ -369,8 +553,8 @@ def test_reserving_makes_room_and_never_takes_it_away(workspace):
 def test_held_bytes_are_those_of_all_weights_and_states(workspace):
     assert workspace.weight_bytes == 2 * 8 * 5**3
     session = Session(workspace, request(), Sampling())
-    session.new_state(session.draft())
-    assert workspace.state_bytes == 2 * 8 * 16
+    own = session.new_state(session.draft())
+    assert workspace.state_bytes == session.state.nbytes + own.nbytes > 0
 
 
 def test_a_missing_decoder_or_module_is_a_fault_that_names_it(workspace):

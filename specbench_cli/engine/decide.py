@@ -1,0 +1,86 @@
+"""From a draft and the target's word on it to an outcome; chains and trees, drawn and chosen.
+
+One transfer brings all that the host needs to know of a chain, and of a tree whose tokens are
+chosen: the only wait for the device in a step. A tree whose tokens are drawn is walked from its
+root, with a wait for each draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import verify, verify_block, verify_tree
+from specbench_cli.engine.random import Random
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.tree import ROOT, Tree
+from specbench_cli.engine.types import Draft, Origin, Outcome
+
+Decision = tuple[Outcome, Tensor]
+"""The outcome, and its last token again, [1] int64 on the device."""
+
+
+def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
+    """Decide by the tokens [m + 1] that the target chose at the root and at each node."""
+    m = draft.nodes
+    both = torch.cat((choices, draft.tokens)).tolist() if m else choices.tolist()
+    ids = both[m + 1 :]
+    if tree is None:
+        row = n = verify.match(ids, both)
+        outcome = _of_chain(n, ids, both[row])
+    else:
+        path = verify_tree.match(tree, ids, both)
+        row = path[-1] + 1 if path else 0
+        outcome = _of_tree(tree, path, ids, both[row])
+    return outcome, choices[row : row + 1]
+
+
+def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule) -> Decision:
+    """Decide by draws from the target's laws p [m + 1, V] at the root and at each node.
+
+    Raises:
+        ArithmeticError: a chain's q is not finite, which its method's model is to blame for.
+    """
+    tokens, q = draft.tokens, draft.q
+    if tree is not None:
+        ids = tokens.tolist()
+        if q is None:
+            path, token = verify_tree.point_mass(tree, ids, p, random)
+        else:
+            path, token = verify_tree.multi_round(
+                tree, ids, q, p, random, replacement=draft.law == "iid"
+            )
+        return _of_tree(tree, path, ids, int(token)), token[None]
+    judge = verify_block.block if rule == "block" else verify.rejection
+    accepted, token = judge(tokens, q, p, random)
+    parts = [accepted[None], token[None], tokens]
+    if q is not None:
+        parts.append(q.sum().isfinite()[None])
+    n, following, *ids = torch.cat(parts).tolist()
+    if q is not None and not ids.pop():
+        raise ArithmeticError("q is not finite")
+    return _of_chain(n, ids, following), token[None]
+
+
+def _of_chain(n: int, ids: Sequence[int], following: int) -> Outcome:
+    m = len(ids)
+    return _outcome(tuple(range(n)), ids, following, rejected=n < m)
+
+
+def _of_tree(tree: Tree, path: tuple[int, ...], ids: Sequence[int], following: int) -> Outcome:
+    return _outcome(path, ids, following, rejected=bool(tree.children[path[-1] if path else ROOT]))
+
+
+def _outcome(
+    path: tuple[int, ...], ids: Sequence[int], following: int, *, rejected: bool
+) -> Outcome:
+    accepted: list[Origin] = ["accepted"] * len(path)
+    last: Origin = "recovered" if rejected else "bonus" if path else "plain"
+    return Outcome(
+        path=path,
+        committed=(*(ids[node] for node in path), following),
+        origin=(*accepted, last),
+        tested=len(path) + rejected,
+    )

@@ -1,0 +1,110 @@
+"""Verification of trees: which path stands, and which token follows it. Pure functions.
+
+All walk down from the root. At a node they commit one of its children and go on there, or commit a
+token of the target's own and stop. What tells them apart is how the children were chosen:
+
+* `match`: the target has chosen its token at every node (argmax of its logits, or of log p +
+  noise), as in `verify.match`; a child stands iff it holds it.
+* `point_mass`: children chosen without a draw. The target draws its token; a child stands iff it
+  holds it. Each child then stands with the target's probability of it, which is what rejection of
+  a point mass comes to, whatever the order.
+* `multi_round`: children drawn from a law of the draft, with or without replacement.
+
+Every rule draws once at a node, or once for each child in a fixed order, never once for each path:
+several draws at one node, the longest match kept, would favour drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from specbench_cli.engine.random import Random
+from specbench_cli.engine.siblings import remaining
+from specbench_cli.engine.tree import ROOT, Tree, child_of
+from specbench_cli.engine.verify import residual
+
+Path = tuple[int, ...]
+
+
+def match(tree: Tree, tokens: Sequence[int], choices: Sequence[int]) -> Path:
+    """The nodes that name the target's choices, from the root down.
+
+    Args:
+        tokens: m ids.
+        choices: m + 1 ids, the target's choice at the root and at each node.
+    """
+    return _descend(tree, tokens, lambda row: choices[row])
+
+
+def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> tuple[Path, Tensor]:
+    """Verification of children that were chosen without a draw, in any number and order.
+
+    Args:
+        tokens: m ids.
+        p: [m + 1, V], the target's warped law at the root and at each node.
+    Returns:
+        (path, next): the nodes that stand and, as int64 scalar, the token after them.
+    """
+    drawn: list[Tensor] = []
+
+    def draw(row: int) -> int:
+        drawn.append(random.categorical(p[row]))
+        return int(drawn[-1])
+
+    path = _descend(tree, tokens, draw)
+    return path, drawn[-1]
+
+
+def multi_round(
+    tree: Tree,
+    tokens: Sequence[int],
+    q: Tensor,
+    p: Tensor,
+    random: Random,
+    *,
+    replacement: bool,
+) -> tuple[Path, Tensor]:
+    """Recursive rejection sampling: siblings are tested one after another, the first to stand wins.
+
+    A child x drawn from d stands with probability min(1, r(x) / d(x)), r being the target's law at
+    its parent; if it does not, r becomes norm(max(r - d, 0)) for the next child, and the law of the
+    token committed where no child stands.
+
+    * With replacement, d = q for all: multi-step speculative sampling of SpecInfer (Miao et al.,
+      ASPLOS 2024, arXiv:2305.09781); each child may have a q of its own.
+    * Without, d is q with the earlier siblings taken out: recursive rejection sampling of RSD (Jeon
+      et al. 2024, arXiv:2402.14160).
+
+    Args:
+        tokens: m ids, siblings in `tree.children` in the order of their draws.
+        q: [m, V], the law of each node's first sibling; equal for siblings without replacement.
+        p: [m + 1, V], the target's warped law at the root and at each node.
+    Returns:
+        (path, next): the nodes that stand and, as int64 scalar, the token after them.
+    """
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else ROOT
+        r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
+        tested: list[int] = []
+        for child in tree.children[node]:
+            x = tokens[child]
+            d = q[child].double() if replacement else remaining(q[child], tested)
+            if random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None]).item():
+                path.append(child)
+                break
+            r = residual(r, d)
+            tested.append(x)
+        else:
+            return tuple(path), random.categorical(r)
+
+
+def _descend(tree: Tree, tokens: Sequence[int], choice_at: Callable[[int], int]) -> Path:
+    path: list[int] = []
+    node = ROOT
+    while (child := child_of(tree, tokens, node, choice_at(node + 1))) is not None:
+        path.append(child)
+        node = child
+    return tuple(path)

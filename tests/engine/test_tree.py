@@ -1,0 +1,82 @@
+"""The shape of a tree: ancestors, depths and paths against brute force, whatever the numbering."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.engine.tree import ROOT, child_of, rows_of, tree_of
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def trees(draw, most=14):
+    m = draw(st.integers(0, most))
+    return tuple(draw(st.integers(-1, node - 1)) for node in range(m))
+
+
+def ancestors(parents, node):
+    """The node's own path, itself included, by following parents."""
+    return {node} | (ancestors(parents, parents[node]) if node != ROOT else set())
+
+
+@given(trees())
+def test_a_row_sees_its_ancestors_itself_and_nothing_else(parents):
+    mask, _ = rows_of(parents, CPU)
+    for node in range(-1, len(parents)):
+        seen = {row - 1 for row in range(len(parents) + 1) if mask[node + 1, row]}
+        assert seen == ancestors(parents, node)
+
+
+@given(trees())
+def test_a_rows_depth_is_the_number_of_its_ancestors(parents):
+    mask, depths = rows_of(parents, CPU)
+    assert depths.tolist() == (mask.sum(1) - 1).tolist()
+    tree = tree_of(parents)
+    assert tree.depths == tuple(depths.tolist()[1:])
+    assert tree.levels == int(depths.max())
+
+
+@given(trees())
+def test_paths_lead_from_the_root_to_every_leaf(parents):
+    tree = tree_of(parents)
+    leaves = set(range(len(parents))) - set(parents)
+    assert [path[-1] for path in tree.paths()] == sorted(leaves)
+    for node in range(len(parents)):
+        path = tree.path(node)
+        assert set(path) | {ROOT} == ancestors(parents, node)
+        assert list(path) == sorted(path)  # the rows of a path increase, as a state's commit asks
+        assert [tree.depths[step] for step in path] == list(range(1, len(path) + 1))
+    assert tree.path(ROOT) == ()
+
+
+@given(trees(), st.randoms(use_true_random=False))
+def test_children_come_in_the_order_of_their_tests(parents, random):
+    order = list(range(len(parents)))
+    random.shuffle(order)
+    tree = tree_of(parents, tuple(order))
+    for node in range(-1, len(parents)):
+        children = [child for child in order if parents[child] == node]
+        assert list(tree.children[node]) == children
+    assert sum(map(len, tree.children)) == len(parents)
+
+
+def test_without_an_order_children_come_as_they_are_numbered():
+    assert tree_of((-1, -1, 0, -1, 0)).children == ((2, 4), (), (), (), (), (0, 1, 3))
+
+
+def test_a_child_is_found_by_its_token_the_first_of_twins():
+    tree = tree_of((-1, -1, -1, 1))
+    tokens = (5, 7, 7, 7)
+    assert [child_of(tree, tokens, ROOT, token) for token in (5, 7, 6)] == [0, 1, None]
+    assert [child_of(tree, tokens, 1, token) for token in (5, 7)] == [None, 3]
+
+
+def test_the_rows_of_a_template_are_made_once():
+    assert rows_of((-1, 0, 0), CPU) is rows_of((-1, 0, 0), CPU)
+
+
+def test_an_empty_tree_is_the_root_alone():
+    mask, depths = rows_of((), CPU)
+    assert (mask.tolist(), depths.tolist()) == ([[True]], [0])
+    assert (tree_of(()).levels, list(tree_of(()).paths())) == (0, [])

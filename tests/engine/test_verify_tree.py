@@ -1,0 +1,340 @@
+"""Verification of trees: the exact law of what is committed, for every rule and many shapes."""
+
+import itertools
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.engine.sampling import Sampling, warp
+from specbench_cli.engine.siblings import siblings
+from specbench_cli.engine.tree import ROOT, tree_of
+from specbench_cli.engine.verify import rejection
+from specbench_cli.engine.verify_tree import match, multi_round, point_mass
+
+SHAPES = {
+    "nothing": (),
+    "chain": (-1, 0, 1),
+    "star": (-1, -1, -1),
+    "binary": (-1, -1, 0, 0, 1, 1),
+    "uneven": (-1, -1, 0, 2, 2),
+    "uneven too": (-1, 0, -1, 0, 2),
+}
+KINDS = ("peaked", "flat", "near", "equal", "disjoint")
+SAMPLINGS = {
+    "T=1": Sampling("rejection", 1.0),
+    "T=0.5": Sampling("rejection", 0.5),
+    "T=2 top-k 2": Sampling("rejection", 2.0, top_k=2),
+    "T=0.8 top-p 0.7": Sampling("rejection", 0.8, top_p=0.7),
+}
+HOW = pytest.mark.parametrize("how", ["point", "iid", "wor"])
+SHAPED = pytest.mark.parametrize("shape", SHAPES)
+
+
+@pytest.fixture
+def laws(random_table):
+    """Laws q and p by context, the last token: [V + 1, V] each; row V, index -1, for the root."""
+
+    def make(kind, vocab=3, sampling=SAMPLINGS["T=1"], seed=41):
+        scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
+        target, draft = (random_table(vocab + 1, s, scale)[0, :, :vocab] for s in (seed, seed + 1))
+        if kind == "near":
+            draft = target + 0.3 * draft
+        if kind == "equal":
+            draft = target.clone()
+        if kind == "disjoint":
+            draft[:, : (vocab + 1) // 2] = target[:, (vocab + 1) // 2 :] = -torch.inf
+        return warp(draft, sampling), warp(target, sampling)
+
+    return make
+
+
+def drafted(parents, q, how, random):
+    """A tree's tokens as a draft model chooses them, and the law of each."""
+    tree, tokens, laws = tree_of(parents), [0] * len(parents), [q[-1]] * len(parents)
+    for node in range(-1, len(parents)):
+        children = tree.children[node]
+        law = q[tokens[node] if node != ROOT else -1]
+        if how == "point":
+            chosen = law.argsort(descending=True, stable=True)[: len(children)].tolist()
+        else:
+            chosen = siblings(law[None], len(children), random, replacement=how == "iid")[0]
+            chosen = chosen.tolist()
+        for child, token in zip(children, chosen, strict=True):
+            tokens[child], laws[child] = token, law
+    return tree, tokens, torch.stack(laws) if laws else q[:0]
+
+
+def verified(tree, tokens, q, p, how, random):
+    """Path and next token by the rule that goes with how the tokens were chosen."""
+    rows = p[[-1, *tokens]]
+    if how == "point":
+        return point_mass(tree, tokens, rows, random)
+    return multi_round(tree, tokens, q, rows, random, replacement=how == "iid")
+
+
+def law_of_output(exact_law, parents, q, p, how, n):
+    """Exact law of n tokens: a tree, its verification, and target draws behind them."""
+
+    def run(random):
+        tree, tokens, rows = drafted(parents, q, how, random)
+        path, following = verified(tree, tokens, rows, p, how, random)
+        output = [*(tokens[node] for node in path), int(following)]
+        while len(output) < n:
+            output.append(int(random.categorical(p[output[-1]])))
+        return tuple(output[:n])
+
+    return exact_law(run)
+
+
+def law_of_target(p, n):
+    law = {}
+    for ids in itertools.product(range(p.shape[-1]), repeat=n):
+        weight = float(p[[-1, *ids[:-1]], ids].prod())
+        if weight > 0:
+            law[ids] = weight
+    return law
+
+
+# ---- exactness ----------------------------------------------------------------------------------
+
+
+@HOW
+@SHAPED
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_committed_has_the_targets_law(exact_law, laws, how, shape, kind):
+    parents = SHAPES[shape]
+    q, p = laws(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
+    n = tree_of(parents).levels + 1
+    law = law_of_output(exact_law, parents, q, p, how, n)
+    assert law == pytest.approx(law_of_target(p, n), abs=1e-9)
+
+
+@HOW
+def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, laws, how):
+    q, p = laws("near", vocab=3)
+    law = law_of_output(exact_law, (-1, -1, 0, 0), q, p, how, 3)
+    assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
+
+
+@HOW
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_siblings_have_the_targets_law_under_every_warp(
+    exact_law, laws, how, width, kind, sampling
+):
+    q, p = laws(kind, vocab=4, sampling=sampling)
+    law = law_of_output(exact_law, (-1,) * width, q, p, how, 1)
+    assert law == pytest.approx(law_of_target(p, 1), abs=1e-9)
+
+
+def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law, laws):
+    _, p = laws("near", vocab=3)
+    tree, tokens = tree_of((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
+
+    def run(random):
+        path, following = point_mass(tree, tokens, p[[-1, *tokens]], random)
+        output = [*(tokens[node] for node in path), int(following)]
+        return tuple([*output, *([int(random.categorical(p[output[-1]]))] * (len(output) < 2))][:2])
+
+    assert exact_law(run) == pytest.approx(law_of_target(p, 2), abs=1e-9)
+
+
+def test_children_of_two_draft_models_have_laws_of_their_own(exact_law, laws):
+    (one, p), (other, _) = laws("near"), laws("flat", seed=51)
+    tree = tree_of((-1, -1, -1))
+    q = torch.stack((one[-1], other[-1], one[-1]))
+
+    def run(random):
+        tokens = [int(random.categorical(row)) for row in q]
+        path, following = multi_round(tree, tokens, q, p[[-1, *tokens]], random, replacement=True)
+        return tokens[path[0]] if path else int(following)
+
+    expected = dict(enumerate(p[-1].tolist()))
+    assert exact_law(run) == pytest.approx(expected, abs=1e-9)
+
+
+# ---- planted faults: the same walk finds them ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "drawn_as", ["point", "wor"], ids=["p/q on the likeliest", "no renormalising"]
+)
+def test_children_judged_as_if_drawn_independently_bend_the_law(exact_law, laws, drawn_as):
+    q, p = laws("strangers", vocab=5)
+
+    def run(random):
+        tree, tokens, rows = drafted((-1, -1, -1), q, drawn_as, random)
+        path, following = verified(tree, tokens, rows, p, "iid", random)
+        return tokens[path[0]] if path else int(following)
+
+    law = exact_law(run)
+    assert sum(abs(law[i] - x) for i, x in enumerate(p[-1].tolist())) / 2 > 1e-3
+
+
+def test_draws_for_each_path_with_the_longest_kept_bend_the_law(exact_law, laws):
+    _, p = laws("flat", vocab=3)
+
+    def run(random):
+        draws = [int(random.categorical(p[-1])) for _ in (0, 1)]  # a draw for each child, 0 and 1
+        return next((x for child, x in enumerate(draws) if child == x), draws[0])
+
+    law = exact_law(run)
+    assert law[0] + law[1] > float(p[-1, :2].sum()) + 0.01
+
+
+# ---- chains and trees agree ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["iid", "wor"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_is_judged_as_by_rejection(exact_law, laws, how, kind):
+    q, p = laws(kind)
+    for tokens in itertools.product(range(3), repeat=2):
+        if float(q[-1, tokens[0]]) == 0 or float(q[tokens[0], tokens[1]]) == 0:
+            continue
+        rows = q[[-1, tokens[0]]], p[[-1, *tokens]]
+
+        def of_tree(random, tokens=tokens, rows=rows):
+            path, following = multi_round(
+                tree_of((-1, 0)), tokens, *rows, random, replacement=how == "iid"
+            )
+            return len(path), int(following)
+
+        def of_chain(random, tokens=tokens, rows=rows):
+            return tuple(map(int, rejection(torch.tensor(tokens), *rows, random)))
+
+        one, two = exact_law(of_tree), exact_law(of_chain)
+        assert all(abs(one.get(x, 0.0) - two.get(x, 0.0)) < 1e-12 for x in {*one, *two})
+
+
+# ---- acceptance ---------------------------------------------------------------------------------
+
+
+def chance_to_stand(exact_law, q, p, how, width):
+    def run(random):
+        tree, tokens, rows = drafted((-1,) * width, q, how, random)
+        return bool(verified(tree, tokens, rows, p, how, random)[0])
+
+    return exact_law(run).get(True, 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_children_stand_no_less_often_and_those_without_replacement_most(
+    exact_law, laws, kind
+):
+    q, p = laws(kind, vocab=4)
+    overlap = float(torch.minimum(q[-1], p[-1]).sum())
+    by_width = {
+        how: [chance_to_stand(exact_law, q, p, how, width) for width in (1, 2, 3)]
+        for how in ("iid", "wor")
+    }
+    for chances in by_width.values():
+        assert chances[0] == pytest.approx(overlap, abs=1e-12)
+        assert all(b >= a - 1e-12 for a, b in pairwise(chances))
+    assert all(w >= i - 1e-12 for i, w in zip(*by_width.values(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["iid", "wor"])
+def test_the_first_child_of_a_twin_always_stands(exact_law, laws, how):
+    q, p = laws("equal")
+
+    def run(random):
+        tree, tokens, rows = drafted((-1, -1, 0, 0), q, how, random)
+        return verified(tree, tokens, rows, p, how, random)[0]
+
+    assert exact_law(run)[0, 2] == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), st.sets(st.integers(0, 3)))
+@settings(deadline=None)
+def test_children_chosen_without_a_draw_stand_with_the_targets_chance_of_them(
+    exact_law, weights, children
+):
+    p = torch.tensor([weights] * (len(children) + 1), dtype=torch.float64)
+    p = p / p.sum(-1, keepdim=True)
+    tokens = sorted(children)
+    tree = tree_of((-1,) * len(tokens))
+    law = exact_law(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
+    assert law.get(True, 0.0) == pytest.approx(float(p[0, tokens].sum()))
+
+
+# ---- match --------------------------------------------------------------------------------------
+
+
+@st.composite
+def trees(draw):
+    m = draw(st.integers(0, 10))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(m))
+    tokens = draw(st.lists(st.integers(0, 2), min_size=m, max_size=m))
+    choices = draw(st.lists(st.integers(0, 2), min_size=m + 1, max_size=m + 1))
+    return parents, tokens, choices
+
+
+@given(trees())
+def test_the_choices_path_is_the_longest_that_repeats_them(case):
+    parents, tokens, choices = case
+    tree = tree_of(parents)
+
+    def stands(path):
+        return all(tokens[b] == choices[a + 1] for a, b in pairwise((ROOT, *path)))
+
+    path = match(tree, tokens, choices)
+    assert stands(path)
+    assert path == tree.path(path[-1] if path else ROOT)
+    # Among twins the first is followed, so a longer path may exist behind another one only.
+    last = path[-1] if path else ROOT
+    assert not any(tokens[child] == choices[last + 1] for child in tree.children[last])
+    siblings_differ = all(
+        len({tokens[child] for child in children}) == len(children) for children in tree.children
+    )
+    if siblings_differ:
+        every = [tree.path(node) for node in range(-1, len(parents))]
+        assert path == max(filter(stands, every), key=len)
+
+
+# ---- order --------------------------------------------------------------------------------------
+
+
+@given(trees(), st.randoms(use_true_random=False), st.sampled_from(["choices", "iid", "point"]))
+@settings(deadline=None, max_examples=60)
+def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, how):
+    parents, tokens, choices = case
+    parents, tokens = parents[:5], tokens[:5]
+    m = len(parents)
+    numbers = renumbered(parents, random)
+    back = sorted(range(m), key=numbers.__getitem__)  # new number -> old one
+    moved = tuple(ROOT if parents[i] == ROOT else numbers[parents[i]] for i in back)
+    # Siblings are tested in their old order.
+    other = tree_of(moved, tuple(numbers))
+    generator = torch.Generator().manual_seed(m)
+    p, q = torch.rand(2, m + 1, 3, generator=generator, dtype=torch.float64).softmax(-1)
+
+    def run(tree, old, chance):
+        ids = [tokens[i] for i in old]
+        if how == "choices":
+            path = match(tree, ids, [choices[row] for row in ([0, *(i + 1 for i in old)])])
+            return tuple(old[node] for node in path)
+        laws = p[[0, *(i + 1 for i in old)]]
+        if how == "point":
+            path, following = point_mass(tree, ids, laws, chance)
+        else:
+            path, following = multi_round(tree, ids, q[old], laws, chance, replacement=True)
+        return tuple(ids[node] for node in path), int(following)
+
+    one = exact_law(lambda chance: run(tree_of(parents), list(range(m)), chance))
+    two = exact_law(lambda chance: run(other, back, chance))
+    assert one == pytest.approx(two)
+
+
+def renumbered(parents, random):
+    """A new number for every node, parents still before their children."""
+    free, numbers = [node for node, parent in enumerate(parents) if parent == ROOT], {}
+    while free:
+        node = free.pop(random.randrange(len(free)))
+        numbers[node] = len(numbers)
+        free += [child for child, parent in enumerate(parents) if parent == node]
+    return [numbers[node] for node in range(len(parents))]

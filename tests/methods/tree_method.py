@@ -1,0 +1,95 @@
+"""A minimal tree method, as a plug-in: a complete tree of the draft model's children.
+
+Chain drafts of `sps` widened: at every node `width` tokens instead of one, to `depth` levels. It
+shows how a method drafts level by level, and what verification of trees must bear.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
+from specbench_cli.engine.tree import ROOT, rows_of
+
+
+class PlainTreeParams(MethodParams):
+    """Parameters of `PlainTree`."""
+
+    width: int = Field(2, ge=1, description="children of every node")
+    depth: int = Field(2, ge=1, description="levels of the tree")
+    law: Literal["point", "iid", "wor"] = Field(
+        "wor", description="children under rejection: likeliest, drawn with or without replacement"
+    )
+
+
+class PlainTree(Method):
+    """A complete tree from the draft model, verified in one target forward.
+
+    Exact because at every node one child stands by a rule that, with the token in place of
+    rejected ones, draws from the target's law; in greedy and coupled decoding a child stands iff
+    it is the target's own choice.
+
+    One step:
+    1. Feed the draft the committed tokens that it has not seen; choose the root's children.
+    2. For each further level, feed it the last level's nodes, each seeing its own ancestors alone,
+       and choose theirs.
+    3. (engine) One target forward over the last committed token and all nodes; verify; commit.
+    4. Keep the draft's rows of the nodes that stood.
+    """
+
+    name: ClassVar[str] = "plain-tree"
+    Params: ClassVar[type[MethodParams]] = PlainTreeParams
+    params: PlainTreeParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Make room for the largest tree and prefill the draft."""
+        nodes = sum(self.params.width**level for level in range(1, self.params.depth + 1))
+        session.reserve(nodes)
+        self.model = session.draft()
+        self.state = session.new_state(self.model, slack=nodes)
+        prompt = session.since(0)
+        self.model.forward(prompt, self.state, logits_at=None)
+        self.state.commit(0, range(prompt.ids.shape[1]))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        width, how = self.params.width, self.params.law
+        depth = min(self.params.depth, limit)
+        if depth < 1:
+            return session.chain(())
+        x = session.since(self.state.length())
+        rows = self.model.forward(x, self.state).logits[0]
+        self.state.commit(0, range(x.ids.shape[1]))
+        root = len(session.tokens()) - 1  # its position
+        tokens, laws = [], []
+        parents: list[int] = []
+        level = [ROOT]
+        for ahead in range(depth):
+            if ahead:
+                n = len(level)
+                mask, depths = rows_of(tuple(parents), session.device)
+                rows = self.model.forward(
+                    Tokens(tokens[-1][None]),
+                    self.state,
+                    positions=(root + depths[-n:])[None],
+                    mask=mask[-n:, 1:],
+                    logits_at="all",
+                ).logits[0]
+            children, q = session.branch(rows, width, how=how, ahead=ahead)
+            tokens.append(children.flatten())
+            if q is not None:
+                laws.append(q.repeat_interleave(width, 0))
+            above, level = level, [len(parents) + child for child in range(len(level) * width)]
+            parents += [node for node in above for _ in range(width)]
+        if not laws:
+            return Draft(torch.cat(tokens), tuple(parents))
+        return Draft(torch.cat(tokens), tuple(parents), law=how, q=torch.cat(laws))
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 4: the deepest level was never fed, and the last committed token roots the next."""
+        fed = self.state.length() - (len(session.tokens()) - len(outcome.committed))
+        nodes = outcome.path[: len(outcome.committed) - 1]
+        self.state.commit(0, [node for node in nodes if node < fed])
