@@ -5,6 +5,7 @@ Nothing heavy is imported here: `specbench --help` needs no torch.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import signal
@@ -20,13 +21,18 @@ import typer
 from typer.main import get_command
 
 from specbench_cli import __version__, output
-from specbench_cli.commands import report, run
+from specbench_cli.commands import audit, doctor, predict, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.train import app as train
-from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
 
 NEIGHBOURS = ("methods", "datasets_cfg")
 """Our other top-level packages, whose names somebody else's package may bear too."""
+
+OURS = (*NEIGHBOURS, "specbench_cli")
+
+REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""A disk that is full, or a file that may not be touched."""
 
 TRACEBACK = "--traceback"
 
@@ -39,7 +45,10 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.command("predict", epilog=predict.EPILOG)(predict.predict)
+app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("list")(list_)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(train, name="train")
 
 
@@ -113,6 +122,10 @@ def _run(args: list[str]) -> int:
     except Exception as fault:
         if hasattr(fault, "format_message"):
             return _misused(fault)
+        if (lacking := _lacking(fault)) is not None:
+            _show_traceback()
+            output.error(lacking.message, lacking.hint)
+            return lacking.exit_code
         _show_traceback()
         says = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         output.error(f"a bug in specbench: {says}", f"the traceback is in {_log()}")
@@ -159,6 +172,22 @@ def _misused(fault: Exception) -> ExitCode:
     hint = f"{context.command_path} --help" if context is not None else "specbench --help"
     output.error(f"{message[:1].lower()}{message[1:].rstrip('.')}", hint)
     return ExitCode.USAGE
+
+
+def _lacking(fault: Exception) -> EnvironmentFault | None:
+    """What this machine lacks, where that and no bug of ours is behind an exception."""
+    if isinstance(fault, OSError) and fault.errno in REFUSED:
+        return EnvironmentFault(
+            f"{fault.filename or 'a file'}: {fault.strerror}",
+            "free some space, or permit the access; what was kept until then stays, and"
+            " specbench run --resume RUN goes on from there",
+        )
+    package = str(getattr(fault, "name", None) or "").partition(".")[0]
+    if isinstance(fault, ModuleNotFoundError) and package not in OURS:
+        return EnvironmentFault(
+            f"the Python package {package!r} is not installed", "pip install specbench-cli"
+        )
+    return None
 
 
 def _show_traceback() -> None:

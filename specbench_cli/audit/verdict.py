@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -18,20 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_cli.audit.neartie import REACH, flip_chances, width_explains
 from specbench_cli.audit.tolerance import Tolerance, measure_tolerance
+from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.method import Guarantee
-from specbench_cli.engine.sampling import Noise, Rule, Sampling
+from specbench_cli.engine.sampling import Noise, Rule, Sampling, log_warp
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.stop import StopRule
-from specbench_cli.store.schema import Verdict
+from specbench_cli.store.schema import Steps, Verdict
 
 
 def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
     """Whether an output has a token verdict at all; if not it is "unchecked".
 
-    Rejection sampling promises a law and not tokens, and lossy methods promise neither.
+    Where tokens are drawn a method promises a law and not tokens; lossy methods promise neither.
     """
-    return guarantee == "exact_tokens" and rule != "rejection"
+    return guarantee == "exact_tokens" and rule in ("greedy", "coupled")
 
 
 class Judge:
@@ -40,7 +42,8 @@ class Judge:
     Args:
         oracle: builds transformers' own module of the target; called at most once.
         sampling: the run's decoding rule, greedy or coupled.
-        texts: gives sequences of ids to measure the tolerance on: the run's prompts.
+        texts: gives sequences of ids to measure the tolerance on.
+        decoder: the target as vanilla runs it, to tell what width explains; None: nobody asks.
     """
 
     def __init__(
@@ -48,29 +51,44 @@ class Judge:
         oracle: Callable[[], Any],
         sampling: Sampling,
         texts: Callable[[], Iterable[Sequence[int]]],
+        decoder: Decoder | None = None,
     ) -> None:
         self._build = oracle
         self._sampling = sampling
         self._texts = texts
+        self._decoder = decoder
         self._tolerance: Tolerance | None = None
 
     def facts(self) -> dict[str, Any] | None:
         """The tolerance, for the run's manifest; None if no output needed one."""
         return None if self._tolerance is None else asdict(self._tolerance)
 
-    def verdict(self, request: Request, reference: Sequence[int], ids: Sequence[int]) -> Verdict:
+    @property
+    def used(self) -> bool:
+        """Whether an output differed."""
+        return self._tolerance is not None
+
+    def verdict(
+        self,
+        request: Request,
+        reference: Sequence[int],
+        ids: Sequence[int],
+        steps: Steps | None = None,
+    ) -> Verdict:
         """Compare an output with vanilla's.
 
         Args:
             request: what was decoded.
             reference: vanilla's output.
             ids: the output to judge.
+            steps: how the engine came to it; None where it was not the engine.
         Returns:
             "identical"; "near-tie" if the output ends as it must and no token lacks more than the
             tolerance; else "mismatch". `position` is where the two first differ, `expected` the
             reference's token there (None where it had ended), and `gap` the largest of `gaps`,
             wherever in the output, since a bug may hide behind a tie. It is None for an output that
-            ends wrongly, whose tokens are not looked at.
+            ends wrongly, whose tokens are not looked at. `rounding` of a near-tie: whether width
+            explains it.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -80,8 +98,13 @@ class Judge:
         if not ends_rightly(ids, request.stop):
             return Verdict("mismatch", position, None, expected)
         gap = max(self.gaps(request, ids))
-        kind = "near-tie" if gap <= self._allowed else "mismatch"
-        return Verdict(kind, position, gap, expected)
+        if gap > self._allowed:
+            return Verdict("mismatch", position, gap, expected)
+        tie = Verdict("near-tie", position, gap, expected)
+        if self._decoder is None or steps is None:
+            return tie
+        explained = width_explains(self._decoder, self._sampling, request, list(ids), steps)
+        return replace(tie, rounding=explained)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
         """What each token's decision score lacks of the best one after the tokens before it.
@@ -91,19 +114,39 @@ class Judge:
         need not be beaten. One beyond the cut lacks its distance to the cut, if that is more.
         """
         rows = self._rows(request.ids, ids)
-        chosen = torch.tensor(list(ids), device=rows.device)[:, None]
+        chosen = _column(ids, rows)
         if self._sampling.rule == "greedy":
             return _lack(rows, chosen)
-        scores = (rows / self._sampling.temperature).log_softmax(-1)
+        scores, decision = self._scores(request, rows)
         floor, ceiling = cut_bounds(scores, self._sampling, self._allowed)
         rivals = (scores > ceiling[:, None] + self._allowed).scatter_(-1, chosen, True)
-        noise = Noise(
-            self._sampling.seed, request.prompt_id, request.turn, rows.shape[-1], rows.device
-        )
-        decision = scores + noise.rows(0, len(ids))
         beaten = _lack(decision.masked_fill(~rivals, -math.inf), chosen)
         outside = (floor - scores.gather(-1, chosen)[:, 0]).tolist()
         return [max(pair) for pair in zip(beaten, outside, strict=True)]
+
+    def chances(self, request: Request, ids: Sequence[int]) -> list[float]:
+        """Of each position of an output of vanilla's, the chance at most that another program, as
+        right as vanilla, chooses another token there."""
+        rows = self._rows(request.ids, ids)
+        chosen, reach = _column(ids, rows), REACH * self._allowed
+        if self._sampling.rule == "greedy":
+            return _listed(flip_chances(rows, chosen, reach))
+        scores, decision = self._scores(request, rows)
+        floor, ceiling = cut_bounds(scores, self._sampling, reach)
+        inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
+        return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
+
+    def log_likelihood(self, request: Request, ids: Sequence[int]) -> float:
+        """Natural logarithm of an output's probability under the target's warped law.
+
+        A token that the cuts leave out, by rounding or by a fault, counts with its probability
+        before the cuts: one such token must not drown all others.
+        """
+        rows = self._rows(request.ids, ids)
+        chosen = _column(ids, rows)
+        warped = log_warp(rows, self._sampling).gather(-1, chosen)
+        whole = (rows / self._sampling.temperature).log_softmax(-1).gather(-1, chosen)
+        return float(torch.where(warped.isfinite(), warped, whole).double().sum())
 
     @property
     def _allowed(self) -> float:
@@ -115,6 +158,14 @@ class Judge:
     @cached_property
     def _oracle(self) -> Any:
         return self._build()
+
+    def _scores(self, request: Request, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities before the cuts, and with the keyed noise added: [n, V] each."""
+        scores = (rows / self._sampling.temperature).log_softmax(-1)
+        noise = Noise(
+            self._sampling.seed, request.prompt_id, request.turn, rows.shape[-1], rows.device
+        )
+        return scores, scores + noise.rows(0, rows.shape[0])
 
     @torch.inference_mode()
     def _rows(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
@@ -155,6 +206,14 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
     return floor, ceiling
 
 
+def _column(ids: Sequence[int], rows: Tensor) -> Tensor:
+    return torch.tensor(list(ids), device=rows.device)[:, None]
+
+
 def _lack(scores: Tensor, chosen: Tensor) -> list[float]:
-    lack: list[float] = (scores.amax(-1) - scores.gather(-1, chosen)[:, 0]).tolist()
-    return lack
+    return _listed(scores.amax(-1) - scores.gather(-1, chosen)[:, 0])
+
+
+def _listed(values: Tensor) -> list[float]:
+    numbers: list[float] = values.tolist()
+    return numbers

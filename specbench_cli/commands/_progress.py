@@ -7,7 +7,8 @@ while a cell is timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -35,15 +36,19 @@ class Timing(NamedTuple):
 class Speedups:
     """Speedups of the cells so far; provisional, without intervals.
 
-    Times are paired on prompt, turn and pass, and compared per token, as the report does it.
+    Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
+    with a wrong output has none from then on.
     """
 
     def __init__(self) -> None:
         self._visits: dict[tuple[str, int, int], list[Timing]] = {}
         self._sums: dict[str, tuple[float, float]] = {}
+        self._wrong: set[str] = set()
 
     def add(self, record: Record) -> dict[str, float]:
         """Count a record in; returns the speedup of every row but vanilla's."""
+        if record.verdict is not None and record.verdict.kind == "mismatch":
+            self._wrong.add(record.label)
         if not record.void and record.error is None and record.ns.total and record.n_tokens:
             visit = self._visits.setdefault((record.prompt_id, record.turn, record.pass_), [])
             own = Timing(record.label, record.ns.total, record.n_tokens)
@@ -52,7 +57,10 @@ class Speedups:
             if base is not None:
                 for timing in visit if own is base else [own]:
                     self._pair(base, timing)
-        return {label: base / own for label, (base, own) in self._sums.items() if label != BASELINE}
+        hidden = {BASELINE, *self._wrong}
+        return {
+            label: base / own for label, (base, own) in self._sums.items() if label not in hidden
+        }
 
     def _pair(self, base: Timing, own: Timing) -> None:
         expected, taken = self._sums.get(own.label, (0.0, 0.0))
@@ -246,6 +254,22 @@ def make_progress(*, json: bool, dry_run: bool = False, part: bool = False) -> R
     """The display for today's stdout and stderr."""
     text = Bar if output.console(stderr=True).is_terminal else Lines
     return (JsonLines if json else text)(dry_run=dry_run, part=part)
+
+
+@contextmanager
+def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
+    """Shows how many of a probe's rounds are done: a bar, a line now and then, or JSON lines."""
+    if json:
+        yield lambda done: output.json_line({"event": "round", "done": done, "rounds": rounds})
+    elif output.console(stderr=True).is_terminal:
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("rounds,"), TimeRemainingColumn()
+        talk = output.console(stderr=True)
+        with Progress(*columns, console=talk, auto_refresh=False, transient=True) as bar:
+            task = bar.add_task("", total=rounds)
+            yield lambda done: bar.update(task, completed=done, refresh=True)
+    else:
+        output.note(f"{rounds} rounds")
+        yield lambda done: None
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`specbench report`: the tables of runs that were made, or files of them."""
+"""`specbench report`: the tables of runs that were made, files of them, or two outputs compared."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ EXAMPLES = (
     "specbench report last",
     "specbench report results/runs/20261121T102403Z-mini-1f2e3d4c --to md,csv",
     "specbench report last --to json --out /tmp/report",
+    "specbench report last --prompt mini/qa-044 --method sps",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
@@ -34,16 +35,46 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="Their folder; default report/ in the first run's."),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Show outputs on this prompt beside vanilla's instead."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method", "-m", metavar="M", help="With --prompt: of these rows; default all."
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --prompt: a JSON line a comparison.")
+    ] = False,
 ) -> ExitCode:
-    """Print a run's table, over all and by task family; with --to, write files."""
+    """Print a run's table, over all and by task family; with --to, write files.
+
+    With --prompt: a method's text beside vanilla's, the place where they part, and every step.
+    """
+    if prompt is not None:
+        if to is not None or out is not None or len(runs) > 1:
+            raise UsageError(
+                "--prompt shows one run and takes neither --to nor --out",
+                hint=f"specbench report {runs[0]} --prompt {prompt}",
+            )
+        return _compare(runs[0], prompt, method, json)
+    if method is not None or json:
+        raise UsageError(
+            f"{'--json' if json else '--method'} needs --prompt",
+            hint=f"specbench report {runs[0]} --to json"
+            if json
+            else f"specbench report {runs[0]} --prompt ID --method {method}",
+        )
     if to is None and out is not None:
         raise UsageError("--out needs --to", hint=f"specbench report {runs[0]} --to md --out {out}")
     from specbench_cli.report import outputs, table
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir, latest
+    from specbench_cli.store.run_dir import RunDir
 
     formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
-    paths = [latest() if run == LAST else Path(run) for run in runs]
+    paths = [_path(run) for run in runs]
     readings = [read(RunDir.open(path)) for path in paths]
     if to is None:
         table.print_runs(readings, families=True)
@@ -54,6 +85,36 @@ def report(
             for file in outputs.FORMATS[name](reading, _made(place)):
                 output.data(str(file))
     return ExitCode.OK
+
+
+def _compare(run: str, prompt: str, method: str | None, json: bool) -> ExitCode:
+    """Show the outputs on one prompt."""
+    from specbench_cli.report.comparison import compare
+    from specbench_cli.report.facts import Facts
+    from specbench_cli.report.side_by_side import page
+    from specbench_cli.report.tokens import decoder_of
+    from specbench_cli.store.run_dir import RunDir
+
+    run_dir = RunDir.open(_path(run))
+    target = Facts.of(run_dir.manifest).target
+    labels = [] if method is None else [word for word in method.split(",") if word]
+    decode = decoder_of(target)
+    found = compare(run_dir, prompt, labels, decode)
+    if decode is None:
+        output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
+    for number, comparison in enumerate(found):
+        if json:
+            output.json_line(comparison.as_dict())
+        else:
+            output.data(("\n\n" if number else "") + page(comparison))
+    return ExitCode.OK
+
+
+def _path(run: str) -> Path:
+    """A run's folder; `last` is the newest one."""
+    from specbench_cli.store.run_dir import latest
+
+    return latest() if run == LAST else Path(run)
 
 
 def _formats(to: str, known: list[str]) -> list[str]:

@@ -33,6 +33,14 @@ EPILOG = "\n\n".join(
 
 MORE = "More"
 
+NOISE = (
+    "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
+    " timed, so those times are void and speedups are missing; outputs and verdicts stand",
+    "close other programs (specbench doctor measures them) and run again; or keep such times,"
+    " labelled noisy: --allow-noise",
+)
+"""What is said, and what to do, where a run ends with exit code 3."""
+
 
 def run(
     method: Annotated[
@@ -47,7 +55,8 @@ def run(
         str | None, typer.Option(metavar="MODEL", help="Target: short name, hub id or folder.")
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Draft; default the target's own.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Draft; auto, the default, is the target's own."),
     ] = None,
     limit: Annotated[
         str | None, typer.Option(metavar="N", help="Questions, spread evenly over families.")
@@ -76,11 +85,12 @@ def run(
         str | None, typer.Option(metavar="N", help="Top-k cut; 0 is off.", rich_help_panel=MORE)
     ] = None,
     verify: Annotated[
-        Literal["rejection", "coupled"] | None,
+        Literal["rejection", "coupled", "block", "replay"] | None,
         typer.Option(
             metavar="RULE",
-            help="Above temperature 0: rejection (default) keeps the target's law, coupled makes"
-            " every lossless method emit vanilla's text.",
+            help="Above temperature 0: rejection (default) keeps the target's law, as does block;"
+            " coupled makes every lossless method emit vanilla's text. At any temperature: replay"
+            " gives every method vanilla's tokens, so that counters and times pair exactly.",
             rich_help_panel=MORE,
         ),
     ] = None,
@@ -119,6 +129,14 @@ def run(
         typer.Option(
             "--allow-noise",
             help="Keep times taken while other programs ran.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Score code by running it: tests of humaneval and mbpp, in a limited process.",
             rich_help_panel=MORE,
         ),
     ] = False,
@@ -165,6 +183,7 @@ def run(
         "dtype": dtype,
         "raw": raw,
         "allow_noise": allow_noise,
+        "run_code": run_code,
         "plugins": plugin,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
@@ -189,13 +208,15 @@ def run(
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
-            result = execute.run(plan, run_dir, view, only_pass=only_pass)
+            result = execute.run(plan, run_dir, view, only_pass=only_pass, fresh=resume is None)
         except KeyboardInterrupt:
             if only_pass is None:
                 view.note(f"to go on: specbench run --resume {shlex.quote(str(run_dir.path))}")
             raise
     if only_pass is None:
         _conclude(result.run_dir, json)
+        if result.exit_code is ExitCode.ENVIRONMENT:
+            output.error(*NOISE)
     return result.exit_code
 
 

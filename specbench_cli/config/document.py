@@ -10,6 +10,8 @@ import yaml
 
 from specbench_cli.errors import UsageError
 
+EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
+
 
 @dataclass(frozen=True)
 class Document:
@@ -49,13 +51,16 @@ def read(path: Path) -> Document:
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
         at = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{at}: {fault.problem}") from fault
+        raise UsageError(f"{path}{at}: {fault.problem} (not valid YAML)", EXAMPLE) from fault
     except (yaml.YAMLError, ValueError) as fault:
-        raise UsageError(f"{path}: {fault}") from fault
+        says = " ".join(str(fault).split())
+        raise UsageError(f"{path}: {says} (not valid YAML)", EXAMPLE) from fault
     finally:
         loader.dispose()
     if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold `key: value` lines, got {type(values).__name__}")
+        raise UsageError(
+            f"{path} must hold `key: value` lines, got {type(values).__name__}", EXAMPLE
+        )
     return Document(path.name, values, lines)
 
 

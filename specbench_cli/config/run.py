@@ -8,11 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-Verify = Literal["greedy", "rejection", "coupled"]
+Rule = Literal["greedy", "rejection", "block", "coupled"]
+"""How tokens are decided."""
+
+Verify = Rule | Literal["replay"]
 """How drafts are verified; the `sampling` word of the records."""
 
-SAMPLED_VERIFY = ("rejection", "coupled")
-"""The rules that apply above temperature 0."""
+SAMPLED_VERIFY = ("rejection", "block", "coupled")
+"""The rules that apply above temperature 0 alone."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
@@ -86,6 +89,7 @@ class RunConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     raw: bool = False
     allow_noise: bool = False
+    run_code: bool = False
     plugins: Words = []
     set: dict[str, dict[str, Any]] = {}
 
@@ -99,6 +103,13 @@ class RunConfig(BaseModel):
         except (TypeError, ValueError):
             sampled = False  # no number: the field's own check says so
         return {**values, "verify": "rejection" if sampled else "greedy"}
+
+    @property
+    def rule(self) -> Rule:
+        """How vanilla decides its tokens, which a replay hands to all others."""
+        if self.verify == "replay":
+            return "rejection" if self.temperature > 0 else "greedy"
+        return self.verify
 
     @field_validator("device")
     @classmethod
@@ -114,13 +125,13 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _verify_fits_temperature(self) -> RunConfig:
-        if self.temperature == 0 and self.verify != "greedy":
+        if self.temperature == 0 and self.verify in SAMPLED_VERIFY:
             raise ValueError(
                 f"verify {self.verify!r} applies above temperature 0, and at 0 decoding is greedy:"
                 " drop it, or set a temperature such as 0.8"
             )
         if self.temperature > 0 and self.verify == "greedy":
-            allowed = " or ".join(SAMPLED_VERIFY)
+            allowed = f"{', '.join(SAMPLED_VERIFY)} or replay"
             raise ValueError(f"verify 'greedy' is for temperature 0; above it choose {allowed}")
         return self
 

@@ -14,7 +14,9 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 
-OTHER_VARIABLES = frozenset({"SPECBENCH_DATA", "SPECBENCH_DEBUG"})
+OTHER_VARIABLES = frozenset(
+    {"SPECBENCH_CACHE", "SPECBENCH_DATA", "SPECBENCH_DEBUG", "SPECBENCH_LINEAR"}
+)
 """Variables of the same prefix that are no option of a run."""
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from json import JSONDecodeError
+from pathlib import Path
+from struct import error as StructError
+from typing import Any, TypeVar
 
+import psutil
 import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 
 from specbench_cli.engine.checkpoint import ConfigFacts, config_facts
 from specbench_cli.engine.load import load_decoder, module_of
@@ -17,6 +24,8 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.plan import Plan
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import answer_text, conversation, render
+
+_Read = TypeVar("_Read")
 
 
 class Bench:
@@ -38,14 +47,17 @@ class Bench:
             torch.set_num_threads(config.threads)
         checkpoints = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
         self.facts: dict[str, ConfigFacts] = {
-            role: config_facts(checkpoint.path) for role, checkpoint in checkpoints.items()
+            role: _readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = _tokenizer(plan.target)
         if plan.draft:
-            _same_vocabulary(plan.target, self.tokenizer, plan.draft)
+            _agreeing(plan.target, self.tokenizer, plan.draft, self.facts["draft"].vocab_size)
         dtype: torch.dtype = getattr(torch, config.dtype)
+        _check_memory(self.facts, checkpoints, dtype, self.device)
         decoders = {
-            role: load_decoder(checkpoint.path, name=role, device=self.device, dtype=dtype)
+            role: _readable(
+                partial(load_decoder, name=role, device=self.device, dtype=dtype), checkpoint
+            )
             for role, checkpoint in checkpoints.items()
         }
         self.context = min(decoder.max_positions for decoder in decoders.values())
@@ -56,19 +68,36 @@ class Bench:
     def prompt(self, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
         """The ids of a prompt: the questions so far, with the answers given in between."""
         messages = conversation(turns, [answer_text(self.tokenizer, ids) for ids in answers])
-        return render(self.tokenizer, messages, raw=self._plan.config.raw)
+        try:
+            return render(self.tokenizer, messages, raw=self._plan.config.raw)
+        except TemplateError as error:
+            raise UsageError(
+                f"the chat template of {self._plan.target.label} refuses the conversation: {error}",
+                hint="--raw, which uses no template",
+            ) from error
 
     def stop(self, budget: int) -> StopRule:
         """The one stop rule with a budget."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
+    def check_first_turns(self) -> None:
+        """Raise UsageError if a question's first prompt is too long: before anything was measured.
+
+        Later turns hold answers, so their lengths are known only then.
+        """
+        for question in self._plan.questions:
+            ids = self.prompt(question.turns[:1], ())
+            self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
         """Raise UsageError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
+            models = self._plan.target.label + (" and its draft" if self._plan.draft else "")
             raise UsageError(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is more than the"
-                f" {self.context} positions that {self._plan.target.label} and its draft have",
-                hint="lower --max-new-tokens, leave the prompt out, or choose a model with more",
+                f" {self.context} positions of {models}",
+                hint="lower --max-new-tokens, leave the question out (--category, --limit, or a"
+                " .jsonl file of your own), or choose models with a longer context",
             )
 
     def resolved(self) -> dict[str, Any]:
@@ -107,23 +136,76 @@ def choose_device(name: str) -> torch.device:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """transformers' tokenizer; without a chat template of its own it gets the customary one."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        says = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(
-            f"the tokenizer of {checkpoint.label} does not load: {error}",
+            f"the tokenizer of {checkpoint.label} does not load: {says}",
             hint="put the model's tokenizer files beside its weights",
+        ) from error
+    if checkpoint.template and not tokenizer.chat_template:
+        tokenizer.chat_template = checkpoint.template
+    tokenizer.model_max_length = sys.maxsize  # what is too long, `check_fits` says
+    return tokenizer
+
+
+def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint) -> _Read:
+    """What `read` makes of a checkpoint's folder. Raises EnvironmentFault if its files are cut."""
+    try:
+        return read(checkpoint.path)
+    except (SafetensorError, StructError, JSONDecodeError, OSError) as error:
+        says = str(error).strip().partition("\n")[0]
+        raise EnvironmentFault(
+            f"the files of {checkpoint.label} are damaged or cut off: {says}",
+            hint=f"delete {checkpoint.path} and fetch it once more",
         ) from error
 
 
-def _same_vocabulary(target: Checkpoint, tokenizer: Any, draft: Checkpoint) -> None:
+def _check_memory(
+    facts: Mapping[str, ConfigFacts],
+    checkpoints: Mapping[str, Checkpoint],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Raise EnvironmentFault if the weights alone do not fit in the device's free memory."""
+    numbers = sum(fact.parameters for fact in facts.values())
+    needed = numbers * dtype.itemsize
+    free = (
+        torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda"
+        else psutil.virtual_memory().available
+    )
+    if needed > free:
+        names = " and ".join(checkpoint.label for checkpoint in checkpoints.values())
+        lean = f"--dtype bfloat16 ({numbers * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
+        raise EnvironmentFault(
+            f"{names}: {needed / 1e9:.3g} GB of weights in {str(dtype).removeprefix('torch.')}, and"
+            f" {device} has {free / 1e9:.3g} GB free",
+            hint=f"{lean}a smaller --target, or another --device",
+        )
+
+
+def _agreeing(target: Checkpoint, tokenizer: Any, draft: Checkpoint, width: int) -> None:
+    """Raise UsageError unless the draft reads every id of the target's tokenizer as the same token.
+
+    Vocabularies may be padded differently, and the draft's may go on where the target's ends.
+
+    Args:
+        width: ids that the draft has an embedding for.
+    """
     ours, theirs = tokenizer.get_vocab(), _tokenizer(draft).get_vocab()
-    if ours != theirs:
-        differing = sum(theirs.get(token) != index for token, index in ours.items())
+    at = {index: token for token, index in theirs.items()}
+    differing = sum(
+        index >= width or at.get(index, token) != token for token, index in ours.items()
+    )
+    if differing:
         raise UsageError(
             f"{draft.label} cannot draft for {target.label}: their vocabularies differ"
             f" ({differing} of {len(ours)} tokens have another id or none)",
-            hint="choose a --draft with the target's tokenizer",
+            hint="choose a --draft with the target's tokenizer (specbench list models), or methods"
+            " that need no draft (specbench list methods)",
         )

@@ -6,6 +6,7 @@ import copy
 import gc
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class Cell:
     Attributes:
         measured: the last measurement.
         other_cpu, void: the window's verdict, once it is settled.
+
+    A cell with a `recording` is given its tokens (`engine.replay`).
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Cell:
         sampling: Sampling,
         pass_: int,
         memory: dict[str, Any],
+        recording: Sequence[int] | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -60,6 +64,7 @@ class Cell:
         self._sampling = sampling
         self._pass = pass_
         self._memory = memory
+        self._recording = recording
         self._memory_before = copy.deepcopy(memory)
         self.measured: Measured | None = None
         self.settled = False
@@ -75,7 +80,12 @@ class Cell:
         time.sleep(PAUSE_S)
         reset_peak(device)
         session = Session(
-            self._workspace, self.request, self._sampling, pass_=self._pass, memory=self._memory
+            self._workspace,
+            self.request,
+            self._sampling,
+            pass_=self._pass,
+            memory=self._memory,
+            recording=self._recording,
         )
         steps = Steps()
         error = None
@@ -94,6 +104,8 @@ class Cell:
                 f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
                 f" nor the budget of {self.request.stop.max_new_tokens}"
             )
+        if error is None and self.replays and session.output() != self._recording:
+            error = "left the recorded tokens: it does not decide by `session.verify`"
         self.measured = Measured(
             output=list(session.output()),
             origin=list(session.origin),
@@ -105,11 +117,21 @@ class Cell:
             error=error,
         )
 
+    @property
+    def replays(self) -> bool:
+        """Whether recorded tokens decide in place of the target."""
+        return self._recording is not None
+
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
         self.settled, self.other_cpu, self.void = True, other_cpu, void
 
-    def record(self, verdict: Verdict | None, score: float | None = None) -> Record:
+    def record(
+        self,
+        verdict: Verdict | None,
+        score: float | None = None,
+        log_likelihood: float | None = None,
+    ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
         assert self.measured is not None
         m, method, peer = self.measured, self.arm.method, self.arm.method.peer
@@ -128,7 +150,7 @@ class Cell:
             label=self.arm.label,
             peer=peer,
             params=Params(dict(self.arm.passed), method.params.model_dump()),
-            sampling=self._sampling.rule,
+            sampling="replay" if self.replays else self._sampling.rule,
             guarantee=method.guarantee(self._sampling.rule),
             pass_=self._pass,
             seed=self._sampling.seed,
@@ -144,6 +166,7 @@ class Cell:
             peak_bytes=m.peak,
             other_cpu=self.other_cpu,
             verdict=verdict,
+            log_likelihood=log_likelihood,
             score=score,
             void=self.void,
             error=m.error,

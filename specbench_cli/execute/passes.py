@@ -13,24 +13,30 @@ from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import Cell
+from specbench_cli.execute.evidence import near_ties, texts
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.scoring import score
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record, Verdict
+from specbench_cli.tasks import written_text
 from specbench_cli.tasks.schema import Question
 
+REPLAY = "replay"
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
 
 
 @dataclass
 class Group:
-    """The cells of one prompt, which are judged and written together."""
+    """The cells of one prompt, which are judged, scored and written together."""
 
+    question: Question
     cells: list[Cell]
     reference: list[int] | None
+    scores: dict[tuple[int, ...], float | None] = field(default_factory=dict)
 
     @property
     def settled(self) -> bool:
@@ -82,12 +88,13 @@ class Pass:
         self._view = view
         config = plan.config
         self._sampling = Sampling(
-            config.verify, config.temperature, config.top_k, config.top_p, config.seed
+            config.rule, config.temperature, config.top_k, config.top_p, config.seed
         )
         self.judge = Judge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
-            texts=lambda: [prompt.ids for prompt in answers.prompts.values()],
+            texts=lambda: texts(plan, bench),
+            decoder=bench.workspace.decoders["target"],
         )
         self._windows = Windows(QuietMeter(), allow_noise=config.allow_noise)
         self._pending: deque[Group] = deque()
@@ -109,6 +116,12 @@ class Pass:
                 answers.append(answer)
         self._windows.settle()
         self._write()
+
+    def near_ties(self) -> dict[str, Any] | None:
+        """See `evidence.near_ties`; None where outputs are not compared token by token."""
+        if self._sampling.draws or self._plan.config.verify == REPLAY:
+            return None
+        return near_ties(self.judge, self._answers.prompts, self._answers.vanilla)
 
     def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
         return any(
@@ -153,6 +166,7 @@ class Pass:
         request = Request(
             prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget)
         )
+        recording = self._recording(request, number)
         cells = []
         for arm in arms:
             if (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done:
@@ -165,13 +179,27 @@ class Pass:
                 self._sampling,
                 number,
                 memory[arm.label],
+                None if arm.method.peer else recording,
             )
             self._windows.run(cell)
             cells.append(cell)
         reference = self._reference(prompt, number, cells)
-        self._pending.append(Group(cells, reference))
+        self._pending.append(Group(question, cells, reference))
         self._write()
         return reference
+
+    def _recording(self, request: Request, number: int) -> list[int] | None:
+        """In a replay, the tokens that all are given: vanilla's, decoded once without a clock."""
+        if self._plan.config.verify != REPLAY:
+            return None
+        known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
+        if known is not None:
+            return known
+        (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == REFERENCE)
+        session = Session(self._bench.workspace, request, self._sampling, pass_=number)
+        for _ in vanilla.generate(session):
+            pass
+        return list(session.output())
 
     def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
         for cell in cells:
@@ -183,11 +211,31 @@ class Pass:
         """Judge and keep the groups whose windows are settled, in order."""
         while self._pending and self._pending[0].settled:
             group = self._pending.popleft()
-            records = [cell.record(self._verdict(cell, group.reference)) for cell in group.cells]
+            records = [
+                cell.record(
+                    self._verdict(cell, group.reference),
+                    self._score(cell, group),
+                    log_likelihood=self._likelihood(cell),
+                )
+                for cell in group.cells
+            ]
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record)
                 self._view.cell(record)
+
+    def _score(self, cell: Cell, group: Group) -> float | None:
+        """How right the answer is. Equal answers are scored once: running code takes its time."""
+        assert cell.measured is not None
+        if cell.measured.error is not None or group.question.scorer is None:
+            return None
+        ids = tuple(cell.measured.output)
+        if ids not in group.scores:
+            text = written_text(self._bench.tokenizer, ids)
+            group.scores[ids] = score(
+                group.question, cell.prompt.turn, text, run_code=self._plan.config.run_code
+            )
+        return group.scores[ids]
 
     def _verdict(self, cell: Cell, reference: Sequence[int] | None) -> Verdict | None:
         assert cell.measured is not None
@@ -196,9 +244,23 @@ class Pass:
         if cell.arm.label == REFERENCE:
             return Verdict("reference")
         rule = self._sampling.rule
-        if reference is None or not is_judged(cell.arm.method.guarantee(rule), rule):
+        if (
+            cell.replays
+            or reference is None
+            or not is_judged(cell.arm.method.guarantee(rule), rule)
+        ):
             return Verdict("unchecked")
-        return self.judge.verdict(cell.request, reference, cell.measured.output)
+        steps = None if cell.arm.method.peer else cell.measured.steps
+        return self.judge.verdict(cell.request, reference, cell.measured.output, steps)
+
+    def _likelihood(self, cell: Cell) -> float | None:
+        """Of outputs that no token verdict is possible of: evidence in place of proof."""
+        assert cell.measured is not None
+        if not self._sampling.draws or self._plan.config.verify == REPLAY:
+            return None
+        if cell.measured.error is not None:
+            return None
+        return self.judge.log_likelihood(cell.request, cell.measured.output)
 
     def _warm_up(self, question: Question) -> None:
         """Run every row a little: lazy set-up, caches and clocks are then as they will be."""

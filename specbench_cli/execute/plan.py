@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from specbench_cli import registry
@@ -15,6 +18,7 @@ from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 DEFAULT_MAX_NEW_TOKENS = 128
+AUTO = "auto"  # the target's customary draft, said aloud
 REFERENCE = "vanilla"  # the label that every other row is compared with
 
 
@@ -29,6 +33,11 @@ class Arm:
     label: str
     method: Method
     passed: Mapping[str, Any]
+
+    @property
+    def file_sha256(self) -> str:
+        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        return sha256(Path(inspect.getfile(type(self.method))).read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -102,16 +111,19 @@ def make_plan(config: RunConfig) -> Plan:
     tasks = tuple(load_task(name) for name in config.tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
-        raise UsageError(f"two tasks have one name: {', '.join(names)}", hint="rename a file")
+        raise UsageError(
+            f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
+        )
     questions = [question for task in tasks for question in task.questions]
     questions = select(questions, config.category)
     target = resolve(config.target)
     needy = [arm.label for arm in arms if "draft" in arm.method.needs]
-    draft = config.draft or target.draft
+    draft = target.draft if config.draft in (None, AUTO) else config.draft
     if needy and draft is None:
         raise UsageError(
             f"{', '.join(needy)} needs a draft model, and {target.label} has no customary one",
-            hint="add --draft NAME (see: specbench list models)",
+            hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
+            " models), a hub id (org/name) or a folder",
         )
     return Plan(
         config=config,

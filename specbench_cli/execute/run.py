@@ -12,11 +12,12 @@ from typing import Any
 
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.machine import fingerprint
+from specbench_cli.report.standing import broken
 from specbench_cli.store.run_dir import RunDir, new_path
 from specbench_cli.store.schema import SCHEMA, Record
 
@@ -25,6 +26,17 @@ VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 _ORDER = ".resume.json"
 """What was ordered, word for word: it may name folders of this machine, so it is not part of the
 result and goes once the run is finished."""
+
+_ANEW = "begin a new run: specbench run"
+
+_CONCLUDED = (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT)
+"""Exit codes of a pass that was finished; the last one if it was too noisy."""
+
+_FAULTS: dict[int, type[SpecbenchError]] = {
+    ExitCode.USAGE: UsageError,
+    ExitCode.ENVIRONMENT: EnvironmentFault,
+}
+"""What a pass that was not finished is to the run: whose fault it was, it has said itself."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,11 @@ class Result:
 def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
-    """Plan a new run and make its folder."""
+    """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
+    from specbench_cli.execute.bench import choose_device
+
     plan = make_plan(config)
+    choose_device(config.device)
     view.planned(plan.facts())
     effective = _public(plan)
     path = out or new_path("-".join(effective["tasks"]), config.model_dump(mode="json"))
@@ -62,30 +77,39 @@ def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
         config = RunConfig.model_validate_json(order)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {_ORDER} is missing or damaged", hint="specbench run"
+            f"{path} cannot be resumed: its {_ORDER} is missing or damaged",
+            hint=_ANEW,
         ) from error
     plan = make_plan(config)
     view.planned(plan.facts())
     for task, then in zip(plan.tasks, run_dir.manifest.get("tasks", []), strict=False):
         if task.sha256 != then["sha256"]:
             raise UsageError(
-                f"the data of task {task.name} changed since {path} was begun", hint="specbench run"
+                f"the data of task {task.name} changed since {path} was begun", hint=_ANEW
             )
+    for _ in run_dir.records():
+        pass  # a damaged one is told before anything changes
     run_dir.resume()
     return plan, run_dir
 
 
 def run(
-    plan: Plan | None, run_dir: RunDir, view: RunView, *, only_pass: int | None = None
+    plan: Plan | None,
+    run_dir: RunDir,
+    view: RunView,
+    *,
+    only_pass: int | None = None,
+    fresh: bool = False,
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
 
     With several passes each runs in a fresh process; `only_pass` is what such a process is told.
-    Interrupted or failing, the manifest says so, and everything settled until then is kept.
+    Interrupted or failing, the manifest says so, and everything settled until then is kept. A
+    `fresh` run that fails before its first record could only fail again: its folder goes.
     """
     if plan is None:
         view.note(f"{run_dir.path} is finished: nothing is missing")
-        return Result(run_dir.path, exit_code(list(run_dir.records())))
+        return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
     done = sum(1 for _ in run_dir.records())
     view.started(plan.cells, done, run_dir.path)
     try:
@@ -96,8 +120,12 @@ def run(
         else:
             for number in range(1, plan.config.repeats + 1):
                 _spawn_pass(run_dir.path, number, view)
-    except BaseException:
-        RunDir.open(run_dir.path).close("interrupted")
+    except BaseException as fault:
+        if fresh and isinstance(fault, SpecbenchError) and not any(run_dir.records()):
+            (run_dir.path / _ORDER).unlink(missing_ok=True)
+            run_dir.discard()
+        else:
+            RunDir.open(run_dir.path).close("interrupted")
         raise
     run_dir = RunDir.open(run_dir.path)
     records = list(run_dir.records())
@@ -105,16 +133,17 @@ def run(
     if only_pass is None:
         run_dir.close("finished", finished_utc=_now(), noisy=loud)
         (run_dir.path / _ORDER).unlink(missing_ok=True)
-    return Result(run_dir.path, exit_code(records))
+    return Result(run_dir.path, exit_code(records, run_dir.manifest))
 
 
-def exit_code(records: Sequence[Record]) -> ExitCode:
-    """Bad if an output is; else a fault of the environment if too many times are void; else fine.
+def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
+    """Bad if a row is broken or a cell failed; else a fault of the environment if too many times
+    are void; else fine.
 
     Peers are measured, not judged: nothing they do makes an answer bad.
     """
     ours = [record for record in records if not record.peer]
-    if any(r.error is not None or (r.verdict and r.verdict.kind == "mismatch") for r in ours):
+    if any(record.error is not None for record in ours) or broken(ours, manifest):
         return ExitCode.BAD_ANSWER
     for label in {record.label for record in records}:
         void = [record.void for record in records if record.label == label]
@@ -129,12 +158,11 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
     from specbench_cli.execute.passes import Answers, Pass
 
     bench = Bench(plan)
+    bench.check_first_turns()
     models = bench.models()
     before = run_dir.manifest.get("models")
     if before and any(before[role]["sha256"] != models[role]["sha256"] for role in models):
-        raise UsageError(
-            f"the weights changed since {run_dir.path} was begun", hint="specbench run"
-        )
+        raise UsageError(f"the weights changed since {run_dir.path} was begun", hint=_ANEW)
     effective = {**run_dir.manifest["config"]["effective"], **bench.resolved()}
     run_dir.update(models=models, config={"effective": effective})
     pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view)
@@ -142,6 +170,7 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
         pass_.run(number)
     run_dir.update(
         # The first pass that needed a tolerance measured it; one that needed none knows nothing.
+        near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
         tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
         memory={
             "weight_bytes": bench.workspace.weight_bytes,
@@ -151,13 +180,18 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
 
 
 def _spawn_pass(path: Path, number: int, view: RunView) -> None:
+    # The process marks the run as running once it could plan it, and as interrupted if it failed.
+    RunDir.open(path).close("interrupted")
     command = [sys.executable, "-m", "specbench_cli", "run", "--resume", str(path)]
     child = subprocess.run([*command, "--only-pass", str(number), *view.flags()], check=False)
-    if child.returncode not in (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT):
-        raise SpecbenchError(
-            f"the process of pass {number} ended with exit code {child.returncode}",
-            hint=f"specbench run --resume {path}",
-        )
+    run_dir = RunDir.open(path)
+    if child.returncode in _CONCLUDED and run_dir.manifest["status"] == "running":
+        return
+    fault = _FAULTS.get(child.returncode, SpecbenchError)
+    raise fault(
+        f"pass {number} was not finished: its process ended with exit code {child.returncode}",
+        hint=f"specbench run --resume {path}" if any(run_dir.records()) else None,
+    )
 
 
 def _manifest(
@@ -171,6 +205,7 @@ def _manifest(
         "config_sources": {key: Path(source).name for key, source in sources.items()},
         "machine": fingerprint(),
         "models": {},
+        "method_files": {arm.name: arm.file_sha256 for arm in plan.arms},
         "tasks": [
             {
                 "name": task.name,
@@ -183,6 +218,7 @@ def _manifest(
         ],
         "noisy": False,
         "tolerance": None,
+        "near_ties": None,
         "aa_noise": None,
     }
 

@@ -24,8 +24,9 @@ class Incidents:
         if record.error is not None:
             self.failed.append((*cell, record.error))
         elif verdict is not None and verdict.kind in ("near-tie", "mismatch"):
+            explained = {True: "yes", False: "no", None: None}[verdict.rounding]
             self.differing.append(
-                (*cell, verdict.kind, verdict.position, text.number(verdict.gap, 6))
+                (*cell, verdict.kind, verdict.position, text.number(verdict.gap, 6), explained)
             )
         if record.void:
             self.void.append((*cell, text.percent(record.other_cpu, 1)))

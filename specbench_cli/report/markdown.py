@@ -32,13 +32,70 @@ def report(
         _by_family(summary),
         "## In detail",
         _table(_DETAIL_HEADINGS, map(_detail, summary.rows)),
+        "## Equivalence",
+        _table(_EQUIVALENCE_HEADINGS, map(_equivalence, summary.rows)),
+        *_evidence(summary),
         "## How it was measured",
         _table(("setting", "value"), _settings(manifest)),
-        *_cells("Outputs that differ", (*cell, "verdict", "position", "gap"), incidents.differing),
+        *_cells("Outputs that differ", (*cell, *_DIFFERENCE), incidents.differing),
         *_cells("Failed cells", (*cell, "error"), incidents.failed),
         *_cells("Void cells", (*cell, "other processes' CPU"), incidents.void),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+_DIFFERENCE = ("verdict", "position", "gap", "explained by width")
+
+_EQUIVALENCE_HEADINGS = (
+    "method",
+    "guarantee",
+    "outputs",
+    "questions checked",
+    "mismatched",
+    "at most (95%)",
+    "near-ties",
+    "expected at most",
+    "p",
+    "explained by width",
+    "broken",
+)
+
+_EVIDENCE_HEADINGS = ("method", "log-likelihood a token", "p", "length", "p")
+
+
+def _equivalence(row: Row) -> Sequence[object]:
+    return (
+        row.label,
+        row.guarantee,
+        text.verdicts(row),
+        row.questions_checked,
+        row.questions_mismatched,
+        text.percent(row.mismatch_bound, 2),
+        row.near_tie,
+        text.number(row.near_tie_expected),
+        text.number(row.near_tie_p, 3),
+        row.near_tie_explained,
+        row.broken_why,
+    )
+
+
+def _evidence(summary: Summary) -> list[str]:
+    """Sampled outputs against vanilla's; nothing where none were compared."""
+    rows = [
+        (
+            row.label,
+            text.number(row.log_likelihood_difference, 4),
+            text.number(row.log_likelihood_p, 3),
+            text.number(row.length_difference),
+            text.number(row.length_p, 3),
+        )
+        for row in summary.rows
+        if row.log_likelihood_difference is not None
+    ]
+    if not rows:
+        return []
+    title = "## Sampled outputs, less vanilla's: evidence and no proof"
+    return [title, _table(_EVIDENCE_HEADINGS, rows)]
 
 
 _DETAIL_HEADINGS = (

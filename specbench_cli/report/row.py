@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbench_cli.report.evidence import Evidence
+from specbench_cli.report.standing import NearTies
+from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
@@ -27,6 +30,7 @@ class Speedup:
 class Row:
     """All figures of a method; null where it has none (`-` in tables).
 
+    broken_why: what is wrong with a broken row.
     letters: group letters among the rows it is ranked with.
     speedup, speedup_low, speedup_high, decode_speedup: see `summary`; speedup_note says why the
         first or its interval is missing.
@@ -38,15 +42,20 @@ class Row:
         committed in it, over outputs. share_*: of decode; with several workers of their sum.
     identical to reference: outputs by verdict, each by its worst pass.
     questions_checked, questions_mismatched: those with a token verdict; those that failed it.
+    mismatch_bound: what that proves: the rate of mismatches is at most this (95%).
+    near_tie_explained, near_tie_expected, near_tie_p: see `standing.NearTies`.
+    log_likelihood_*, length_*: see `evidence.Evidence`.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
     """
 
     label: str
     method: str
     peer: bool
+    sampling: str
     guarantee: str
     lossless: bool
     broken: bool
+    broken_why: str | None
     letters: str = ""
     speedup: float | None
     speedup_low: float | None
@@ -76,6 +85,14 @@ class Row:
     reference: int
     questions_checked: int
     questions_mismatched: int
+    mismatch_bound: float | None
+    near_tie_explained: int
+    near_tie_expected: float | None
+    near_tie_p: float | None
+    log_likelihood_difference: float | None
+    log_likelihood_p: float | None
+    length_difference: float | None
+    length_p: float | None
     target_forwards: int | None
     draft_forwards: int | None
     peak_bytes: int | None
@@ -87,10 +104,17 @@ class Row:
 
 
 def make_row(
-    cells: Sequence[Record], speedup: Speedup, decode_speedup: float | None, *, broken: bool
+    cells: Sequence[Record],
+    speedup: Speedup,
+    decode_speedup: float | None,
+    *,
+    broken_why: str | None,
+    ties: NearTies,
+    evidence: Evidence,
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld."""
-    first = cells[0]
+    first, broken = cells[0], broken_why is not None
+    likelihood, length = evidence.likelihood, evidence.length
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
     accepted = _sum(s.accepted for s in steps)
@@ -110,13 +134,15 @@ def make_row(
         label=first.label,
         method=first.method,
         peer=first.peer,
+        sampling=first.sampling,
         guarantee=first.guarantee,
         lossless=first.guarantee in LOSSLESS,
         broken=broken,
+        broken_why=broken_why,
         speedup=None if broken else speedup.ratio,
         speedup_low=None if broken else speedup.low,
         speedup_high=None if broken else speedup.high,
-        speedup_note="the output is not vanilla's (BROKEN)" if broken else speedup.note,
+        speedup_note=f"BROKEN: {broken_why}" if broken else speedup.note,
         decode_speedup=None if broken or speedup.ratio is None else decode_speedup,
         mat=mat,
         mat_macro=_mean([m for s in steps if (m := _ratio(sum(s.committed), len(s.levels)))]),
@@ -145,6 +171,16 @@ def make_row(
         reference=verdicts["reference"],
         questions_checked=len(checked | mismatched),
         questions_mismatched=len(mismatched),
+        mismatch_bound=upper_bound(len(mismatched), len(checked | mismatched))
+        if checked | mismatched
+        else None,
+        near_tie_explained=ties.explained,
+        near_tie_expected=ties.expected,
+        near_tie_p=ties.p,
+        log_likelihood_difference=likelihood.difference if likelihood else None,
+        log_likelihood_p=likelihood.p if likelihood else None,
+        length_difference=length.difference if length else None,
+        length_p=length.p if length else None,
         target_forwards=_total(r.target_forwards for r in cells),
         draft_forwards=_total(r.draft_forwards for r in cells),
         peak_bytes=max((r.peak_bytes for r in cells if r.peak_bytes is not None), default=None),

@@ -10,23 +10,24 @@ sampling, lossy) each pair is compared by time per token. `decode speedup` is th
 times and the n - 1 tokens that decoding commits.
 
 Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
-baseline did, has no speedup. One mismatch breaks a row everywhere. Verdicts count outputs (a
-prompt's turn), each by its worst pass; the proof counts questions, since a question's turns are
-not independent trials.
+baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
+outputs (a prompt's turn), each by its worst pass; the proof counts questions, since a question's
+turns are not independent trials.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specbench_cli.report.evidence import Evidence, compare
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.pairing import Pairs, decode, loss, pair, total
 from specbench_cli.report.row import Row, Speedup, make_row
+from specbench_cli.report.standing import broken, near_ties
 from specbench_cli.stats.bootstrap import RESAMPLES, Resampled, intervals, resample
-from specbench_cli.stats.proof import upper_bound
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.schema import Record
 
@@ -66,9 +67,9 @@ class Summary:
         """The checked row of ours that is proved least, with the bound on its rate of mismatches
         (95%); None if no output could be checked."""
         bounds = [
-            (row, upper_bound(row.questions_mismatched, row.questions_checked))
+            (row, row.mismatch_bound)
             for row in self.lossless
-            if row.questions_checked and not row.peer and row.label != BASELINE
+            if row.mismatch_bound is not None and not row.peer and row.label != BASELINE
         ]
         return max(bounds, key=lambda pair: pair[1], default=None)
 
@@ -85,12 +86,13 @@ def summarise(
     """
     # Traces and ids are most of a run's bulk and no figure needs them: let them go at once.
     light = [replace(r, forwards=None, output_ids=None, origin=None) for r in records]
-    broken = {r.label for r in light if r.verdict is not None and r.verdict.kind == "mismatch"}
-    rows, speedups = _rows(light, broken, resamples)
+    whys = broken(light, manifest)
+    rows, speedups = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
     families = {}
     for family in sorted({r.family for r in light}):
-        own, _ = _rows([r for r in light if r.family == family], broken, resamples)
+        part = [r for r in light if r.family == family]
+        own, _ = _rows(part, manifest, whys, resamples, evident=False)
         families[family] = tuple(sorted(own, key=lambda row: order[row.label]))
     prompts: dict[str, set[str]] = {}
     for r in light:
@@ -108,10 +110,15 @@ def summarise(
 
 
 def _rows(
-    records: Sequence[Record], broken: Collection[str], resamples: int
+    records: Sequence[Record],
+    manifest: Mapping[str, Any],
+    whys: Mapping[str, str],
+    resamples: int,
+    *,
+    evident: bool,
 ) -> tuple[list[Row], dict[str, Speedup]]:
     """The rows of some records, best first, those without a speedup last; and all speedups, those
-    of broken rows too."""
+    of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
@@ -127,7 +134,14 @@ def _rows(
                 )
     decodes = pair(baseline, cells, decode).ratios()
     rows = [
-        make_row(own, speedups[label], decodes.get(label), broken=label in broken)
+        make_row(
+            own,
+            speedups[label],
+            decodes.get(label),
+            broken_why=whys.get(label),
+            ties=near_ties(own, manifest),
+            evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
+        )
         for label, own in cells.items()
     ]
     rows.sort(key=lambda row: (row.speedup is None, -(row.speedup or 0.0)))

@@ -61,6 +61,8 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        *text.near_ties(summary),
+        *text.evidence(summary),
         *text.warnings(summary, facts),
     ]
 
@@ -91,6 +93,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "target": row.share_target,
             "draft": row.share_draft,
             "host": row.share_host,
+            "accuracy": row.score,
             "output": text.verdicts(row),
         }
         for family, rows in scopes.items()
@@ -119,7 +122,7 @@ def _drawn(summary: Summary) -> list[Text]:
 
 
 def _drawn_families(summary: Summary) -> list[Text]:
-    """One grid for speedups, one for MAT: a row a method, a column a family."""
+    """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
     lines = []
     by_family = {
         family: {row.label: row for row in rows} for family, rows in summary.families.items()
@@ -128,6 +131,8 @@ def _drawn_families(summary: Summary) -> list[Text]:
         ("speedup by family", text.speedup),
         ("MAT by family", lambda row: text.number(row.mat)),
     )
+    if any(row.score is not None for row in summary.rows):
+        figures += (("accuracy by family", lambda row: text.percent(row.score)),)
     for title, figure in figures:
         columns = [_Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True)]
         for family, rows in by_family.items():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.row import Row
-from specbench_cli.report.summary import Summary
+from specbench_cli.report.summary import BASELINE, Summary
 
 NONE = "-"
+REPLAY = "replay"
+"""The sampling word of rows that were given vanilla's tokens."""
 BAR_WIDTH = 11
 BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
@@ -46,7 +48,7 @@ def verdicts(row: Row) -> str:
         "failed": row.failed,
         "identical": row.identical,
         "near-tie": row.near_tie,
-        "unchecked": row.unchecked,
+        "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
     }
     words = [f"{n} {kind}" for kind, n in counts.items() if n]
     return ", ".join(words + ["reference"] * bool(row.reference))
@@ -77,8 +79,10 @@ def vanilla_ratio(summary: Summary) -> str:
 def proof(summary: Summary) -> str:
     """What the verdicts prove, by the row that is proved least."""
     weakest = summary.proof()
+    if any(row.sampling == REPLAY for row in summary.rows):
+        return "proof: none; every row was given vanilla's tokens (--verify replay)"
     if weakest is None:
-        return "proof: no output was checked token by token; the law is proved by: specbench audit"
+        return "proof: no tokens were compared; of the law: specbench audit"
     row, bound = weakest
     whose = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
@@ -86,6 +90,37 @@ def proof(summary: Summary) -> str:
         f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
         f" (at most {at_most} at 95%)"
     )
+
+
+def near_ties(summary: Summary) -> list[str]:
+    """Near-ties found against those that rounding makes, a line a row that has any."""
+    judged = [row for row in summary.lossless if row.questions_checked and row.label != BASELINE]
+    lines = [
+        f"near-ties: {row.label} {row.near_tie} found"
+        + (
+            f", at most {row.near_tie_expected:.2g} expected (p {row.near_tie_p:.2g})"
+            if row.near_tie_expected is not None and row.near_tie_p is not None
+            else ""
+        )
+        + f", {row.near_tie_explained} explained by the width of verification"
+        for row in judged
+        if row.near_tie
+    ]
+    expected = [row.near_tie_expected for row in judged if row.near_tie_expected is not None]
+    if lines or not expected:
+        return lines
+    return [f"near-ties: none found, at most {max(expected):.2g} expected from rounding"]
+
+
+def evidence(summary: Summary) -> list[str]:
+    """What sampled outputs say of themselves, a line a row."""
+    return [
+        f"evidence, not proof: {row.label} log-likelihood a token"
+        f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
+        f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
+        for row in summary.rows
+        if row.log_likelihood_difference is not None and row.length_difference is not None
+    ]
 
 
 def warnings(summary: Summary, facts: Facts) -> list[str]:
@@ -100,7 +135,9 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         for task in facts.plumbing
     ]
     for row in summary.rows:
-        if row.speedup_note is not None:
+        if row.broken:
+            lines.append(f"{row.label}: {row.speedup_note}")
+        elif row.speedup_note is not None:
             missing = "speedup" if row.speedup is None else "interval"
             lines.append(f"{row.label}: no {missing}: {row.speedup_note}")
     return lines

@@ -25,6 +25,8 @@ def validate(record: Record) -> None:
     if verdict is not None:
         _known("verdict.kind", verdict.kind, VERDICTS)
         _ensure(verdict.gap is None or math.isfinite(verdict.gap), "verdict.gap", "not finite")
+    likelihood = record.log_likelihood
+    _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
     _ensure(record.score is None or 0 <= record.score <= 1, "score", "outside 0..1")
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):

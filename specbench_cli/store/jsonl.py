@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from specbench_cli.errors import UsageError
+
 _CHUNK = 1 << 16
 
 
@@ -23,13 +25,25 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, str]]:
-    """The complete lines with their numbers, from 1; nothing where there is no file."""
+    """The complete lines with their numbers, from 1; nothing where there is no file.
+
+    Raises:
+        UsageError: a line that is not UTF-8.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield number, line[:-1].decode()
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                text = line[:-1].decode()
+            except UnicodeDecodeError as error:
+                raise UsageError(
+                    f"{path}, line {number} is no UTF-8 text: {error}",
+                    hint=f"delete that line: sed -i {number}d {path}",
+                ) from error
+            yield number, text
 
 
 def _drop_half_line(path: Path, size: int) -> None:

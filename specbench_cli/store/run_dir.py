@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -85,9 +87,14 @@ class RunDir:
                 f"{path} holds no run (no readable {_MANIFEST})", hint="specbench list runs"
             ) from error
         except ValueError as error:
-            raise UsageError(f"{path / _MANIFEST} is damaged: {error}") from error
+            raise UsageError(
+                f"{path / _MANIFEST} is damaged: {error}", hint="begin a new run: specbench run"
+            ) from error
         if not isinstance(manifest, dict):
-            raise UsageError(f"{path / _MANIFEST} is damaged: not an object")
+            raise UsageError(
+                f"{path / _MANIFEST} is damaged: not an object",
+                hint="begin a new run: specbench run",
+            )
         return cls(path, manifest)
 
     def resume(self) -> None:
@@ -102,6 +109,13 @@ class RunDir:
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
         """Write the manifest a last time, with what is only known at the end."""
         self.update(**facts, status=status)
+
+    def discard(self) -> None:
+        """Remove a run that holds no record, and its folder if nothing else is in it."""
+        for name in ("prompts.jsonl", "records.jsonl", _MANIFEST):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def append(self, records: Iterable[Record]) -> None:
         """Add records, on disk when this returns. Raises ValueError on an invalid record."""
@@ -121,10 +135,15 @@ class RunDir:
         for number, line in jsonl.read(file):
             try:
                 record = from_json(line)
-            except ValueError as error:
-                raise UsageError(f"{file}, line {number} is no record: {error}") from error
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"{file}, line {number} is no record: {error}", hint=_mend(file, number)
+                ) from error
             if record.key in seen:
-                raise UsageError(f"{file}, line {number}: a second record of {record.key}")
+                raise UsageError(
+                    f"{file}, line {number}: a second record of {record.key}",
+                    hint=_mend(file, number),
+                )
             seen.add(record.key)
             yield record
 
@@ -140,7 +159,9 @@ class RunDir:
             try:
                 yield Prompt(**json.loads(line))
             except (ValueError, TypeError) as error:
-                raise UsageError(f"{file}, line {number} is no prompt: {error}") from error
+                raise UsageError(
+                    f"{file}, line {number} is no prompt: {error}", hint=_mend(file, number)
+                ) from error
 
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
@@ -151,6 +172,14 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path / _MANIFEST)
+
+
+def _mend(file: Path, number: int) -> str:
+    """What to do about a damaged line: what it held can be made again."""
+    return (
+        f"delete that line: sed -i {number}d {shlex.quote(str(file))}; specbench run --resume"
+        f" {shlex.quote(str(file.parent))} then makes what is missing"
+    )
 
 
 def new_path(

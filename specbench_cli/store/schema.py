@@ -15,8 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 1
-"""Version of the record written now; every older one stays readable."""
+SCHEMA = 2
+"""Version of the record written now; every older one stays readable.
+
+2 added `log_likelihood` and `verdict.rounding`; an older record lacks them, which reads as null.
+"""
+ADDED = frozenset({"log_likelihood", "rounding"})
+"""Fields that schema 1 did not have."""
 
 FAMILIES = (
     "multi_turn",
@@ -140,17 +145,24 @@ class Verdict:
 
     kind: one of `VERDICTS`. position: the first index at which the two differ. expected: vanilla's
     token there. gap: what the output's worst token, anywhere, lacks of the best decision score.
+    rounding: of a near-tie, whether vanilla's own forward chooses the output's very tokens once it
+    reads as many at a time as the method did; null where that was not asked.
     """
 
     kind: str
     position: int | None = None
     gap: float | None = None
     expected: int | None = None
+    rounding: bool | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass")."""
+    """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
+
+    log_likelihood: of the output under the target's warped law, natural, all tokens; null where
+    outputs are compared token by token.
+    """
 
     schema: int = SCHEMA
     prompt_id: str
@@ -179,6 +191,7 @@ class Record:
     peak_bytes: int | None
     other_cpu: float | None
     verdict: Verdict | None
+    log_likelihood: float | None = None
     score: float | None
     void: bool
     error: str | None
@@ -233,7 +246,7 @@ def _build(cls: type, data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: expected an object")
     names = {f.name for f in fields(cls)}
-    if wrong := sorted(names ^ data.keys()):
+    if wrong := sorted((names - ADDED - data.keys()) | (data.keys() - names)):
         raise ValueError(f"{cls.__name__}: missing or unknown {', '.join(wrong)}")
     return cls(**data)
 

@@ -37,14 +37,14 @@ def test_verification_follows_the_temperature(temperature, verify, derived):
     assert config(temperature=temperature, verify=verify).verify == derived
 
 
-@pytest.mark.parametrize("verify", ["rejection", "coupled"])
+@pytest.mark.parametrize("verify", ["rejection", "block", "coupled"])
 def test_rule_for_sampling_is_refused_at_temperature_zero(verify):
     with pytest.raises(ValidationError, match="applies above temperature 0"):
         config(verify=verify)
 
 
 def test_greedy_is_refused_above_temperature_zero():
-    with pytest.raises(ValidationError, match="above it choose rejection or coupled"):
+    with pytest.raises(ValidationError, match="choose rejection, block, coupled or replay"):
         config(temperature=1.0, verify="greedy")
 
 
@@ -81,6 +81,12 @@ def test_greedy_is_refused_above_temperature_zero():
 def test_impossible_value_is_refused(wrong):
     with pytest.raises(ValidationError):
         config(**wrong)
+
+
+@pytest.mark.parametrize(("temperature", "rule"), [(0.0, "greedy"), (0.8, "rejection")])
+def test_replay_is_allowed_at_any_temperature(temperature, rule):
+    found = config(temperature=temperature, verify="replay")
+    assert (found.verify, found.rule) == ("replay", rule)
 
 
 @pytest.mark.parametrize(("short", "full"), [("fp32", "float32"), ("bf16", "bfloat16")])

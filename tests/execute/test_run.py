@@ -213,8 +213,8 @@ def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
     records = specbench("sps", limit=6).records
     ours = next(r for r in records if r.label == "sps")
     ours.verdict.kind = "mismatch"
-    assert exit_code(records) == ExitCode.BAD_ANSWER
+    assert exit_code(records, {}) == ExitCode.BAD_ANSWER
     ours.peer = True
-    assert exit_code(records) == ExitCode.OK
+    assert exit_code(records, {}) == ExitCode.OK
     ours.void = True
-    assert exit_code(records) == ExitCode.ENVIRONMENT
+    assert exit_code(records, {}) == ExitCode.ENVIRONMENT

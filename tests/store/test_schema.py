@@ -43,11 +43,27 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
         *("schema", "prompt_id", "cluster", "task", "family", "category", "turn", "method"),
         *("label", "peer", "params", "sampling", "guarantee", "pass", "seed", "output_ids"),
         *("origin", "n_tokens", "finish", "steps", "target_forwards", "draft_forwards"),
-        *("forwards", "ns", "peak_bytes", "other_cpu", "verdict", "score", "void", "error"),
+        *(
+            "forwards",
+            "ns",
+            "peak_bytes",
+            "other_cpu",
+            "verdict",
+            "log_likelihood",
+            "score",
+            "void",
+        ),
+        "error",
     ]
     assert list(data["steps"]) == ["levels", "nodes", "tested", "accepted", "committed"]
     assert list(data["ns"]) == ["total", "prefill", "decode", "draft", "verify", "host"]
-    assert list(data["verdict"]) == ["kind", "position", "gap", "expected"]
+    assert list(data["verdict"]) == ["kind", "position", "gap", "expected", "rounding"]
+
+
+def test_record_of_the_first_schema_is_read(make_record):
+    data = json.loads(to_json(make_record(schema=1)))
+    del data["log_likelihood"], data["verdict"]["rounding"]
+    assert from_json(json.dumps(data)) == make_record(schema=1)
 
 
 def test_nan_does_not_get_into_a_file(make_record):
@@ -57,7 +73,9 @@ def test_nan_does_not_get_into_a_file(make_record):
 
 def test_newer_schema_is_refused_with_what_to_do(make_record):
     line = to_json(make_record(schema=SCHEMA + 1))
-    with pytest.raises(UsageError, match="schema 2; this specbench reads up to 1") as caught:
+    with pytest.raises(
+        UsageError, match=f"schema {SCHEMA + 1}; this specbench reads up to {SCHEMA}"
+    ) as caught:
         from_json(line)
     assert "pip install --upgrade" in str(caught.value.hint)
 
@@ -100,6 +118,7 @@ def test_valid_record_passes(make_record):
         ("verdict", {"verdict": None}),
         ("verdict.kind", {"verdict": Verdict("fine")}),
         ("verdict.gap", {"verdict": Verdict("near-tie", 0, float("inf"), 1)}),
+        ("log_likelihood", {"log_likelihood": float("-inf")}),
         ("score", {"score": 1.5}),
         ("n_tokens, output_ids", {"n_tokens": None}),
         ("output_ids", {"n_tokens": 6}),

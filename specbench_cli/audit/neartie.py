@@ -1,0 +1,95 @@
+"""Near-ties: where they may arise, and which of them are rounding for certain.
+
+Where: at every position of vanilla's own output a rival that is within reach of the chosen token
+may be chosen by a program that rounds otherwise; `stats.neartie` says with what chance at most, and
+how many near-ties are too many.
+
+For certain: a method scores several tokens in one forward, vanilla one, and kernels round by shape.
+Vanilla's own decoder, made to read the method's output in blocks of the widths that the method
+verified with, rounds as the method did: where it then chooses that very output, width alone
+explains the near-tie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.sampling import Noise, Sampling, log_warp
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.types import Tokens
+from specbench_cli.store.schema import Steps
+
+REACH = 2.0
+"""How far errors of gaps may reach, in tolerances: see `stats.neartie`."""
+
+
+def flip_chances(
+    decision: Tensor, chosen: Tensor, reach: float, kept: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """At each position the most that the chance of another choice can be, [n] in 0..1.
+
+    Args:
+        decision: [n, V] decision scores, before any cut.
+        chosen: [n, 1] the tokens chosen.
+        reach: of errors, in units of decision scores.
+        kept: [n, V] bool each: tokens that are certainly inside the cuts, and certainly outside;
+            of the others rounding decides. None where there is no cut.
+    """
+    if reach == 0.0:
+        return torch.zeros_like(decision[:, 0])
+    gap = decision.gather(-1, chosen) - decision
+    overtakes = ((1 - gap / reach) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
+    if kept is not None:
+        inside, outside = kept
+        # What rounding alone keeps is in as often as out; if the chosen token is out, any other is
+        # chosen.
+        overtakes = torch.where(inside, overtakes, overtakes.clamp_max(0.5))
+        overtakes = overtakes.masked_fill(outside, 0.0)
+        overtakes = overtakes.scatter(-1, chosen, 0.5 * (~inside.gather(-1, chosen)))
+    return overtakes.sum(-1).clamp_max(1.0)
+
+
+@torch.inference_mode()
+def width_explains(
+    decoder: Decoder, sampling: Sampling, request: Request, ids: list[int], steps: Steps
+) -> bool:
+    """Whether vanilla's decoder chooses exactly `ids` when it reads them as wide as the method did.
+
+    Each step's block holds the last committed token and as many more as the method had drafted.
+    Drafts that were rejected are not on record: the output's own tokens stand in for them, and what
+    follows a token cannot change its row but through the shape.
+
+    Args:
+        decoder: the target as vanilla runs it.
+        request: what was decoded.
+        ids: the method's output.
+        steps: its steps.
+    """
+    n_prompt = len(request.ids)
+    widths = [
+        max(nodes + 1, kept) for nodes, kept in zip(steps.nodes, steps.committed, strict=True)
+    ]
+    padding = [ids[-1]] * max(widths, default=0)
+    text = torch.tensor([[*request.ids, *ids, *padding]], device=decoder.device)
+    state = decoder.new_state(text.shape[1])
+    first = decoder.forward(Tokens(text[:, :n_prompt]), state).logits
+    assert first is not None
+    rows, end = [first[0]], n_prompt
+    state.commit(0, range(n_prompt))
+    for width, kept in zip(widths, steps.committed, strict=True):
+        block = text[:, end : min(end + width, decoder.max_positions)]
+        logits = decoder.forward(Tokens(block), state, logits_at="all").logits
+        assert logits is not None
+        rows.append(logits[0, :kept])
+        state.commit(0, range(kept))
+        end += kept
+    scores = torch.cat(rows)
+    if sampling.rule != "greedy":
+        noise = Noise(
+            sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device
+        )
+        scores = log_warp(scores, sampling) + noise.rows(0, scores.shape[0])
+    choices: list[int] = scores.argmax(-1).tolist()
+    return choices == ids

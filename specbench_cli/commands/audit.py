@@ -1,0 +1,178 @@
+"""`specbench audit`: whether methods keep what they promise, proved on small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench_cli import output, registry
+from specbench_cli.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.audit.certificate import Certificate
+
+EXAMPLES = (
+    "specbench audit sps",
+    "specbench audit --all",
+    "specbench audit --plugin my_method.py",
+    "specbench audit sps pld --json --out certificates",
+    "specbench audit --self-test",
+)
+EPILOG = "\n\n".join(
+    (
+        "Examples:",
+        *EXAMPLES,
+        "PASSED: everything held. BROKEN: the output is not what the method's guarantee says."
+        " FAULTY: outputs are right, but states, counts or speed are not. Both end with exit"
+        " code 1.",
+    )
+)
+
+
+def audit(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHOD]...", help="Methods.", show_default=False),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every registered method.")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Python file with methods; alone, all of them."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Write each certificate here as JSON."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Certificates as JSON lines.")] = False,
+    self_test: Annotated[
+        bool,
+        typer.Option("--self-test", help="Plant known faults; every one must be caught."),
+    ] = False,
+) -> ExitCode:
+    """Prove on small models that a method keeps what it promises.
+
+    On models that are tables every outcome of a method's chance is walked: the law of its output
+    is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of acceptance
+    are checked there and on a tiny Llama.
+    """
+    if self_test:
+        if methods or every or plugin or out:
+            raise UsageError("--self-test takes no methods", "specbench audit --self-test")
+        return _self_test(json)
+    names = _names(methods or [], every, plugin or [])
+    from specbench_cli.audit.audit import audit_all
+
+    done = []
+    for certificate in audit_all(names, plugin or []):
+        done.append(certificate)
+        if out is not None:
+            _write(certificate, out)
+        if json:
+            output.json_line(certificate.facts())
+        else:
+            output.note(
+                f"{certificate.method}: {certificate.verdict} in {certificate.seconds:.1f} s"
+            )
+    if not json:
+        _show(sorted(done, key=lambda certificate: names.index(certificate.method)))
+    return ExitCode.OK if all(c.passed for c in done) else ExitCode.BAD_ANSWER
+
+
+def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
+    """The methods asked for, by canonical name, each once."""
+    plugged = [name for file in plugins for name in registry.load_plugin(file)]
+    if every:
+        if methods:
+            raise UsageError("--all audits every method; drop the names", "specbench audit --all")
+        return list(registry.entries())
+    words = [word for given in methods for word in given.split(",") if word.strip()]
+    names = [registry.resolve(word) for word in words] or plugged
+    if not names:
+        raise UsageError("no method to audit", "specbench audit METHOD, --all or --plugin FILE")
+    return list(dict.fromkeys(names))
+
+
+def _write(certificate: Certificate, folder: Path) -> None:
+    import json
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{certificate.method.replace(':', '-')}.json"
+        file.write_text(json.dumps(certificate.facts(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _show(certificates: list[Certificate]) -> None:
+    if len(certificates) == 1:
+        output.rows(_checks(certificates[0]))
+        output.data(f"\n{certificates[0].method}: {certificates[0].verdict}")
+    else:
+        output.rows([_row(certificate) for certificate in certificates])
+    for certificate in certificates:
+        for finding in certificate.findings:
+            if finding.problem is not None:
+                output.data(
+                    f"\n{certificate.method}: {certificate.verdict} by {finding.check}\n"
+                    f"  what   {finding.problem.what}\n"
+                    f"  where  {finding.problem.where}\n"
+                    f"  look   {finding.problem.look}"
+                )
+
+
+def _row(certificate: Certificate) -> dict[str, Any]:
+    """A method in a line."""
+    found = {finding.check: finding for finding in certificate.findings}
+
+    def figure(check: str, name: str) -> float | None:
+        return found[check].figure.get(name) if check in found else None
+
+    failed = [finding.check for finding in certificate.findings if not finding.passed]
+    return {
+        "method": certificate.method,
+        "verdict": certificate.verdict,
+        "law off by": _small(figure("law", "total_variation")),
+        "outcomes": figure("law", "outcomes"),
+        "outputs": sum(int(f.figure.get("outputs", 0)) for f in certificate.findings if f.is_claim),
+        "steps": figure("counters", "steps"),
+        "failed": failed,
+        "seconds": round(certificate.seconds, 1),
+    }
+
+
+def _checks(certificate: Certificate) -> list[dict[str, Any]]:
+    return [
+        {
+            "check": finding.check,
+            "result": "passed" if finding.passed else "FAILED",
+            "figures": ", ".join(
+                f"{name.replace('_', ' ')} {_small(value)}"
+                for name, value in finding.figure.items()
+            ),
+            "seconds": round(finding.seconds, 1),
+        }
+        for finding in certificate.findings
+    ]
+
+
+def _small(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
+
+
+def _self_test(json: bool) -> ExitCode:
+    """Plant every known fault and see that it is caught."""
+    from specbench_cli.audit.selftest import self_test
+
+    rows = []
+    for caught in self_test():
+        rows.append(caught)
+        if json:
+            output.json_line(caught.facts())
+    if not json:
+        output.rows([caught.facts() for caught in rows])
+        output.note(f"{sum(caught.caught for caught in rows)} of {len(rows)} faults caught")
+    return ExitCode.OK if all(caught.caught for caught in rows) else ExitCode.BAD_ANSWER

@@ -1,0 +1,68 @@
+"""What is measured of a run's outputs beside their verdicts, once they are all there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specbench_cli.audit.tolerance import POSITIONS
+from specbench_cli.audit.verdict import Judge
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.execute.bench import Bench
+from specbench_cli.execute.plan import Plan
+from specbench_cli.stats.neartie import at_least_one
+from specbench_cli.store.run_dir import Prompt
+
+Outputs = Mapping[tuple[str, int, int], Sequence[int]]
+"""Outputs by prompt, turn and pass."""
+
+
+def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
+    """What the tolerance is measured on: the run's questions, then the others of its tasks.
+
+    The same whenever and by whichever pass it is asked for.
+    """
+    rest = (question for task in plan.tasks for question in task.questions)
+    for question in (*plan.questions, *rest):
+        yield bench.prompt(question.turns[:1], ())
+
+
+def near_ties(
+    judge: Judge, prompts: Mapping[tuple[str, int], Prompt], vanilla: Outputs
+) -> dict[str, Any] | None:
+    """Where vanilla's outputs have ties within the tolerance, and so near-ties may be expected.
+
+    It takes transformers' module, the tolerance and a forward an output. A short run in which
+    nothing differed is spared that.
+
+    Args:
+        judge: of the run.
+        prompts: as they were.
+        vanilla: its outputs; of several passes the first counts, as all are the same.
+    Returns:
+        For the manifest: how many `outputs` and `positions` were looked at, how many positions are
+        `ties`, how many outputs are `expected` at most to differ by rounding, and by output
+        (prompt, turn) the `chances` above 0. None for a run that was spared.
+    """
+    first: dict[tuple[str, int], Sequence[int]] = {}
+    for (prompt_id, turn, _), ids in sorted(vanilla.items()):
+        first.setdefault((prompt_id, turn), ids)
+    positions = sum(map(len, first.values()))
+    if not judge.used and positions < POSITIONS:
+        return None
+    ties, chances = 0, []
+    for key, ids in first.items():
+        # Chances depend on neither stop strings nor budget.
+        request = Request(*key, tuple(prompts[key].ids), StopRule(frozenset(), len(ids)))
+        at = judge.chances(request, ids)
+        ties += sum(chance > 0 for chance in at)
+        if any(at):
+            chances.append([*key, at_least_one(at)])
+    return {
+        "outputs": len(first),
+        "positions": positions,
+        "ties": ties,
+        "expected": sum(chance for *_, chance in chances),
+        "chances": chances,
+    }

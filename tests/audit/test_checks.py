@@ -1,0 +1,168 @@
+"""The checks: what they walk, what they say, and that every registered method passes them."""
+
+import pytest
+
+from methods.pld import PldParams
+from methods.sps import Sps, SpsParams
+from specbench_cli import registry
+from specbench_cli.api import Field, Method, MethodParams
+from specbench_cli.audit.cases import Case, walked_cases
+from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.checks_bounds import check_bounds
+from specbench_cli.audit.choice import outcomes
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.table_model import TableState, rows_out_of_place
+from specbench_cli.errors import MethodFault
+
+OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_registered_method_passes_on_tables(name):
+    found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
+    assert [finding for finding in found if not finding.passed] == []
+    checks = {finding.check: finding for finding in found}
+    assert checks["law"].figure["total_variation"] < 1e-9
+    assert checks["law"].figure["cases"] >= 15
+    assert checks["tokens"].figure["outputs"] >= 80
+
+
+def places_of_eos(case):
+    """Where in a step's draft an EOS ended the output, over all outcomes."""
+
+    def run(random):
+        session = case.open(random=random)
+        steps = []
+        for step in Sps(SpsParams(length=2)).generate(session):
+            steps.append(step)
+            if len(session.output()) >= case.length:
+                break
+        if session.finish != "eos" or not steps:
+            return None
+        last = steps[-1]
+        stood, origin = len(last.outcome.path), last.outcome.origin[-1]
+        return origin if origin != "accepted" else f"draft token {stood} of {last.draft.levels}"
+
+    return {place for place, _ in outcomes(run)}
+
+
+def test_eos_is_walked_at_every_place_of_a_step():
+    cases = [case for case in walked_cases("rejection", deep=False) if case.eos]
+    assert set().union(*map(places_of_eos, cases)) >= {
+        "draft token 1 of 2",
+        "draft token 2 of 2",
+        "bonus",
+        "recovered",
+    }
+
+
+def test_budgets_about_the_length_of_a_draft_are_walked():
+    budgets = {case.budget for case in walked_cases("rejection", deep=False)}
+    assert budgets >= {1, 2, 3, 4}  # 1, 2, g, g + 1 and g + 2 for drafts of one and two tokens
+
+
+def test_a_subject_has_short_variants_and_every_choice_of_a_parameter():
+    subject = Subject.of("pld", registry.load("pld"))
+    assert subject.variants[0] == PldParams()
+    words = [passed(params) for params in subject.variants]
+    assert "ngram=2 length=2" in words
+    assert "ngram=1 length=1" in words
+    assert "ngram=2 length=2 rule=transformers" in words
+    assert len(set(words)) == len(words)
+    assert {longest(params) for params in subject.promising("rejection", walkable=True)} == {1, 2}
+
+
+def test_bounds_of_a_parameter_are_kept_by_its_variants():
+    class Params(MethodParams):
+        length: int = Field(8, ge=4)
+        often: bool = False
+
+    class Bounded(Method):
+        name = "bounded"
+
+    Bounded.Params = Params
+    variants = Subject.of("bounded", Bounded).variants
+    assert {params.length for params in variants} == {8}
+    assert {params.often for params in variants} == {True, False}
+
+
+class Lossy(registry.load("sps")):
+    """Promises nothing."""
+
+    name = "lossy"
+
+    def guarantee(self, sampling):
+        return "quality_only"
+
+
+def test_a_method_without_a_promise_is_checked_for_conduct_only():
+    subject = Subject("lossy", Lossy, (SpsParams(length=2),))
+    found = run_checks(subject, TABLE_CHECKS)
+    assert {finding.check for finding in found} == {
+        "states",
+        "counters",
+        "twin draft",
+        "useless draft",
+    }
+    assert certify(subject, found, 0.0).verdict == "NO CLAIM"
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict"),
+    [("law", "BROKEN"), ("tokens", "BROKEN"), ("states", "FAULTY"), ("twin draft", "FAULTY")],
+)
+def test_the_verdict_is_broken_where_the_output_is_at_stake(check, verdict):
+    subject = Subject.of("sps", registry.load("sps"))
+    finding = Finding(check, False, {}, Problem("what", "where", "look"))
+    certificate = certify(subject, [finding], 1.0)
+    assert (certificate.verdict, certificate.passed) == (verdict, False)
+
+
+def test_what_the_engine_refuses_is_told_in_its_words():
+    class Malformed(Sps):
+        def propose(self, session, limit):
+            raise MethodFault("a draft of nonsense", hint="propose sense")
+
+    subject = Subject("sps", Malformed, (SpsParams(length=2),))
+    (found,) = run_checks(subject, {"tokens": TABLE_CHECKS["tokens"]})
+    assert not found.crashed
+    assert "a draft of nonsense" in found.problem.what
+    assert found.problem.look == "propose sense"
+
+
+def test_a_draft_that_does_not_share_the_noise_is_no_fault():
+    class Alone(Sps):
+        def propose(self, session, limit):
+            if session.sampling.rule != "coupled" or not limit:
+                return super().propose(session, limit)
+            out = self.model.forward(session.since(self.state.length()), self.state)
+            return session.chain([int(out.logits[0, -1].argmax())])
+
+    subject = Subject("sps", Alone, (SpsParams(length=2),))
+    twin, useless = check_bounds(subject)
+    assert twin.passed
+    assert useless.passed
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([(1, 0, -1), (2, 1, 0)], None),
+        ([(1, 0, -1), (9, 1, 0)], "row 1 holds token 9 where the text has 2"),
+        ([(1, 0, -1), (2, 2, 0)], "row 1 was computed at position 2"),
+        ([(1, 0, -1)] * 4, "4 rows for 3 committed tokens"),
+    ],
+)
+def test_rows_out_of_place_are_named(rows, says):
+    state = TableState(8)
+    state.append(rows)
+    assert rows_out_of_place(state, (1, 2, 3)) == says
+
+
+def test_a_case_says_what_it_is():
+    (case, *_) = walked_cases("rejection", deep=False)
+    assert isinstance(case, Case)
+    text = "near tables of 3 tokens, rejection T=2 top-k 2, budget 6, after 1 0 2 1 0"
+    assert str(case) == text

@@ -1,0 +1,57 @@
+"""Planted faults of chains: each is caught, by the check that is there for it; so are plug-ins'."""
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.audit import checks_law
+from specbench_cli.audit.faults import FAULTS, Fault
+from specbench_cli.audit.selftest import self_test
+from specbench_cli.audit.subject import Subject
+
+
+@pytest.fixture
+def _few_outcomes(monkeypatch):
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 1_200})
+
+
+@pytest.mark.usefixtures("_few_outcomes")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_caught_by_its_check(fault):
+    (caught,) = self_test([fault])
+    assert caught.caught, caught.finding
+    facts = caught.facts()
+    assert facts["caught by"] == fault.by
+    assert facts["by how much"]
+    assert caught.finding.problem.where
+
+
+@pytest.mark.usefixtures("_few_outcomes")
+@pytest.mark.parametrize("by", sorted({fault.by for fault in FAULTS}))
+def test_nothing_is_caught_where_nothing_is_planted(by):
+    honest = {
+        fault.subject.name: Subject.of(fault.subject.name, registry.load(fault.subject.name))
+        for fault in FAULTS
+        if fault.by == by
+    }
+    for subject in honest.values():
+        short = Subject(subject.name, subject.method, subject.variants[-1:])
+        (caught,) = self_test([Fault("none", by, short)])
+        assert not caught.caught
+        assert caught.facts()["caught by"] == "NOT CAUGHT"
+
+
+def test_there_are_at_least_twenty_faults_with_names_of_their_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 20
+
+
+def test_a_crash_counts_as_no_catch():
+    class Crashes(registry.load("sps")):
+        def propose(self, session, limit):
+            raise KeyError("lost")
+
+    subject = Subject.of("sps", Crashes)
+    (caught,) = self_test([Fault("crash", "tokens", subject)])
+    assert not caught.caught
+    assert caught.finding.crashed
+    assert "KeyError" in caught.finding.problem.what
+    assert caught.finding.problem.where.startswith("test_faults.py:")

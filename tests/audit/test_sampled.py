@@ -1,0 +1,57 @@
+"""The check of the real generator: how often it alarms where nothing is wrong."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, chisquare
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.audit.checks_sampled import pearson, sample
+from specbench_cli.audit.subject import Subject
+
+SEEDS = 200
+LEVEL = 0.05
+TOKENS = 100
+
+
+def tree_method():
+    file = Path(__file__).parents[1] / "methods" / "tree_method.py"
+    spec = importlib.util.spec_from_file_location("tree_method_sampled", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks for the names in annotations
+    spec.loader.exec_module(module)
+    return module.PlainTree, module.PlainTreeParams(width=2, depth=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [pytest.param(Sps, SpsParams(length=2), id="chain"), pytest.param(*tree_method(), id="tree")],
+)
+def test_its_alarms_over_200_seeds_are_within_the_99_percent_binomial_bound(method, params):
+    subject = Subject("studied", method, (params,))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        ps = [sample(subject, params, seed=seed, tokens=TOKENS)[0] for seed in range(SEEDS)]
+    torch.set_num_threads(threads)
+    alarms = sum(p < LEVEL for p in ps)
+    low, high = binom.interval(0.99, SEEDS, LEVEL)
+    assert low <= alarms <= high
+    # And they are as p-values are: spread evenly.
+    assert chisquare(torch.histc(torch.tensor(ps), 5, 0, 1).tolist()).pvalue > 0.005
+
+
+@given(st.lists(st.integers(1, 60), min_size=3, max_size=3))
+def test_one_row_of_counts_is_pearsons_test(counts):
+    law = [0.2, 0.3, 0.5]
+    expected = chisquare(counts, [sum(counts) * p for p in law]).pvalue
+    assert pearson([counts], [law]) == pytest.approx(expected)
+
+
+def test_a_row_without_counts_says_nothing():
+    assert pearson([[5, 5], [0, 0]], [[0.5, 0.5], [0.1, 0.9]]) == pytest.approx(1.0)

@@ -1,0 +1,92 @@
+"""What a run keeps of its outputs beside the verdicts: ties of vanilla's, likelihoods, files."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.execute import evidence
+from specbench_cli.store.run_dir import Prompt
+
+TIES = """
+from specbench_cli.api import Method
+
+class Plain(Method):
+    '''Proposes nothing.'''
+    name = "plain"
+
+    def propose(self, session, limit):
+        return session.chain(())
+"""
+
+
+class Judge:
+    """Says that every position of an output that holds a 7 is a tie."""
+
+    def __init__(self, used):
+        self.used = used
+
+    def chances(self, request, ids):
+        assert request.stop == StopRule(frozenset(), len(ids))
+        return [0.5 if token == 7 else 0.0 for token in ids]
+
+
+def prompts(*names):
+    return {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
+
+
+def test_chances_are_kept_of_outputs_that_have_ties():
+    vanilla = {("a", 1, 2): [7] * 9, ("a", 1, 1): [7, 7, 3], ("b", 1, 1): [3, 3]}
+    assert evidence.near_ties(Judge(used=True), prompts("a", "b"), vanilla) == {
+        "outputs": 2,
+        "positions": 5,
+        "ties": 2,
+        "expected": 0.75,
+        "chances": [["a", 1, 0.75]],
+    }
+
+
+def test_a_short_run_in_which_nothing_differed_is_spared():
+    vanilla = {("a", 1, 1): [7] * 9}
+    assert evidence.near_ties(Judge(used=False), prompts("a"), vanilla) is None
+    long = {("a", 1, 1): [3] * 512}
+    assert evidence.near_ties(Judge(used=False), prompts("a"), long)["positions"] == 512
+
+
+def test_sampled_outputs_have_their_likelihood(specbench):
+    outcome = specbench("sps", temperature=0.8, top_p=0.9, limit=2)
+    assert all(r.verdict.kind in ("reference", "unchecked") for r in outcome.records)
+    assert all(math.isfinite(r.log_likelihood) and r.log_likelihood < 0 for r in outcome.records)
+
+
+def test_chosen_outputs_have_none(specbench):
+    outcome = specbench("sps", limit=1)
+    assert {r.log_likelihood for r in outcome.records} == {None}
+
+
+def test_the_manifest_names_every_methods_file_by_its_hash(specbench, tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text(TIES)
+    files = specbench("plain", plugins=[str(file)], limit=1).manifest["method_files"]
+    assert files["plain"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    import methods.vanilla
+
+    own = Path(methods.vanilla.__file__).read_bytes()
+    assert files["vanilla"] == hashlib.sha256(own).hexdigest()
+
+
+@pytest.mark.smoke
+def test_half_precision_verdicts_come_with_what_was_to_be_expected(specbench):
+    """In bfloat16 blocks round otherwise than single tokens: near-ties may come, mismatches not."""
+    outcome = specbench("sps", dtype="bfloat16", limit=3, max_new_tokens=32, category=["qa"])
+    kinds = {record.verdict.kind for record in outcome.by_label("sps")}
+    assert kinds <= {"identical", "near-tie"}
+    if "near-tie" in kinds:
+        assert outcome.manifest["near_ties"]["expected"] > 0
+        assert all(
+            record.verdict.rounding is not None
+            for record in outcome.by_label("sps")
+            if record.verdict.kind == "near-tie"
+        )

@@ -1,0 +1,62 @@
+"""`--verify replay`: one path for all methods, at any temperature, and no claim from it."""
+
+import pytest
+
+from specbench_cli.errors import ExitCode
+
+LEAVES = """
+from specbench_cli.api import Method, Outcome, Step
+
+class Leaves(Method):
+    '''Decides for itself.'''
+    name = "leaves"
+
+    def generate(self, session):
+        session.prefill()
+        while session.finish is None:
+            draft = session.chain(())
+            session.score(draft)
+            yield Step(0, draft, session.commit(Outcome((), (7,), ("plain",), 0)))
+"""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_all_methods_walk_vanillas_path(specbench, temperature):
+    outcome = specbench("sps", "pld", temperature=temperature, verify="replay", limit=2)
+    vanilla = {(r.prompt_id, r.turn): r.output_ids for r in outcome.by_label("vanilla")}
+    assert outcome.exit_code == ExitCode.OK
+    for record in outcome.records:
+        assert record.output_ids == vanilla[record.prompt_id, record.turn]
+        assert record.sampling == "replay"
+        assert record.verdict.kind == ("reference" if record.label == "vanilla" else "unchecked")
+        assert record.log_likelihood is None
+    assert outcome.manifest["near_ties"] is None
+    assert outcome.manifest["config"]["effective"]["verify"] == "replay"
+    assert any(sum(record.steps.accepted) for record in outcome.by_label("sps"))
+
+
+def test_a_greedy_replay_counts_what_a_greedy_run_counts(specbench):
+    replayed = specbench("sps", verify="replay", limit=2)
+    plain = specbench("sps", limit=2)
+    for one, other in zip(
+        *(sorted(run.records, key=lambda r: r.key) for run in (replayed, plain)), strict=True
+    ):
+        assert one.output_ids == other.output_ids
+        assert one.steps == other.steps
+
+
+def test_what_is_replayed_is_what_vanilla_samples(specbench):
+    settings = {"temperature": 0.8, "limit": 2, "seed": 4}
+    replayed = specbench(verify="replay", **settings)
+    plain = specbench(verify="rejection", **settings)
+    assert [r.output_ids for r in replayed.records] == [r.output_ids for r in plain.records]
+
+
+def test_a_method_that_leaves_the_recording_fails(specbench, tmp_path):
+    file = tmp_path / "leaves.py"
+    file.write_text(LEAVES)
+    outcome = specbench("leaves", verify="replay", plugins=[str(file)], limit=1)
+    assert {r.error for r in outcome.by_label("leaves")} == {
+        "left the recorded tokens: it does not decide by `session.verify`"
+    }
+    assert outcome.exit_code == ExitCode.BAD_ANSWER

@@ -1,0 +1,140 @@
+"""Two outputs side by side: where they part, what was tied, and the steps that led there."""
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.comparison import compare, first_difference
+from specbench_cli.report.side_by_side import page
+from specbench_cli.report.table import WIDTH
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Steps, Verdict
+
+WORDS = "zero one two three four five six seven eight nine".split()
+VANILLA = [1, 2, 3, 4, 5]
+
+
+def decode(ids):
+    return " ".join(WORDS[token] for token in ids)
+
+
+@pytest.fixture
+def run(tmp_path, synthetic, manifest):
+    """A run of vanilla and sps on two prompts; sps's output and verdict on the first are given."""
+
+    def make(ids=VANILLA, verdict=None, passes=1, **changes):
+        fakes = (synthetic.vanilla, synthetic.sps)
+        records = synthetic.records(fakes, prompts=2, passes=passes, tokens=5)
+        for record in records:
+            record.output_ids = list(VANILLA)
+            if record.label == "sps" and record.prompt_id == "mini/0":
+                record.output_ids = list(ids)
+                record.verdict = verdict or Verdict("identical")
+                record.n_tokens, record.origin = len(ids), ["prefill"] + ["plain"] * (len(ids) - 1)
+                record.steps = Steps([3, 1], [3, 1], [3, 1], [2, 0], [3, len(ids) - 4])
+                for name, value in changes.items():
+                    setattr(record, name, value)
+        folder = RunDir.create(tmp_path / "run", manifest | {"tolerance": {"value": 2e-4}})
+        folder.append(records)
+        folder.append_prompts(
+            Prompt(f"mini/{i}", f"mini/{i}", "mini", "qa", "qa", 1, f"Question {i}?", [1, 2])
+            for i in range(2)
+        )
+        return folder
+
+    return make
+
+
+def test_first_difference_is_an_index_or_nothing():
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 9, 3], [1, 2, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [4]) == 0
+
+
+def test_a_near_tie_shows_place_tokens_gap_tolerance_and_width(run):
+    folder = run([1, 2, 7, 4, 5], Verdict("near-tie", 2, 1e-5, 3, rounding=True))
+    (found,) = compare(folder, "mini/0", [], decode)
+    assert (found.position, found.vanilla.token, found.own.token) == (2, 3, 7)
+    assert (found.own.before, found.own.token_text, found.own.after) == (
+        *("one two", "seven", "four five"),
+    )
+    shown = page(found)
+    assert "verdict: near-tie (the worst token lacks 1e-05 of the best score" in shown
+    assert ", rounding explains 0.0002)" in " ".join(shown.split())
+    assert "the width of verification explains it" in " ".join(shown.split())
+    assert "first difference at token 2: vanilla 3 'three', sps 7 'seven'" in shown
+    assert ">>three<<" in shown and ">>seven<<" in shown
+    assert "Question 0?" in shown
+
+
+def test_steps_show_what_was_drafted_and_what_became_of_it(run):
+    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], decode)
+    assert [lane.at for lane in found.lanes] == [1, 4]
+    assert [lane.text for lane in found.lanes] == ["two seven four", "five"]
+    lines = page(found).splitlines()
+    assert any("==x+" in line and line.endswith("<- first difference") for line in lines)
+    assert any("x+" in line and "'five'" in line for line in lines)
+
+
+def test_identical_outputs_are_shown_too(run):
+    (found,) = compare(run(), "mini/0", ["sps"], decode)
+    assert found.position is None
+    assert "the same 5 tokens" in page(found)
+    assert ">>" not in page(found)
+
+
+def test_a_mismatch_says_broken_and_an_output_that_ends_wrongly_says_how(run):
+    folder = run([1, 2, 3, 4], Verdict("mismatch", 4, None, 5), steps=None, peer=True)
+    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    assert found.broken == "1 output is neither vanilla's nor tied with it, first mini/0"
+    shown = page(found)
+    assert f"BROKEN: sps: {found.broken}" in shown
+    assert "mismatch (it ends wrongly: 4 tokens, by length)" in shown
+    assert "vanilla 5 'five', sps had ended (length)" in shown
+    assert "steps: not reported" in shown
+
+
+def test_a_failed_cell_shows_its_error(run):
+    nulls = dict.fromkeys(("output_ids", "n_tokens", "origin", "steps", "verdict"))
+    folder = run(**nulls, finish="error", error="ValueError: no")
+    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    assert "failed: ValueError: no" in page(found)
+    assert "(no output)" in page(found)
+
+
+def test_without_a_tokenizer_ids_are_shown(run):
+    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], None)
+    assert "1 2 >>7<< 4 5" in page(found)
+
+
+def test_lines_fit_the_width(run):
+    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], lambda ids: "word " * 8 * len(ids))
+    assert max(map(len, page(found).splitlines())) <= WIDTH
+
+
+def test_vanilla_alone_can_be_asked_for(run):
+    (found,) = compare(run(), "mini/1", ["vanilla"], decode)
+    assert (found.label, found.position) == ("vanilla", None)
+
+
+def test_the_worst_pass_is_shown(run):
+    folder = run(passes=3)
+    records = list(folder.records())
+    worst = next(r for r in records if (r.label, r.prompt_id, r.pass_) == ("sps", "mini/0", 1))
+    worst.output_ids, worst.verdict = [1, 2, 7, 4, 5], Verdict("near-tie", 2, 1e-5, 3)
+    (folder.path / "records.jsonl").unlink()
+    folder.append(records)
+    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    assert (found.pass_, found.position) == (1, 2)
+
+
+def test_unknown_prompt_and_method_are_named_with_what_there_is(run):
+    folder = run()
+    with pytest.raises(UsageError, match=r"no prompt 'mini/00'; did you mean 'mini/0'") as caught:
+        compare(folder, "mini/00", [], decode)
+    assert caught.value.hint == "one of mini/0, mini/1"
+    with pytest.raises(
+        UsageError, match=r"no method 'spd' on mini/0; did you mean 'sps'"
+    ) as caught:
+        compare(folder, "mini/0", ["spd"], decode)
+    assert caught.value.hint == "--method vanilla or sps"
