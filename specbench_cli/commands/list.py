@@ -100,7 +100,9 @@ def _method_in_full(name: str) -> dict[str, Any]:
     ]
     return {
         **_method(canonical),
-        "guarantee": {rule: build.guarantee(rule) for rule in ("greedy", "rejection", "coupled")},
+        "guarantee": {
+            rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
+        },
         "state_scope": method.state_scope,
         "timing_free": method.timing_free,
         "parameters": parameters,

@@ -46,6 +46,7 @@ class Row:
     near_tie_explained, near_tie_expected, near_tie_p: see `standing.NearTies`.
     log_likelihood_*, length_*: see `evidence.Evidence`.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
+    score_difference*: its score less vanilla's on the same questions, with the 95% interval.
     """
 
     label: str
@@ -97,6 +98,9 @@ class Row:
     draft_forwards: int | None
     peak_bytes: int | None
     score: float | None
+    score_difference: float | None
+    score_difference_low: float | None
+    score_difference_high: float | None
     n_prompts: int
     n_outputs: int
     n_cells: int
@@ -114,7 +118,7 @@ def make_row(
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld."""
     first, broken = cells[0], broken_why is not None
-    likelihood, length = evidence.likelihood, evidence.length
+    likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
     accepted = _sum(s.accepted for s in steps)
@@ -185,6 +189,9 @@ def make_row(
         draft_forwards=_total(r.draft_forwards for r in cells),
         peak_bytes=max((r.peak_bytes for r in cells if r.peak_bytes is not None), default=None),
         score=_mean([r.score for r in cells if r.score is not None]),
+        score_difference=score.mean if score else None,
+        score_difference_low=score.low if score else None,
+        score_difference_high=score.high if score else None,
         n_prompts=len({r.prompt_id for r in cells}),
         n_outputs=len(worst),
         n_cells=len(cells),

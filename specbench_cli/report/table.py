@@ -63,6 +63,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
         *text.near_ties(summary),
         *text.evidence(summary),
+        *text.quality(summary),
         *text.warnings(summary, facts),
     ]
 

@@ -123,6 +123,21 @@ def evidence(summary: Summary) -> list[str]:
     ]
 
 
+def quality(summary: Summary) -> list[str]:
+    """What the answers of lossy rows lose or gain, a line a row."""
+    lines = []
+    for row in summary.lossy:
+        if row.score_difference is None:
+            continue
+        low, high = row.score_difference_low, row.score_difference_high
+        between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+        lines.append(
+            f"quality: {row.label} {100 * row.score_difference:+.1f} points of accuracy{between}"
+            f" against vanilla, on the same questions"
+        )
+    return lines
+
+
 def warnings(summary: Summary, facts: Facts) -> list[str]:
     """What a reader must know before using a figure, a line each."""
     lines = []

@@ -80,3 +80,24 @@ def test_replayed_rows_say_that_they_prove_nothing(sampled, manifest):
     assert text.verdicts(row) == "40 replayed"
     assert text.proof(summary).startswith("proof: none")
     assert text.evidence(summary) == []
+
+
+def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
+    rng = np.random.default_rng(3)
+    fakes = (
+        synthetic.Fake("vanilla", verdict="reference"),
+        synthetic.Fake("loose", guarantee="quality_only", verdict="unchecked", length=5, alpha=0.9),
+    )
+    records = synthetic.records(fakes, prompts=60, tokens=20)
+    for record in records:
+        record.score = float(rng.random() < (0.9 if record.label == "vanilla" else 0.5))
+    summary = summarise(records, manifest, resamples=200)
+    (row,) = summary.lossy
+    assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
+    (line,) = text.quality(summary)
+    assert line.startswith(f"quality: loose {100 * row.score_difference:+.1f} points of accuracy [")
+
+
+def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
+    records = synthetic.records(prompts=4)
+    assert text.quality(summarise(records, manifest, resamples=50)) == []
