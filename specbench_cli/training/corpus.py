@@ -142,6 +142,7 @@ class Corpus(Packed):
         gsm8k: training problems, read in a new seeded order each epoch; may be empty.
         seed: of the generated rows and of the order of the problems.
         families: whose turn it is, over and over; one that is named twice is read twice as much.
+        split: of the generated rows.
     """
 
     def __init__(
@@ -150,9 +151,11 @@ class Corpus(Packed):
         gsm8k: Sequence[Chat],
         seed: int,
         families: Sequence[str] = generate.FAMILIES,
+        split: generate.Split = "train",
     ) -> None:
         super().__init__(encode.padding)
         self._families = families
+        self._split: generate.Split = split
         self._encode = encode
         self._gsm8k = gsm8k
         self._seed = seed
@@ -187,7 +190,7 @@ class Corpus(Packed):
         family = self._families[place]
         own = rounds * self._families.count(family) + self._families[:place].count(family)
         known = generate.FAMILIES
-        return generate.row(self._seed, "train", own * len(known) + known.index(family))
+        return generate.row(self._seed, self._split, own * len(known) + known.index(family))
 
     def _problem(self, index: int) -> Chat:
         epoch, place = divmod(index, len(self._gsm8k))

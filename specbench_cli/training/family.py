@@ -25,8 +25,8 @@ class StagePlan:
     """A stretch of training: `steps` updates of `sequences` x `length` tokens.
 
     towards: the `text` (cross-entropy), the finished `target` (KL), or `exits` (early ones too).
-    reads: the `corpus`, the corpus with most of what is `hard` for the target (see `HARD`), or the
-        target's own `replies`.
+    reads: the `corpus`, its open wordings with most of what is `hard` for the target (see `HARD`),
+        or the target's own `replies`.
     """
 
     steps: int
@@ -38,7 +38,10 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shape and schedule of one model (the head size is `hidden` / `heads`)."""
+    """Shape and schedule of one model (the head size is `hidden` / `heads`).
+
+    horizon: where the learning rate would reach its end, for a training that stops before.
+    """
 
     name: str
     hidden: int
@@ -49,6 +52,7 @@ class Recipe:
     peak_lr: float
     vocabulary: int = VOCAB_SIZE
     warmup_steps: int = 100
+    horizon: int | None = None
 
     def config(self) -> LlamaConfig:
         """The model in transformers' terms."""
@@ -74,12 +78,13 @@ class Recipe:
             self,
             stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
             warmup_steps=max(1, round(self.warmup_steps * factor)),
+            horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
         )
 
     def smoke(self) -> "Recipe":
         """Two small steps of every stage."""
         stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
-        return replace(self, stages=stages, warmup_steps=1)
+        return replace(self, stages=stages, warmup_steps=1, horizon=None)
 
 
 # Small updates, many of them: at equal tokens 2,048 an update learn faster than 4,096. Nearly all
@@ -91,15 +96,17 @@ BASE = Recipe(
     layers=8,
     heads=4,
     mlp=704,
-    stages=(StagePlan(4800, 8, 256), StagePlan(1200, 2, 1024)),
+    stages=(StagePlan(4800, 8, 256),),
     peak_lr=3e-3,
+    horizon=6000,
 )
 # A second, gentler cycle for what the first one leaves undone.
 TARGET = replace(
     BASE,
     name="embedded-7m",
-    stages=(StagePlan(2800, 8, 256, reads="hard"), StagePlan(700, 2, 1024, reads="hard")),
+    stages=(StagePlan(2800, 8, 256, reads="hard"), StagePlan(1900, 2, 1024, reads="hard")),
     peak_lr=1.5e-3,
+    horizon=None,
 )
 HARD = (
     *("translation", "math_reasoning", "rag", "summarization") * 2,
@@ -114,25 +121,25 @@ DRAFT = Recipe(
     heads=4,
     mlp=352,
     stages=(
-        StagePlan(1200, 16, 256),
-        StagePlan(700, 16, 256, "target", "replies"),
-        StagePlan(400, 4, 1024, "target"),
+        StagePlan(900, 16, 256),
+        StagePlan(450, 16, 256, "target", "replies"),
+        StagePlan(200, 4, 1024, "target"),
     ),
     peak_lr=5e-3,
 )
 EXIT = replace(
     TARGET,
     name="embedded-exit",
-    stages=(StagePlan(1200, 8, 256, "exits"), StagePlan(300, 2, 1024, "exits")),
+    stages=(StagePlan(800, 8, 256, "exits"), StagePlan(200, 2, 1024, "exits")),
     peak_lr=1e-3,
 )
 FOREIGN = replace(
     DRAFT,
     name="embedded-xv",
     stages=(
-        StagePlan(1200, 16, 256),
-        StagePlan(500, 16, 256, reads="replies"),
-        StagePlan(400, 4, 1024),
+        StagePlan(800, 16, 256),
+        StagePlan(300, 16, 256, reads="replies"),
+        StagePlan(150, 4, 1024),
     ),
     vocabulary=2048,
 )

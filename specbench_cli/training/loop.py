@@ -50,7 +50,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine down to `end_lr`."""
+    """AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine down to `end_lr`.
+
+    `horizon` is the step at which the cosine ends, if the training stops before that.
+    """
 
     peak_lr: float
     end_lr: float
@@ -58,12 +61,14 @@ class Optimization:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+    horizon: int | None = None
 
     def lr(self, step: int, steps: int) -> float:
         """The learning rate of update `step` (from 0) out of `steps`."""
         if step < self.warmup_steps:
             return self.peak_lr * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        end = self.horizon or steps
+        done = (step - self.warmup_steps) / max(1, end - self.warmup_steps)
         return self.end_lr + (self.peak_lr - self.end_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 

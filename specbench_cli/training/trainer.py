@@ -29,7 +29,7 @@ Report = Callable[[str, loop.Point], None]
 WORK = "training"
 """Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
 
-N_REPLIES = 6000
+N_REPLIES = 4000
 FOREIGN_SEED, HARD_SEED = 1000, 2000
 """Added to the seed for the texts of the second tokenizer, and for the rows of the second cycle."""
 
@@ -85,7 +85,10 @@ class Trainer:
         if start is not None:
             model.load_state_dict(read(start, self.device).state_dict())
         optimization = loop.Optimization(
-            recipe.peak_lr, end_lr=0.05 * recipe.peak_lr, warmup_steps=recipe.warmup_steps
+            recipe.peak_lr,
+            end_lr=0.05 * recipe.peak_lr,
+            warmup_steps=recipe.warmup_steps,
+            horizon=recipe.horizon,
         )
         with _deterministic(self.device):
             result = loop.train(
@@ -103,7 +106,7 @@ class Trainer:
     ) -> list[loop.Stage]:
         sources: dict[str, loop.Source] = {
             "corpus": Corpus(encode, self.gsm8k, self.seed),
-            "hard": Corpus(encode, self.gsm8k, self.seed + HARD_SEED, HARD),
+            "hard": Corpus(encode, self.gsm8k, self.seed + HARD_SEED, HARD, "open"),
         }
         losses: dict[str, Loss] = {}
         for towards in {stage.towards for stage in recipe.stages}:

@@ -66,6 +66,12 @@ def test_held_out_templates_never_meet_half_b_in_training(training: list[generat
     assert not half_b & words([row for row in training if row["template"] in held_out])
 
 
+def test_the_open_split_shows_no_held_out_wording() -> None:
+    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+    seen = {row["template"] for row in islice(generate.stream(0, "open"), 600)}
+    assert seen == {template.name for template in generate.TEMPLATES} - held_out
+
+
 def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -> None:
     kinds = {(t.family, t.held_out) for t in generate.TEMPLATES}
     assert kinds == {(family, held) for family in generate.FAMILIES for held in (True, False)}

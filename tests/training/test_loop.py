@@ -1,6 +1,7 @@
 """The training loop: seeded, and stopping changes nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,10 @@ def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:
     assert rates[0] < rates[1] < rates[2] == pytest.approx(0.05)
     assert rates[3:] == sorted(rates[3:], reverse=True)
     assert rates[-1] == pytest.approx(0.005, rel=0.01)
+
+
+def test_with_a_horizon_the_rate_falls_as_if_the_run_were_longer() -> None:
+    cut = replace(OPTIMIZATION, horizon=100)
+    assert [cut.lr(step, 40) for step in range(40)] == [
+        OPTIMIZATION.lr(step, 100) for step in range(40)
+    ]

@@ -4,12 +4,13 @@ import json
 import random
 from collections.abc import Iterator
 from itertools import count
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw
 
-Split = Literal["train", "mini"]
+Split = Literal["train", "open", "mini"]
+"""`train`: all wordings; `open`: those that are not held out; `mini`: the held-out on half B."""
 
 
 class Row(TypedDict):
@@ -27,7 +28,11 @@ def row(seed: int, split: Split, index: int) -> Row:
     """Row `index` of a split: families take turns, and so do templates inside a family."""
     rng = random.Random(f"{split}/{seed}/{index}")  # a text seed is hashed, the same everywhere
     family = FAMILIES[index % len(FAMILIES)]
-    known = [t for t in TEMPLATES if t.family == family and (t.held_out or split == "train")]
+    known = [
+        t
+        for t in TEMPLATES
+        if t.family == family and (split == "train" or t.held_out == (split == "mini"))
+    ]
     chosen = known[index // len(FAMILIES) % len(known)]
     half = 1 if split == "mini" else 0 if chosen.held_out else None
     turns = chosen.write(Draw(rng, half))
@@ -43,8 +48,8 @@ def row(seed: int, split: Split, index: int) -> Row:
 
 def stream(seed: int, split: Split) -> Iterator[Row]:
     """The endless rows of a split, from the first; rows may repeat."""
-    if split not in ("train", "mini"):
-        raise UsageError(f"unknown split {split!r}", "use 'train' or 'mini'")
+    if split not in get_args(Split):
+        raise UsageError(f"unknown split {split!r}", f"one of {', '.join(get_args(Split))}")
     return (row(seed, split, index) for index in count())
 
 

@@ -1,0 +1,53 @@
+"""Audits of registered methods: each a certificate, several at once in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+
+from specbench_cli import registry
+from specbench_cli.audit.certificate import Certificate, certify
+from specbench_cli.audit.runner import CHECKS, PEER_CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+
+
+def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
+    """Audit one method.
+
+    Args:
+        name: its canonical name.
+        plugins: files whose methods are to be registered first.
+    """
+    for file in plugins:
+        registry.load_plugin(file)
+    start = time.perf_counter()
+    subject = Subject.of(name, registry.load(name))
+    findings = run_checks(subject, PEER_CHECKS if subject.method.peer else CHECKS)
+    return certify(subject, findings, time.perf_counter() - start)
+
+
+def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Certificate]:
+    """Audit methods on all CPUs that this process may use; certificates come as they are done."""
+    workers = min(_cpus(), len(names))
+    if workers < 2:
+        for name in names:
+            yield audit(name, plugins)
+        return
+    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context)
+    try:
+        waiting: list[Future[Certificate]] = [pool.submit(audit, name, plugins) for name in names]
+        for done in as_completed(waiting):
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,152 @@
+"""The cases that methods are audited on: pairs of tables, rules, EOS at every place, budgets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specbench_cli.audit.reference import Reference
+from specbench_cli.audit.table_model import Pair, TableDecoder, pair, random_table, settled
+from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.meter import Metered
+from specbench_cli.engine.sampling import Rule, Sampling
+from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.stop import StopRule
+
+PROMPT = (1, 0, 2, 1, 0)
+"""Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
+
+SPARE = 64
+"""Rows beyond the longest sequence, for the nodes of a tree."""
+
+
+class Watched(Session):
+    """A session that remembers every state it handed out, with the model it is a state of."""
+
+    held: list[tuple[Decoder, State]]
+
+    def new_state(self, decoder: Metered, slack: int = 0) -> State:
+        """See `Session`."""
+        state = super().new_state(decoder, slack)
+        self.__dict__.setdefault("held", []).append((decoder.decoder, state))
+        return state
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request to a pair of tables.
+
+    Attributes:
+        name: how the tables lie to each other.
+        tables: of the target and of the draft.
+        length: how many tokens are looked at where all outcomes are walked.
+    """
+
+    name: str
+    tables: Pair
+    sampling: Sampling
+    prompt: tuple[int, ...] = PROMPT
+    eos: tuple[int, ...] = ()
+    budget: int = 6
+    length: int = 3
+    prompt_id: str = "table/0"
+
+    def workspace(self) -> Workspace:
+        """The pair as decoders."""
+        target, draft = self.tables
+        decoders = {"target": TableDecoder("target", target), "draft": TableDecoder("draft", draft)}
+        return Workspace(decoders, capacity=len(self.prompt) + self.budget + SPARE)
+
+    def open(self, workspace: Workspace | None = None, **rest: Any) -> Watched:
+        """A session on the request; `rest` goes to `Session` (random, pass_, memory)."""
+        stop = StopRule(frozenset(self.eos), self.budget)
+        request = Request(self.prompt_id, 0, self.prompt, stop)
+        return Watched(workspace or self.workspace(), request, self.sampling, **rest)
+
+    def __str__(self) -> str:
+        s = self.sampling
+        cuts = f" top-k {s.top_k}" * bool(s.top_k) + f" top-p {s.top_p}" * (s.top_p < 1)
+        rule = s.rule if s.rule == "greedy" else f"{s.rule} T={s.temperature:g}{cuts}"
+        eos = f", EOS {' '.join(map(str, self.eos))}" if self.eos else ""
+        vocab = self.tables[0].shape[-1]
+        prompt = " ".join(map(str, self.prompt))
+        tables = f"{self.name} tables of {vocab} tokens"
+        return f"{tables}, {rule}{eos}, budget {self.budget}, after {prompt}"
+
+
+def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
+    """Cases whose every outcome is walked under a rule that draws.
+
+    Args:
+        deep: whether a step has so few outcomes that the costly ones may be walked too.
+    """
+
+    def law(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
+        return Sampling(rule, temperature, top_k, top_p)
+
+    near, plain = settled(pair("near"), PROMPT, 2), law()
+    yield Case("near", pair("near"), law(2.0, top_k=2))
+    yield Case("peaked", settled(pair("peaked"), PROMPT, 1), law(0.5))
+    yield Case("flat", settled(pair("flat"), PROMPT, 2), law(0.5))
+    yield Case("near", near, law(0.8, top_p=0.7))
+    yield Case("disjoint", pair("disjoint", 4), plain)
+    yield Case("equal", settled(pair("equal"), PROMPT, 0), law(0.5))
+    yield Case("peaked", settled(pair("near"), PROMPT, 1), law(0.5, top_k=2), length=4)
+    # EOS: with four tokens, of which verification decides three, a draft of two has it inside, at
+    # its end and as its bonus.
+    for eos in ((0,), (1,), (0, 2)):
+        yield Case("near", near, plain, eos=eos, length=4)
+    for budget in (1, 2, 3, 4):
+        yield Case("near", near, plain, eos=(2,), budget=budget, length=min(3, budget))
+    if deep:
+        yield Case("near", pair("near"), plain)
+        yield Case("peaked", pair("peaked"), plain)
+        yield Case("near", pair("near", 4), law(1.5, top_k=3, top_p=0.9))
+        yield Case("near", pair("near", 5), law(0.7, top_k=2), eos=(4,))
+        yield Case("flat", pair("flat"), law(2.0))
+
+
+def sampling_of(rule: Rule, turn: int) -> Sampling:
+    """The rule with one of several temperatures and cuts, and a seed of its own."""
+    if rule == "greedy":
+        return Sampling(seed=turn)
+    temperature, top_k, top_p = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8))[turn % 3]
+    return Sampling(rule, temperature, top_k, top_p, seed=turn)
+
+
+def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
+    """Requests to random tables; their draft is near, strange, equal or useless in turn.
+
+    Args:
+        levels: longest draft of the method; budgets are about it.
+    """
+    chance = random.Random(5)
+    for turn in range(n):
+        vocab, kind = 3 + turn % 3, ("near", "flat", "equal", "disjoint")[turn % 4]
+        tables = pair(kind, max(4, vocab) if kind == "disjoint" else vocab, seed=100 + 2 * turn)
+        if kind == "flat":
+            tables = random_table(vocab, 100 + 2 * turn, 1.5), tables[1]
+        said = range(tables[0].shape[-1] // 2 if kind == "disjoint" else vocab)
+        ids = [chance.choice(said) for _ in range(2 + turn % 6)]
+        budget = (24, 1, 2, levels, levels + 1, levels + 2)[turn % 6]
+        yield Case(
+            kind,
+            tables,
+            sampling_of(rule, turn),
+            prompt=(*ids, *ids[: 2 + turn % 3]),
+            budget=budget,
+            prompt_id=f"table/{turn}",
+        )
+
+
+def with_eos(case: Case, ids: Sequence[int], turn: int) -> Case:
+    """The case with none, one or two EOS ids among the ids that it would output without."""
+    places = ((), (turn % 7,), (turn % 11, turn % 5))[turn % 3]
+    return replace(case, eos=tuple({ids[place % len(ids)] for place in places}))
+
+
+def reference_tokens(case: Case, n: int) -> list[int]:
+    """The target's own first n tokens of a case, EOS or not."""
+    return Reference(case.tables[0], case.sampling).tokens(case.prompt_id, case.prompt, n)

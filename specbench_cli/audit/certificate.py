@@ -1,0 +1,125 @@
+"""The certificate of a method: what was checked, on which code, with which figures."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, get_args
+
+from specbench_cli import __version__
+from specbench_cli.audit.finding import Finding
+from specbench_cli.audit.subject import LOSSLESS, Subject, passed
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.sampling import Rule
+
+SCHEMA = 1
+
+VERDICTS = {
+    "PASSED": "everything held",
+    "BROKEN": "its output is not what its guarantee says",
+    "FAULTY": "its outputs are right; its states, counts or speed are not",
+    "NO CLAIM": "it promises nothing of its output; what can be checked held",
+    "AGREES": "a peer whose outputs are the target's",
+    "DIFFERS": "a peer whose outputs are not the target's",
+}
+"""What a certificate can say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What an audit says of a method.
+
+    Attributes:
+        method: its name.
+        version: of the distribution that it is from; None for a file's.
+        source, sha256: its file, as a path inside its package, and that file's hash.
+        guarantee: what it promises, by decoding rule.
+        variants: the parameters that it was audited with.
+        versions: of what computed.
+        verdict: one of `VERDICTS`.
+        findings: what the checks found.
+        seconds: what all of them took.
+    """
+
+    method: str
+    version: str | None
+    source: str
+    sha256: str
+    guarantee: dict[str, str]
+    variants: tuple[str, ...]
+    versions: dict[str, str]
+    verdict: str
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether a command ends with exit code 0 for it."""
+        return self.verdict not in ("BROKEN", "FAULTY")
+
+    def facts(self) -> dict[str, Any]:
+        """The certificate as it is written: plain values, no paths of this machine."""
+        facts = {"schema": SCHEMA, **asdict(self)}
+        facts["checks"] = facts.pop("findings")
+        for check in facts["checks"]:
+            check["seconds"] = round(check["seconds"], 3)
+        facts["seconds"] = round(self.seconds, 3)
+        return facts
+
+
+def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Certificate:
+    """A certificate from what the checks found."""
+    method = subject.method
+    file = Path(inspect.getfile(method))
+    default = method(subject.variants[0])
+    return Certificate(
+        method=subject.name,
+        version=_version(method),
+        source=_inside(file, method),
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        guarantee={rule: default.guarantee(rule) for rule in get_args(Rule)},
+        variants=tuple(map(passed, subject.variants)),
+        versions={
+            "python": platform.python_version(),
+            "specbench-cli": __version__,
+            "torch": metadata.version("torch"),
+            "transformers": metadata.version("transformers"),
+        },
+        verdict=_verdict(subject, findings),
+        findings=tuple(findings),
+        seconds=seconds,
+    )
+
+
+def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
+    failed = [finding for finding in findings if not finding.passed]
+    if subject.method.peer:
+        return "DIFFERS" if failed else "AGREES"
+    if any(finding.is_claim for finding in failed):
+        return "BROKEN"
+    if failed:
+        return "FAULTY"
+    default = subject.method(subject.variants[0])
+    claims = any(default.guarantee(rule) in LOSSLESS for rule in get_args(Rule))
+    return "PASSED" if claims else "NO CLAIM"
+
+
+def _inside(file: Path, method: type[Method]) -> str:
+    """The file's path from its top package on; its name alone where it is in none."""
+    depth = method.__module__.count(".")
+    module = sys.modules[method.__module__]
+    return "/".join(file.parts[-1 - depth :]) if module.__spec__ and depth else file.name
+
+
+def _version(method: type[Method]) -> str | None:
+    package = method.__module__.partition(".")[0]
+    if package == "methods":
+        return __version__
+    named = metadata.packages_distributions().get(package)
+    return metadata.version(named[0]) if named else None

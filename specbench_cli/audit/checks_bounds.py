@@ -1,0 +1,155 @@
+"""Bounds that hold whatever a method's idea is: a draft that is the target itself, one that cannot
+be right, and for methods that copy, a text that repeats itself.
+
+A fault that costs speed and leaves every output right shows here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from specbench_cli.audit.cases import Case, sampling_of
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.subject import COPIES, Subject, longest, passed
+from specbench_cli.audit.table_model import pair, random_table, successor_table
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.types import Step
+
+RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
+TURNS = 4
+"""Tables for each variant and rule."""
+
+
+def check_bounds(subject: Subject) -> list[Finding]:
+    """The bounds that apply to a method."""
+    findings = []
+    if "draft" in subject.method.needs:
+        findings += [_twin(subject), _useless(subject)]
+    if subject.name in COPIES:
+        findings.append(_repeats(subject))
+    return findings
+
+
+def _twin(subject: Subject) -> Finding:
+    """Draft equal to target: all levels stand, and a full step commits one token more."""
+    return _full(
+        subject,
+        "twin draft",
+        _twins(subject),
+        "what the method feeds its draft (positions, tokens left out, stale rows) and, under the"
+        " coupled rule, which output position it draws for (`session.pick(out, ahead)`); and"
+        " whether full acceptance adds the bonus",
+    )
+
+
+def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+    for rule in RULES:
+        for params in subject.promising(rule):
+            for turn in range(TURNS):
+                table = random_table(5, 300 + turn, 1.5)
+                yield params, Case("equal", (table, table), sampling_of(rule, turn), budget=25)
+
+
+def _repeats(subject: Subject) -> Finding:
+    """A text of any period is copied without end: after two rounds all levels stand."""
+    return _full(
+        subject,
+        "repeating text",
+        _cycles(subject),
+        "where the copied text begins (behind the occurrence, not a token later) and whether the"
+        " newest tokens are indexed",
+    )
+
+
+def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+    for params in subject.promising("greedy"):
+        for period in (1, 2, 3, 5):
+            follow = [(token + 1) % period if token < period else 0 for token in range(6)]
+            table = successor_table(follow)
+            rounds = 3 + longest(params, otherwise=5) // period
+            prompt = tuple(range(period)) * rounds
+            sampling = sampling_of("greedy", 0)
+            yield params, Case("repeating", (table, table), sampling, prompt, budget=33)
+
+
+def _full(
+    subject: Subject, check: str, cases: Iterator[tuple[MethodParams, Case]], look: str
+) -> Finding:
+    """Every step of every case drafts something, has all of it stand, and adds a bonus."""
+    steps = committed = wrong = 0
+    problem: Problem | None = None
+    decoded = [(p, case, list(subject.method(p).generate(case.open()))) for p, case in cases]
+    # A draft need not share the noise of the coupled rule. One that does has its first token stand
+    # in every step, whatever the table.
+    alone = [
+        params
+        for params, case, taken in decoded
+        if case.sampling.rule == "coupled" and not _first_stands(taken)
+    ]
+    for params, case, taken in decoded:
+        if not _is_bound(taken, case) or (case.sampling.rule == "coupled" and params in alone):
+            continue
+        for number, step in enumerate(taken, start=1):
+            assert step.draft is not None
+            n, due = len(step.outcome.committed), step.draft.levels + 1
+            steps, committed = steps + 1, committed + n
+            if number < len(taken) and (n < due or due == 1):
+                wrong += 1
+                what = (
+                    f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
+                    f" {step.draft.levels} draft tokens stand"
+                )
+                problem = problem or Problem(what, f"{passed(params)}; {case}", look)
+    figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
+    return Finding(check, not wrong, figure, problem)
+
+
+def _first_stands(taken: Sequence[Step]) -> bool:
+    return all(step.outcome.path or not step.draft.levels for step in taken if step.draft)
+
+
+def _is_bound(taken: Sequence[Step], case: Case) -> bool:
+    """Whether every draft token must stand.
+
+    Under a rule that draws, chance decides where tokens were chosen without a draw and where a node
+    has several children.
+    """
+    drafts = [step.draft for step in taken]
+    if None in drafts:
+        return False
+    return not case.sampling.draws or all(
+        draft.q is not None and draft.parents is None for draft in drafts if draft and draft.nodes
+    )
+
+
+def _useless(subject: Subject) -> Finding:
+    """A draft that only says what the target cannot: one token a step, the right ones."""
+    steps = committed = 0
+    problem: Problem | None = None
+    for rule in RULES:
+        for params in subject.promising(rule):
+            for turn in range(TURNS):
+                tables = pair("disjoint", 4, seed=300 + 2 * turn)
+                case = Case("disjoint", tables, sampling_of(rule, turn), prompt=(1, 0), budget=13)
+                session = case.open()
+                for step in subject.method(params).generate(session):
+                    steps, committed = steps + 1, committed + len(step.outcome.committed)
+                    what = _stood(step)
+                    if what and problem is None:
+                        where = f"{passed(params)}; {case}"
+                        look = "verification: these draft tokens have probability 0 in the target"
+                        problem = Problem(what, where, look)
+    figure = {"steps": steps, "mat": committed / steps if steps else 0.0}
+    return Finding("useless draft", problem is None, figure, problem)
+
+
+def _stood(step: Step) -> str | None:
+    stood = len(step.outcome.path)
+    if not stood and len(step.outcome.committed) == 1 and step.outcome.tested <= 1:
+        return None
+    ids = step.draft.tokens.tolist() if step.draft else "?"
+    return (
+        f"{stood} of the draft {ids} stand, {step.outcome.tested} levels tested,"
+        f" {len(step.outcome.committed)} tokens committed, though the target can say none of them"
+    )

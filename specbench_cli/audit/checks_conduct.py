@@ -1,0 +1,167 @@
+"""What a method leaves behind after every step: states that tell the truth, counts that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.table_model import pair, rows_out_of_place
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.types import Step
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
+
+CASES = 12
+"""Random tables for each variant and rule."""
+
+RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
+
+LOOK_AT_STATES = (
+    "`observe`, which must take rejected tokens out of the method's states (`state.truncate`), and"
+    " what `propose` feeds: `session.since(state.length())`, nothing left out"
+)
+LOOK_AT_COUNTS = (
+    "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
+    " them; a draft has at most `limit` levels, and full acceptance adds a bonus token"
+)
+
+
+def check_conduct(subject: Subject) -> list[Finding]:
+    """States of target and draft, and counters, after every step of many decodings."""
+    steps, rows = 0, 0
+    state: Problem | None = None
+    count: Problem | None = None
+    for params, case in _cases(subject):
+        session = case.open()
+        taken: list[Step] = []
+        where = f"{passed(params)}; {case}"
+        for step in subject.method(params).generate(session):
+            taken.append(step)
+            steps += 1
+            rows += sum(held.length() for _, held in session.held)
+            at = f"step {len(taken)} of {where}"
+            wrong = _wrong_state(session)
+            state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
+            wrong = _wrong_count(session, step)
+            count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
+            if state or count:
+                break  # what comes after a wrong state says nothing
+        else:
+            wrong = _wrong_record(session, taken, subject.name)
+            count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
+        if state or count:
+            break
+    return [
+        Finding("states", state is None, {"rows": rows, "steps": steps}, state),
+        Finding("counters", count is None, {"steps": steps}, count),
+    ]
+
+
+def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+    for rule in RULES:
+        for params in subject.variants:
+            levels = longest(params, otherwise=5)
+            for case in random_cases(rule, CASES, levels):
+                yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
+            for turn, kind in enumerate(("equal", "near")):
+                sampling = sampling_of(rule, turn)
+                yield params, Case(kind, pair(kind, 5), sampling, budget=4 * levels + 1)
+
+
+def _wrong_state(session: Watched) -> str | None:
+    """The target holds all committed tokens but the last; another model a prefix of these."""
+    text = session.tokens()[:-1]
+    for decoder, state in session.held:
+        wrong = rows_out_of_place(state, text)
+        if wrong is not None:
+            return f"the {decoder.name}'s state: {wrong}"
+    if session.state.length() != len(text):
+        return f"the target's state: {session.state.length()} rows for {len(text)} committed tokens"
+    return None
+
+
+def _wrong_count(session: Watched, step: Step) -> str | None:
+    """What does not add up in a step, just committed; None if all does."""
+    outcome, draft = step.outcome, step.draft
+    if draft is None:
+        return None
+    accepted, levels = len(outcome.path), draft.levels
+    n = len(outcome.committed)
+    room = session.room() + n
+    if levels > room:
+        return f"{levels} levels drafted where at most {max(room, 0)} are of use"
+    if not accepted <= outcome.tested <= levels:
+        return f"{accepted} accepted, {outcome.tested} tested, {levels} drafted"
+    if n != len(outcome.origin) or outcome.origin.count("accepted") != accepted:
+        return f"origin {outcome.origin} for {accepted} accepted of {n} committed"
+    ids = draft.tokens.tolist()
+    if [ids[node] for node in outcome.path] != list(outcome.committed[:accepted]):
+        return f"path {outcome.path} of draft {ids} does not name {outcome.committed[:accepted]}"
+    if list(session.tokens()[-n:]) != list(outcome.committed):
+        return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
+    if session.finish is None:
+        if n != accepted + 1:
+            return f"{n} tokens committed after {accepted} accepted: one more is due"
+        tested = min(accepted + 1, levels)
+        if draft.parents is None and outcome.tested != tested:
+            return f"{outcome.tested} levels tested where {accepted} of {levels} stood"
+    if not any(f.model == "target" for f in step.forwards):
+        return "no forward of the target belongs to the step"
+    return None
+
+
+def _wrong_record(session: Watched, taken: Sequence[Step], name: str) -> str | None:
+    """What a run would refuse to write of the decoding."""
+    ids = list(session.output())
+    try:
+        validate(_record(session, taken, ids, name))
+    except ValueError as refused:
+        return str(refused)
+    if session.finish is None:
+        return f"stopped after {len(ids)} tokens, with neither EOS nor the whole budget"
+    return None
+
+
+def _record(session: Watched, taken: Sequence[Step], ids: list[int], name: str) -> Record:
+    drafts = [step.draft for step in taken]
+    return Record(
+        prompt_id="table/0",
+        cluster="table/0",
+        task="table",
+        family="other",
+        category="other",
+        turn=0,
+        method=name,
+        label=name,
+        peer=False,
+        params=Params(),
+        sampling=session.sampling.rule,
+        guarantee="exact_law",
+        pass_=1,
+        seed=session.sampling.seed,
+        output_ids=ids,
+        origin=list(session.origin),
+        n_tokens=len(ids),
+        finish=session.finish or "length",
+        steps=Steps(
+            levels=[draft.levels if draft else 0 for draft in drafts],
+            nodes=[draft.nodes if draft else 0 for draft in drafts],
+            tested=[step.outcome.tested for step in taken],
+            accepted=[len(step.outcome.path) for step in taken],
+            committed=[len(step.outcome.committed) for step in taken],
+        ),
+        target_forwards=len(taken) + 1,
+        draft_forwards=0,
+        forwards=Trace.pack(session.meter.forwards),
+        ns=Ns(total=0, prefill=0, decode=0, draft=0, verify=0, host=0),
+        peak_bytes=None,
+        other_cpu=None,
+        verdict=Verdict("unchecked"),
+        score=None,
+        void=False,
+        error=None,
+    )

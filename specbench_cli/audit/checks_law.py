@@ -1,0 +1,248 @@
+"""The output's law under rejection: exact, by walking all of a method's chance; and its acceptance.
+
+Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token stands with
+probability sum min(p, q), and whatever is committed follows p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+
+from specbench_cli.audit.cases import Case, Watched, walked_cases
+from specbench_cli.audit.choice import Law, distance, law_of, outcomes
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.reference import Reference
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.random import Random
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.types import Step
+
+EXACT = 1e-9
+"""Total variation, and tokens accepted, that sums of floating-point numbers explain."""
+
+MOST = 500
+"""Outcomes of one case that are walked; one that has more is walked under a top-k cut of 2, and
+left out (and counted) if that has more too."""
+
+BUDGET: dict[Rule, int] = {"rejection": 5_000, "block": 1_500}
+"""Outcomes of one method that are walked under a rule, shared out among its variants; cases beyond
+are left out, and counted."""
+
+Output = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """All outcomes of one case.
+
+    accepted, expected: draft tokens that stood, and that should have, in the mean; None where the
+    drafts are trees or judged as blocks, which no sum over single levels describes.
+    """
+
+    case: Case
+    params: MethodParams
+    law: Law
+    paths: int
+    accepted: float
+    expected: float | None
+
+    @property
+    def where(self) -> str:
+        """The case in words."""
+        return f"{passed(self.params)}; {self.case}"
+
+
+def check_law(subject: Subject) -> list[Finding]:
+    """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q)."""
+    walks, left_out = [], 0
+    for rule, budget in BUDGET.items():
+        variants = list(subject.promising(rule, walkable=True))
+        left = {passed(params): budget // len(variants) for params in variants}
+        for params, case in _cases(subject, rule):
+            share = passed(params)
+            walked = _walk(subject, params, case) if left[share] > 0 else None
+            if walked is None and left[share] > 0:
+                left[share] -= MOST  # walked in vain
+                narrow = replace(case, sampling=replace(case.sampling, top_k=2))
+                walked = _walk(subject, params, narrow)
+            if walked is None:
+                left_out += 1
+            else:
+                walks.append(walked)
+                left[share] -= walked.paths
+    if not walks and not left_out:
+        return []
+    findings = [_law(walks, left_out)]
+    if any(walked.expected for walked in walks):
+        findings.append(_acceptance(walks))
+    return findings
+
+
+def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
+    """Case by case, each with every variant."""
+    if rule == "block" and _draws_trees(subject):
+        return  # it takes chains
+    variants = list(subject.promising(rule, walkable=True))
+    cases = [iter(walked_cases(rule, deep=longest(params) < 2)) for params in variants]
+    for row in zip_longest(*cases):
+        for params, case in zip(variants, row, strict=True):
+            if case is not None:
+                yield params, case
+
+
+def _draws_trees(subject: Subject) -> bool:
+    case = next(walked_cases("rejection", deep=False))
+    return any(
+        step.draft is not None and step.draft.parents is not None
+        for params in islice(subject.promising("rejection"), 1)
+        for step in subject.method(params).generate(case.open())
+    )
+
+
+def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
+    reference = Reference(case.tables[0], case.sampling)
+    other = case.sampling.rule != "rejection"
+
+    def run(random: Random) -> tuple[Output, int, float]:
+        nonlocal other
+        session = case.open(random=random)
+        accepted, expected = 0, 0.0
+        for step in subject.method(params).generate(session):
+            accepted += len(step.outcome.path)
+            if step.draft is None or step.draft.parents is not None:
+                other = True
+            elif not other:
+                expected += _overlap(reference, session, step)
+            if len(session.output()) >= case.length:
+                break
+        return tuple(session.output()[: case.length]), accepted, expected
+
+    found = list(islice(outcomes(run), MOST + 1))
+    if len(found) > MOST:
+        return None
+    law = law_of((output, weight) for (output, _, _), weight in found)
+    accepted = sum(weight * stood for (_, stood, _), weight in found)
+    expected = sum(weight * should for (_, _, should), weight in found)
+    return Walk(case, params, law, len(found), accepted, None if other else expected)
+
+
+def _overlap(reference: Reference, session: Watched, step: Step) -> float:
+    """How many of the tested levels of a chain should stand: each with probability sum min(p, q).
+
+    Of a token that was not drawn it is p's own probability of it.
+    """
+    assert step.draft is not None
+    ids: list[int] = step.draft.tokens.tolist()
+    text = session.tokens()
+    before = list(text[: len(text) - len(step.outcome.committed)])
+    rows = None if step.draft.q is None else step.draft.q.tolist()
+    expected = 0.0
+    for level in range(step.outcome.tested):
+        p = reference.law(*[*before, *ids[:level]][-2:])
+        if rows is None:
+            expected += p[ids[level]]
+        else:
+            expected += sum(map(min, p, rows[level]))
+    return expected
+
+
+def _law(walks: list[Walk], left_out: int) -> Finding:
+    measured = [(distance(walked.law, _truth(walked.case)), walked) for walked in walks]
+    largest = max((tv for tv, _ in measured), default=0.0)
+    figure: Mapping[str, float] = {
+        "total_variation": largest,
+        "outcomes": sum(walked.paths for walked in walks),
+        "cases": len(walks),
+        "cases_left_out": left_out,
+    }
+    if not walks:
+        what = f"no case has fewer than {MOST} outcomes: none was walked"
+        look = "give its parameters lower bounds that allow short drafts"
+        return Finding("law", False, figure, Problem(what, "all cases", look))
+    wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
+    if not wrong:
+        return Finding("law", True, figure)
+    tv, worst = max(wrong, key=lambda pair: pair[0])
+    truth = _truth(worst.case)
+    token = _first_wrong(worst.law, truth)
+    output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
+    what = (
+        f"the law of the output is not the target's: total variation {tv:.4f}, allowed {EXACT:g};"
+        f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
+        f" comes with probability {worst.law.get(output, 0.0):.4f}, the target says"
+        f" {truth.get(output, 0.0):.4f}"
+    )
+    return Finding("law", False, figure, Problem(what, worst.where, _look(wrong, measured, token)))
+
+
+def _truth(case: Case) -> Law:
+    length = min(case.length, case.budget)
+    return Reference(case.tables[0], case.sampling).joint(case.prompt, case.eos, length)
+
+
+def _first_wrong(law: Law, truth: Law) -> int:
+    """The first output token, from 1, up to which the two laws differ."""
+    longest_output = max(len(str_) for str_ in map(_as_tuple, {*law, *truth}))
+    for n in range(1, longest_output + 1):
+        begun, due = (law_of((_as_tuple(o)[:n], w) for o, w in x.items()) for x in (law, truth))
+        if distance(begun, due) > EXACT:
+            return n
+    return longest_output
+
+
+def _as_tuple(output: object) -> Output:
+    assert isinstance(output, tuple)
+    return output
+
+
+def _look(wrong: list[tuple[float, Walk]], measured: list[tuple[float, Walk]], token: int) -> str:
+    """Where to look first, from which cases are wrong and which are right."""
+    right = [walked for tv, walked in measured if tv <= EXACT]
+    cases = [walked.case for _, walked in wrong]
+    if token == 1:
+        return "the prefill: verification has decided nothing yet"
+    if all(case.eos for case in cases) and any(not walked.case.eos for walked in right):
+        return "what comes behind an EOS inside a draft: nothing may"
+    if _is_warped_only(cases) and any(not _is_warped_only([walked.case]) for walked in right):
+        return (
+            "a law without the temperature and the cuts: take p from `session.warp`, and each drawn"
+            " token with its q from `session.pick`"
+        )
+    return (
+        "q, which must be the very law that each draft token was drawn from (`session.pick` gives"
+        " both; None for tokens chosen without a draw); whether what was drafted depends on what"
+        " was drawn later; and, if the method verifies by itself, its residual and bonus"
+    )
+
+
+def _is_warped_only(cases: list[Case]) -> bool:
+    plain = [c.sampling for c in cases]
+    return all(s.temperature != 1.0 or s.top_k or s.top_p < 1.0 for s in plain)
+
+
+def _acceptance(walks: list[Walk]) -> Finding:
+    chains = [walked for walked in walks if walked.expected is not None]
+    errors = [(abs(w.accepted - w.expected), w) for w in chains if w.expected is not None]
+    error, worst = max(errors, key=lambda pair: pair[0])
+    figure = {
+        "error": error,
+        "accepted": sum(walked.accepted for walked in chains),
+        "cases": len(chains),
+    }
+    if error <= EXACT:
+        return Finding("acceptance", True, figure)
+    share = worst.accepted - (worst.expected or 0.0)
+    what = (
+        f"{worst.accepted:.4f} draft tokens stand in the mean where sum min(p, q) over the tested"
+        f" levels gives {worst.expected:.4f}"
+    )
+    look = (
+        "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"
+        " where the law stays right"
+        if share < 0
+        else "the counts of tested and accepted levels; more than sum min(p, q) cannot stand"
+    )
+    return Finding("acceptance", False, figure, Problem(what, worst.where, look))

@@ -1,0 +1,120 @@
+"""A method on a real model: transformers' tokens, and caches that equal recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.audit.cases import Watched
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.reference import cut
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.sampling import Rule, Sampling
+from specbench_cli.engine.types import Tokens
+
+SAMPLINGS: dict[Rule, Sampling] = {
+    "greedy": Sampling(),
+    "coupled": Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3),
+    "rejection": Sampling("rejection", 0.8, seed=3),
+}
+OUTPUTS = 8
+"""Prompts for each variant and rule."""
+
+ROUNDING = 1e-5
+"""Largest difference of cached rows from recomputed ones, as a share of the largest number."""
+
+
+def check_model(subject: Subject) -> list[Finding]:
+    """Greedy and coupled outputs against transformers' module; states against recomputation."""
+    models = tiny_models()
+    findings = _tokens(subject, models)
+    if not subject.method.peer:
+        findings.append(_states(subject, models))
+    return findings
+
+
+def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
+    compared = wrong = 0
+    problem: Problem | None = None
+    for rule in ("greedy", "coupled"):
+        sampling = SAMPLINGS[rule]
+        for params in _few(subject, rule):
+            g = longest(params, otherwise=5)
+            for turn, (prompt, ids) in enumerate(islice(models.clear(sampling), OUTPUTS)):
+                budget = (LONGEST, g + 1, LONGEST, 2)[turn % 4]
+                eos = () if turn % 2 == 0 else (ids[turn % 5],)
+                session = models.open(prompt, sampling, budget=min(budget, LONGEST), eos=eos)
+                for _ in subject.method(params).generate(session):
+                    pass
+                due = cut(ids, eos, min(budget, LONGEST))
+                compared += 1
+                if list(session.output()) != due:
+                    wrong += 1
+                    what = f"the output is {list(session.output())}, transformers' is {due}"
+                    where = f"{passed(params)}; tiny Llama, {rule}, prompt {prompt}, EOS {eos}"
+                    look = "if the check of tokens passes: positions and masks of the forwards"
+                    problem = problem or Problem(what, where, look)
+    if not compared:
+        return []
+    return [Finding("model", not wrong, {"outputs": compared, "wrong": wrong}, problem)]
+
+
+def _few(subject: Subject, rule: Rule) -> Iterator[MethodParams]:
+    """The defaults and the first short variant: what else there is, tables have shown."""
+    return islice(subject.promising(rule), 2)
+
+
+def _states(subject: Subject, models: TinyModels) -> Finding:
+    """After every step, keys and values of every state equal those of one forward from scratch."""
+    largest, rows = 0.0, 0
+    for rule, sampling in SAMPLINGS.items():
+        for params in _few(subject, rule):
+            for prompt in (3, 13):
+                session = models.open(prompt, sampling, budget=12)
+                for number, _ in enumerate(subject.method(params).generate(session), start=1):
+                    where = f"step {number} of {passed(params)}; tiny Llama, {rule}"
+                    for decoder, state in session.held:
+                        n = state.length()
+                        if n == 0:
+                            continue
+                        rows += n
+                        wrong = _recompute(session, decoder, state, n)
+                        if wrong > ROUNDING:
+                            return _stale(decoder, wrong, where, rows)
+                        largest = max(largest, wrong)
+    return Finding("caches", True, {"difference": largest, "rows": rows})
+
+
+def _recompute(session: Watched, decoder: Decoder, state: Any, n: int) -> float:
+    """The largest difference of a state's n rows from those computed from the committed tokens."""
+    text = session.tokens()
+    if n > len(text):
+        return float("inf")
+    fresh: Any = decoder.new_state(n)
+    decoder.forward(Tokens(torch.tensor([text[:n]])), fresh, logits_at=None)
+    worst = 0.0
+    for layer in range(decoder.n_layers):
+        for ours, due in (
+            (state.keys(layer), fresh.keys(layer)),
+            (state.values(layer), fresh.values(layer)),
+        ):
+            worst = max(worst, _gap(ours[:, :, :n], due[:, :, :n]))
+    return worst
+
+
+def _gap(ours: Tensor, due: Tensor) -> float:
+    return float((ours - due).abs().max() / due.abs().max())
+
+
+def _stale(decoder: Decoder, wrong: float, where: str, rows: int) -> Finding:
+    what = f"the {decoder.name}'s cache is off by {wrong:.2g} of its largest number"
+    look = "rows of rejected tokens that stayed, tokens left out, or positions that are off"
+    figure = {"difference": wrong, "rows": rows}
+    return Finding("caches", False, figure, Problem(what, where, look))

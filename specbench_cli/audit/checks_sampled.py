@@ -1,0 +1,99 @@
+"""The real generator: transitions of long sampled outputs against the target's law.
+
+Walking all outcomes proves the code, with an oracle in the generator's place. Here the generator
+itself is at work. The target is a Markov chain, so that the tokens that followed each token are
+independent draws from one row of its law, whatever blocks they came in: Pearson's statistic over
+all rows, whose degrees of freedom add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from scipy.stats import chi2
+
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.reference import Reference
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.table_model import random_table
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.sampling import Sampling
+
+TOKENS = 4_000
+"""Tokens sampled for a verdict."""
+
+ALARM = 1e-6
+"""The p-value below which a sample is an alarm. The seed is fixed: so is the verdict."""
+
+
+def check_generator(subject: Subject) -> list[Finding]:
+    """One long sample, with the parameters that draft most at once."""
+    chosen = max(subject.promising("rejection"), key=longest, default=None)
+    if chosen is None:
+        return []
+    p, counts, case = sample(subject, chosen, seed=0, tokens=TOKENS)
+    figure = {"p_value": p, "tokens": sum(map(sum, counts))}
+    if p < ALARM:
+        return [_alarm(figure, counts, case, chosen)]
+    return [Finding("generator", True, figure)]
+
+
+def sample(
+    subject: Subject, params: MethodParams, *, seed: int, tokens: int
+) -> tuple[float, list[list[int]], Case]:
+    """Sample an output and test its transitions.
+
+    Returns:
+        (p-value, counts [V][V] of a token after a token, the case).
+    """
+    vocab = 3
+    tables = [random_table(vocab, 41 + which, 1.2) for which in range(2)]
+    target, draft = (table[:1].expand(vocab, -1, -1) for table in tables)
+    law = Sampling("rejection", 0.9, seed=seed)
+    case = Case("Markov", (target, draft), law, prompt=(1, 0), budget=tokens)
+    session = case.open()
+    for _ in subject.method(params).generate(session):
+        pass
+    counts = [[0] * vocab for _ in range(vocab)]
+    text = (case.prompt[-1], *session.output())
+    for last, token in pairwise(text):
+        counts[last][token] += 1
+    reference = Reference(target, law)
+    return pearson(counts, [reference.law(0, last) for last in range(vocab)]), counts, case
+
+
+def pearson(counts: Sequence[Sequence[int]], laws: Sequence[Sequence[float]]) -> float:
+    """The p-value of counts of independent draws, each row from its own law."""
+    statistic, freedom = 0.0, 0
+    for row, law in zip(counts, laws, strict=True):
+        n = sum(row)
+        if n == 0:
+            continue
+        statistic += sum((seen - n * p) ** 2 / (n * p) for seen, p in zip(row, law, strict=True))
+        freedom += len(law) - 1
+    return float(chi2.sf(statistic, freedom))
+
+
+def _alarm(
+    figure: dict[str, float], counts: list[list[int]], case: Case, params: MethodParams
+) -> Finding:
+    reference = Reference(case.tables[0], case.sampling)
+    shares = [
+        (seen / sum(row) - p, last, token, seen / sum(row), p)
+        for last, row in enumerate(counts)
+        for token, (seen, p) in enumerate(zip(row, reference.law(0, last), strict=True))
+        if sum(row)
+    ]
+    _, last, token, share, p = max(shares, key=lambda found: abs(found[0]))
+    what = (
+        f"{figure['tokens']:g} sampled tokens do not follow the target's law"
+        f" (p = {figure['p_value']:.2g}): after {last}, {token} came with share {share:.3f}, the"
+        f" target says {p:.3f}"
+    )
+    look = (
+        "the random numbers: each decision needs one of its own (`session.random`, `session.pick`);"
+        " if the check of the law fails too, look there first"
+    )
+    return Finding("generator", False, figure, Problem(what, f"{passed(params)}; {case}", look))

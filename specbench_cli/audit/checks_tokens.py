@@ -1,0 +1,149 @@
+"""Identity of the tokens: greedy and coupled decoding against the table itself; order audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.reference import cut
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.engine.method import Method, MethodParams
+from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.types import Step
+
+CASES = 120
+"""Random tables for each rule, shared out among the variants."""
+
+EXACT_RULES: tuple[Rule, ...] = ("greedy", "coupled")
+
+RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
+
+
+def check_tokens(subject: Subject) -> list[Finding]:
+    """Every output is, token by token, what plain decoding of the table gives."""
+    compared, wrong = 0, 0
+    problem: Problem | None = None
+    for params, turn, endless in _cases(subject):
+        longest_output = reference_tokens(endless, endless.budget)
+        case = with_eos(endless, longest_output, turn)
+        due = cut(longest_output, case.eos, case.budget)
+        session = case.open()
+        for _ in subject.method(params).generate(session):
+            pass
+        compared += 1
+        what = _difference(list(session.output()), due, session)
+        if what is not None:
+            wrong += 1
+            problem = problem or Problem(what, f"{passed(params)}; {case}", _look(session, due))
+    if not compared:
+        return []
+    return [Finding("tokens", not wrong, {"outputs": compared, "wrong": wrong}, problem)]
+
+
+def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
+    for rule in EXACT_RULES:
+        cases = max(12, CASES // len(subject.variants))
+        for params in subject.promising(rule):
+            for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
+                yield params, turn, case
+
+
+def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> str | None:
+    if output == due and session.finish is not None:
+        return None
+    pairs = enumerate(zip(output, due, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(output), len(due)))
+    if at == len(due) and len(output) > len(due):
+        return f"{len(output)} tokens where the output ends after {len(due)}: {output} for {due}"
+    if at == len(output):
+        return f"the output stops after {len(output)} of {len(due)} tokens: {output} for {due}"
+    return f"output token {at + 1} is {output[at]} where the target chooses {due[at]}"
+
+
+def _look(session: Watched, due: Sequence[int]) -> str:
+    output, origin = session.output(), session.origin
+    if len(output) < len(due):
+        return "what ends the method's loop: `session.finish`, and nothing else, may"
+    pairs = enumerate(zip(output, due, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), len(due))
+    if at >= len(due):
+        return "the stop rule: the output ends at its first EOS and exactly at the budget"
+    return (
+        f"the wrong token is {origin[at]!r}: if the method verifies by itself, which row of the"
+        " target's logits it compares; else rows of rejected tokens left in a state"
+    )
+
+
+def check_order(subject: Subject) -> list[Finding]:
+    """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
+    ran before; a method that learns from prompt to prompt may take other steps."""
+    compared = 0
+    for rule in RULES:
+        learns = subject.method.state_scope != "prompt"
+        if learns and rule == "rejection":
+            continue
+        for params in subject.promising(rule):
+            cases = list(_series(rule, longest(params, otherwise=5)))
+            alone = {
+                i: _decode(subject.method(params), case, learns) for i, case in enumerate(cases)
+            }
+            for order in (range(len(cases)), range(len(cases) - 1, -1, -1)):
+                method, workspace = subject.method(params), cases[0].workspace()
+                memory: dict[str, Any] = {}
+                for i in order:
+                    rest = {"workspace": workspace, "memory": memory}
+                    found = _decode(method, cases[i], learns, **rest)
+                    compared += 1
+                    if found != alone[i]:
+                        return [_disordered(params, cases[i], alone[i], found, compared)]
+    return [Finding("order", True, {"decodings": compared})] if compared else []
+
+
+def _series(rule: Rule, levels: int) -> Iterator[Case]:
+    """Prompts to one pair of tables, the first of which share their ends with later ones."""
+    first, *_ = random_cases(rule, 1, levels)
+    for number, prompt in enumerate(((0, 1, 2, 1, 0), (1, 0), (2, 1, 2, 1, 0), (0, 1))):
+        yield replace(first, prompt=prompt, budget=12, prompt_id=f"table/{number}")
+
+
+Decoded = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+
+
+def _decode(method: Method, case: Case, learns: bool, **rest: Any) -> Decoded:
+    session = case.open(**rest)
+    steps = [_counts(step) for step in method.generate(session)]
+    return tuple(session.output()), () if learns else tuple(steps)
+
+
+def _counts(step: Step) -> tuple[int, ...]:
+    levels = step.draft.levels if step.draft else 0
+    return levels, step.outcome.tested, len(step.outcome.path), len(step.outcome.committed)
+
+
+def _disordered(
+    params: MethodParams, case: Case, alone: Decoded, after: Decoded, compared: int
+) -> Finding:
+    output, steps = zip(alone, after, strict=True)
+    if output[0] != output[1]:
+        what = f"output {list(output[0])} by itself, {list(output[1])} after other prompts"
+    else:
+        what = (
+            "the same output in other steps (levels, tested, accepted, committed):"
+            f" {_first_unlike(*steps)}"
+        )
+    look = (
+        "what outlives a prompt: attributes that `start` does not set anew, module globals, a"
+        " generator of random numbers of its own; learning needs `state_scope` and `session.memory`"
+    )
+    problem = Problem(what, f"{passed(params)}; {case}", look)
+    return Finding("order", False, {"decodings": compared}, problem)
+
+
+def _first_unlike(alone: Sequence[object], after: Sequence[object]) -> str:
+    for number, (a, b) in enumerate(zip(alone, after, strict=False), start=1):
+        if a != b:
+            return f"step {number} is {a} by itself, {b} after other prompts"
+    return f"{len(alone)} steps by itself, {len(after)} after other prompts"

@@ -1,0 +1,88 @@
+"""Chance that walks every outcome: the exact law of whatever a piece of code returns.
+
+A method sees chance through two primitives only, `categorical` and `bernoulli`. The oracle answers
+both from a script of choices; running the code once for every script, depth first, gives every
+outcome with its probability.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.random import Random
+
+Law = Mapping[Hashable, float]
+"""The probability of each outcome."""
+
+T = TypeVar("T")
+
+
+class ChoiceOracle:
+    """Chance that follows a script of choices, and the first possible one where the script ends.
+
+    made: (choice, number of possible ones) of every choice made; weight: their probability.
+    """
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.script = script
+        self.made: list[tuple[int, int]] = []
+        self.weight = 1.0
+
+    def categorical(self, p: Tensor) -> Tensor:
+        """See `Random`."""
+        rows = p.reshape(-1, p.shape[-1]).tolist()
+        return torch.tensor([self._choose(row) for row in rows]).reshape(p.shape[:-1])
+
+    def bernoulli(self, a: Tensor) -> Tensor:
+        """See `Random`."""
+        runs, sure = [], 1.0
+        for chance in a.tolist():
+            runs.append(sure * (1.0 - chance))
+            sure *= chance
+        successes = self._choose([*runs, sure])
+        return torch.arange(len(runs)) < successes
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0.0]
+        choice = self.script[len(self.made)] if len(self.made) < len(self.script) else 0
+        self.made.append((choice, len(possible)))
+        self.weight *= weights[possible[choice]]
+        return possible[choice]
+
+
+def outcomes(run: Callable[[Random], T]) -> Iterator[tuple[T, float]]:
+    """Every outcome of what `run` draws, depth first, with its probability."""
+    script: list[int] = []
+    while True:
+        oracle = ChoiceOracle(script)
+        yield run(oracle), oracle.weight
+        made = oracle.made
+        while made and made[-1][0] + 1 == made[-1][1]:
+            made.pop()
+        if not made:
+            return
+        script = [choice for choice, _ in made]
+        script[-1] += 1
+
+
+def law_of(weighted: Iterable[tuple[Hashable, float]]) -> Law:
+    """The law that weighted outcomes make."""
+    law: dict[Hashable, float] = defaultdict(float)
+    for value, weight in weighted:
+        law[value] += weight
+    return law
+
+
+def walk(run: Callable[[Random], Hashable]) -> Law:
+    """The exact law of what `run` returns."""
+    return law_of(outcomes(run))
+
+
+def distance(a: Law, b: Law) -> float:
+    """Total variation between two laws; a law that does not sum to 1 is that much further off."""
+    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2

@@ -1,0 +1,120 @@
+"""Known faults, each a real method or a real function of the engine with one thing wrong.
+
+They show that the audit can fail. Most were shipped by somebody; those of the second half leave
+every output right and cost speed or spoil the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from methods.pld import PldParams
+from methods.sps import Sps, SpsParams
+from specbench_cli.audit import faulty_engine as engine
+from specbench_cli.audit import faulty_methods as methods
+from specbench_cli.audit.subject import Subject
+from specbench_cli.engine import verify
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.random import SeededRandom
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.stop import StopRule
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault and the check that must catch it.
+
+    Attributes:
+        name: what is wrong.
+        by: the name of the check.
+        subject: the method to audit.
+        planted: puts a wrong function in the place of one of the engine's, while it is entered.
+    """
+
+    name: str
+    by: str
+    subject: Subject
+    planted: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def _sps(method: type[Method] = Sps, length: int = 2) -> Subject:
+    return Subject("sps", method, (SpsParams(length=length),))
+
+
+def _pld(method: type[Method], **params: Any) -> Subject:
+    return Subject("pld", method, (PldParams(ngram=2, length=2, **params),))
+
+
+def _instead(owner: object, name: str, wrong: object) -> Callable[[], Any]:
+    return lambda: patch.object(owner, name, wrong)
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("residual from p", "law", _sps(), _instead(verify, "residual", engine.residual_from_p)),
+    Fault("softmax q with a greedy draft", "law", _sps(methods.GreedyDraft)),
+    Fault("q without the temperature", "law", _sps(methods.UnwarpedLaw)),
+    Fault("unlikely draft tokens taken back", "law", _sps(methods.DropsTheUnlikely)),
+    Fault(
+        "bonus from the unwarped law",
+        "law",
+        _sps(),
+        _instead(Session, "warp", engine.unwarped_bonus),
+    ),
+    Fault(
+        "bonus from a residual", "law", _sps(), _instead(verify, "rejection", engine.residual_bonus)
+    ),
+    Fault(
+        "one uniform for two tests",
+        "law",
+        _sps(),
+        _instead(verify, "rejection", engine.one_uniform),
+    ),
+    Fault(
+        "accepted where p exceeds q",
+        "law",
+        _sps(),
+        _instead(verify, "rejection", engine.likelier_stands),
+    ),
+    Fault("rows off by one", "law", _sps(), _instead(verify, "rejection", engine.next_rows)),
+    Fault(
+        "one random number for all trials",
+        "generator",
+        _sps(length=3),
+        _instead(SeededRandom, "bernoulli", engine.one_number),
+    ),
+    Fault("one generator for all prompts", "order", _sps(), engine.one_generator),
+    Fault(
+        "EOS inside an accepted block missed",
+        "tokens",
+        _sps(),
+        _instead(StopRule, "cut", engine.eos_last_only),
+    ),
+    Fault("draft tokens emitted unverified at the end", "tokens", _sps(methods.EmitsUnverified)),
+    Fault("output one token short", "tokens", _sps(methods.StopsShort)),
+    Fault("padding that matches by luck", "tokens", _pld(methods.PadsItsDraft)),
+    Fault(
+        "target state kept for a rejected token",
+        "states",
+        _sps(),
+        _instead(Session, "commit", engine.keeps_the_rejected),
+    ),
+    Fault("draft state kept for a rejected token", "states", _sps(methods.ForgetsNothing)),
+    Fault("draft positions off by one", "states", _sps(methods.OffByOne)),
+    Fault("stale draft state", "states", _sps(methods.SkipsAToken)),
+    Fault("bonus lost at full acceptance", "twin draft", _sps(methods.LosesTheBonus)),
+    Fault(
+        "noise of one position for all draft tokens",
+        "twin draft",
+        _sps(methods.DrawsForOnePosition),
+    ),
+    Fault("lookup one token late", "repeating text", _pld(methods.OneTokenLate)),
+    Fault("index kept from the prompt before", "order", _pld(methods.KeepsItsIndex)),
+    Fault("q ignored", "acceptance", _sps(), _instead(verify, "rejection", engine.ignores_q)),
+    Fault("untested levels counted as tested", "counters", _sps(methods.CountsAllAsTested)),
+    Fault("draft not clipped to the budget", "tokens", _sps(methods.ExceedsTheBudget)),
+)
+"""All of them but those of trees, which need a method that drafts trees."""

@@ -1,0 +1,125 @@
+"""Functions of the engine with one thing wrong: what the audit must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench_cli.engine import verify
+from specbench_cli.engine.random import Random, SeededRandom
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.stop import Finish, StopRule
+from specbench_cli.engine.types import Outcome
+
+# ---- in place of `Session.warp`, `verify.rejection` and `verify.residual` -----------------------
+
+
+def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
+    """The token in place of a rejected one from the target's whole law."""
+    return p
+
+
+_warp = Session.warp
+_rejection = verify.rejection
+
+
+def unwarped_bonus(self: Session, rows: Tensor) -> Tensor:
+    """The last of a step's rows without temperature and cuts."""
+    p = _warp(self, rows).clone()
+    if rows.shape[0] > 1:
+        p[-1] = rows[-1].softmax(-1)
+    return p
+
+
+def one_uniform(
+    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
+) -> tuple[Tensor, Tensor]:
+    """All tests of a step with one random number: k stand with the least of their k chances."""
+    if q is None or not len(tokens):
+        return _rejection(tokens, q, p, random)
+    at = tokens[:, None]
+    ratio = (p[: len(tokens)].gather(1, at) / q.gather(1, at))[:, 0].clamp_max(1.0)
+    least = F.pad(ratio.cummin(0).values, (1, 1), value=1.0)
+    least[-1] = 0.0
+    accepted = random.categorical(least[:-1] - least[1:])
+    law = verify.residual(p[accepted], F.pad(q, (0, 0, 0, 1))[accepted])
+    return accepted, random.categorical(law)
+
+
+def likelier_stands(
+    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
+) -> tuple[Tensor, Tensor]:
+    """A draft token stands where p exceeds q, without a draw."""
+    if q is None or not len(tokens):
+        return _rejection(tokens, q, p, random)
+    at = tokens[:, None]
+    stands = p[: len(tokens)].gather(1, at) >= q.gather(1, at)
+    accepted = stands[:, 0].cumprod(0).sum()
+    return accepted, random.categorical(p[accepted])
+
+
+def next_rows(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
+    """Each draft token against the row of the one after it."""
+    return _rejection(tokens, q, torch.cat((p[1:], p[-1:])), random)
+
+
+def residual_bonus(
+    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
+) -> tuple[Tensor, Tensor]:
+    """After full acceptance a residual too, from the last draft token's q."""
+    accepted, following = _rejection(tokens, q, p, random)
+    if q is None or not len(tokens) or int(accepted) < len(tokens):
+        return accepted, following
+    return accepted, random.categorical(verify.residual(p[-1], q[-1]))
+
+
+def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
+    """Drawn tokens as if they had been chosen: the law is right, fewer stand."""
+    return _rejection(tokens, None, p, random)
+
+
+# ---- in place of the generator ------------------------------------------------------------------
+
+
+def one_number(self: Any, a: Tensor) -> Tensor:
+    """One random number for all trials."""
+    u = torch.empty(1, dtype=a.dtype).uniform_(generator=self._generator)
+    return (u < a).cumprod(0).bool()
+
+
+@contextmanager
+def one_generator() -> Iterator[None]:
+    """One generator for all prompts, never seeded again."""
+    shared = torch.Generator().manual_seed(0)
+
+    def init(self: Any, *key: object) -> None:
+        self._generator = shared
+
+    with patch.object(SeededRandom, "__init__", init):
+        yield
+
+
+# ---- in place of `StopRule.cut` and `Session.commit` --------------------------------------------
+
+
+def eos_last_only(
+    self: StopRule, output: Sequence[int], new: Sequence[int]
+) -> tuple[int, Finish | None]:
+    """Looks for an EOS at the end of a block only."""
+    room = self.max_new_tokens - len(output)
+    if len(new) <= room and new[-1] in self.eos:
+        return len(new), "eos"
+    return (room, "length") if len(new) >= room else (len(new), None)
+
+
+def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
+    """Keeps the target's rows of all tested tokens, the rejected one too."""
+    committed = self._append(outcome)
+    self.state.commit(0, range(committed.tested + 1))
+    return committed

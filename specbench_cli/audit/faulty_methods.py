@@ -1,0 +1,216 @@
+"""Real methods with one thing wrong: what the audit must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.pld import Pld
+from methods.sps import Sps
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Origin, Outcome, Step, Tokens
+
+# ---- what spoils the output ---------------------------------------------------------------------
+
+
+class GreedyDraft(Sps):
+    """Drafts the likeliest token and hands over the law it did not draw it from."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        draft = super().propose(session, limit)
+        return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
+
+
+class UnwarpedLaw(Sps):
+    """Draws under the temperature and hands over the law without it."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        x, picks = session.since(self.state.length()), []
+        for ahead in range(min(self.params.length, limit)):
+            out = self.model.forward(x, self.state)
+            token, q = session.pick(out, ahead)
+            if q is not None and out.logits is not None:
+                q = out.logits[:, -1].softmax(-1)
+            picks.append((token, q))
+            x = Tokens(token[None])
+        return session.drawn(picks)
+
+
+class DropsTheUnlikely(Sps):
+    """Takes back its last draft token where that turned out unlikely: what is left is biased."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        draft = super().propose(session, limit)
+        if draft.q is None or draft.q[-1, draft.tokens[-1]] > 0.3:
+            return draft
+        return replace(draft, tokens=draft.tokens[:-1], q=draft.q[:-1])
+
+
+class EmitsUnverified(Sps):
+    """Where the budget ends within its draft, commits the draft as it is."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_all_but_the_end(draft: Draft, rows: Tensor) -> Outcome:
+            outcome = verified(draft, rows)
+            if draft.nodes < session.room() or not draft.nodes:
+                return outcome
+            ids, m = tuple(draft.tokens.tolist()), draft.nodes
+            accepted: list[Origin] = ["accepted"] * m
+            return Outcome(tuple(range(m)), (*ids, outcome.committed[-1]), (*accepted, "bonus"), m)
+
+        session.verify = verify_all_but_the_end  # type: ignore[method-assign]
+
+
+class StopsShort(Sps):
+    """Stops where no draft token is of use any more: the token that verification adds is lost."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            yield step
+            if session.room() == 0:
+                return
+
+
+class PadsItsDraft(Pld):
+    """Fills short drafts up with id 0, compared with the last row again: a 0 there counts twice."""
+
+    def start(self, session: Session) -> None:
+        """See `Pld`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_padded(draft: Draft, rows: Tensor) -> Outcome:
+            found = verified(draft, rows)
+            short = len(found.path) == draft.nodes < self.params.length
+            if not short or found.committed[-1] != 0:
+                return found
+            return replace(found, committed=(*found.committed, 0), origin=(*found.origin, "bonus"))
+
+        session.verify = verify_padded  # type: ignore[method-assign]
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """The row of the token that was never fed, so that nothing but the output is wrong."""
+        text, n = session.tokens(), session.state.length()
+        if n < len(text) - 1:
+            missing = torch.tensor([list(text[n:-1])])
+            session.target.forward(Tokens(missing), session.state, logits_at=None)
+            session.state.commit(0, range(missing.shape[1]))
+
+
+# ---- what leaves the output right ---------------------------------------------------------------
+
+
+class ForgetsNothing(Sps):
+    """Keeps its draft's rows of rejected tokens."""
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """See `Sps`."""
+
+
+class SkipsAToken(Sps):
+    """After full acceptance feeds its draft the newest token only."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        newest = session.since(len(session.tokens()) - 1)
+        picks = [session.pick(self.model.forward(newest, self.state))] if limit else []
+        return session.drawn(picks)
+
+
+class OffByOne(Sps):
+    """Feeds its draft positions that are one too high."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        forward = self.model.forward
+
+        def shifted(x: Tokens, state: Any, **rest: Any) -> Any:
+            first = state.length() + 1
+            positions = torch.arange(first, first + x.ids.shape[1])[None]
+            return forward(x, state, positions=positions, **rest)
+
+        self.model.forward = shifted  # type: ignore[method-assign, assignment]
+
+
+class LosesTheBonus(Sps):
+    """After full acceptance commits the draft and not the bonus."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_without_bonus(draft: Draft, rows: Tensor) -> Outcome:
+            found = verified(draft, rows)
+            if found.origin[-1] != "bonus":
+                return found
+            session._root = draft.tokens[-1:]  # the last committed token is the draft's
+            return replace(found, committed=found.committed[:-1], origin=found.origin[:-1])
+
+        session.verify = verify_without_bonus  # type: ignore[method-assign]
+
+
+class CountsAllAsTested(Sps):
+    """Reports every drafted level as tested, those behind a rejected one too."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_counting(draft: Draft, rows: Tensor) -> Outcome:
+            return replace(verified(draft, rows), tested=draft.nodes)
+
+        session.verify = verify_counting  # type: ignore[method-assign]
+
+
+class DrawsForOnePosition(Sps):
+    """Draws all draft tokens with the noise of the first one's position."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        x, picks = session.since(self.state.length()), []
+        for _ in range(min(self.params.length, limit)):
+            picks.append(session.pick(self.model.forward(x, self.state)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+
+class ExceedsTheBudget(Sps):
+    """Drafts its full length, whatever the budget leaves."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        return super().propose(session, self.params.length)
+
+
+class OneTokenLate(Pld):
+    """Takes the text from one token behind the right place on."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Pld`."""
+        found = super().propose(session, limit + 1)
+        return session.chain(found.tokens.tolist()[1:][:limit])
+
+
+class KeepsItsIndex(Pld):
+    """Looks up in the prompts before, too."""
+
+    def start(self, session: Session) -> None:
+        """See `Pld`."""
+        kept = getattr(self, "index", {})
+        super().start(session)
+        self.index = kept

@@ -1,0 +1,45 @@
+"""What a check found: passed or not, its figures, and of a problem what, where and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CLAIMS = frozenset({"law", "tokens", "generator", "model"})
+"""Checks of what a method promises of its output: one that fails makes it BROKEN. The others leave
+the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, in which case it was found, and which code to look at first."""
+
+    what: str
+    where: str
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: the check's name.
+        passed: whether everything held.
+        figure: what was measured, by name, and over how many cases.
+        problem: the worst case, if not passed.
+        crashed: whether the method raised an error that is none of the engine's refusals.
+        seconds: what the check took.
+    """
+
+    check: str
+    passed: bool
+    figure: Mapping[str, float]
+    problem: Problem | None = None
+    crashed: bool = False
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether the output itself is at stake."""
+        return self.check in CLAIMS

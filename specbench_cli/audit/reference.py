@@ -1,0 +1,95 @@
+"""What the target says by itself: laws and tokens from its table, by none of the engine's code.
+
+Warping is written a second time here, in plain Python, so that a fault in the engine's is no fault
+of the measure too. Only the keyed noise of coupled decoding is the engine's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from specbench_cli.audit.choice import Law
+from specbench_cli.engine.sampling import Noise, Sampling
+
+
+class Reference:
+    """Plain decoding of a table [V, V, V] under a decoding rule."""
+
+    def __init__(self, table: Tensor, sampling: Sampling) -> None:
+        self._table = table
+        self._sampling = sampling
+        self._law = lru_cache(maxsize=None)(self._compute)
+
+    def law(self, before: int, last: int) -> Sequence[float]:
+        """The warped law of the token after `before`, `last`."""
+        return self._law(before, last)
+
+    def joint(self, prompt: Sequence[int], eos: Collection[int], length: int) -> Law:
+        """Law of the first `length` tokens after a prompt, by the chain rule."""
+        law: dict[Hashable, float] = defaultdict(float)
+        open_: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+        while open_:
+            output, weight = open_.pop()
+            if len(output) == length or (output and output[-1] in eos):
+                law[output] += weight
+                continue
+            for token, p in enumerate(self.law(*(*prompt, *output)[-2:])):
+                if p > 0.0:
+                    open_.append(((*output, token), weight * p))
+        return law
+
+    def tokens(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
+        """The first n tokens after a prompt under the greedy or coupled rule, EOS or not."""
+        vocab, sampling = self._table.shape[-1], self._sampling
+        noise = Noise(sampling.seed, prompt_id, 0, vocab, self._table.device).rows(0, n).tolist()
+        text = list(prompt)
+        for position in range(n):
+            before, last = text[-2:]
+            if sampling.rule == "greedy":
+                scores = self._table[before, last].tolist()
+            else:
+                law = self.law(before, last)
+                scores = [
+                    math.log(p) + g if p > 0.0 else -math.inf
+                    for p, g in zip(law, noise[position], strict=True)
+                ]
+            text.append(max(range(vocab), key=scores.__getitem__))
+        return text[len(prompt) :]
+
+    def _compute(self, before: int, last: int) -> tuple[float, ...]:
+        return warped(self._table[before, last].tolist(), self._sampling)
+
+
+def warped(logits: Sequence[float], sampling: Sampling) -> tuple[float, ...]:
+    """Temperature, top-k, top-p, softmax, in that order."""
+    scores = [logit / sampling.temperature for logit in logits]
+    if 0 < sampling.top_k < len(scores):
+        floor = sorted(scores, reverse=True)[sampling.top_k - 1]
+        scores = [score if score >= floor else -math.inf for score in scores]
+    law = _softmax(scores)
+    if sampling.top_p < 1.0:
+        mass = 0.0
+        for token in sorted(range(len(law)), key=lambda t: -law[t]):
+            if mass >= sampling.top_p:
+                scores[token] = -math.inf
+            mass += law[token]
+        law = _softmax(scores)
+    return law
+
+
+def _softmax(scores: Sequence[float]) -> tuple[float, ...]:
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    total = math.fsum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def cut(ids: Sequence[int], eos: Collection[int], budget: int) -> list[int]:
+    """Where an output ends, by definition: at the first EOS, or at the budget."""
+    ends = [at + 1 for at, token in enumerate(ids) if token in eos]
+    return list(ids[: min([*ends, budget])])

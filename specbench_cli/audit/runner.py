@@ -1,0 +1,76 @@
+"""Runs the checks on a method and turns what they find into a certificate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from specbench_cli.audit.checks_bounds import check_bounds
+from specbench_cli.audit.checks_conduct import check_conduct
+from specbench_cli.audit.checks_law import check_law
+from specbench_cli.audit.checks_model import check_model
+from specbench_cli.audit.checks_sampled import check_generator
+from specbench_cli.audit.checks_tokens import check_order, check_tokens
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.subject import Subject
+from specbench_cli.errors import MethodFault
+
+Check = Callable[[Subject], list[Finding]]
+
+TABLE_CHECKS: dict[str, Check] = {
+    "law": check_law,
+    "tokens": check_tokens,
+    "order": check_order,
+    "states": check_conduct,
+    "twin draft": check_bounds,
+    "generator": check_generator,
+}
+"""What is checked on tables: by the name of a check's first finding."""
+
+CHECKS: dict[str, Check] = {**TABLE_CHECKS, "model": check_model}
+PEER_CHECKS: dict[str, Check] = {"model": check_model}
+
+
+def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:
+    """All findings, in order; a check that the method does not survive is a finding too."""
+    found: list[Finding] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tables are too small for a second one
+    try:
+        with torch.inference_mode():
+            for name, check in checks.items():
+                found += run_check(subject, name, check)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
+    """The findings of one check, each with its share of the time."""
+    start = time.perf_counter()
+    try:
+        findings = check(subject)
+    except MethodFault as refused:
+        where = f"while checking: {name}"
+        problem = Problem(f"the engine refuses it: {refused.message}", where, refused.hint or "")
+        findings = [Finding(name, False, {}, problem)]
+    except Exception as error:  # whatever a method raises is a finding about it
+        findings = [Finding(name, False, {}, _crash(error, name), crashed=True)]
+    seconds = (time.perf_counter() - start) / max(1, len(findings))
+    return [replace(finding, seconds=seconds) for finding in findings]
+
+
+def _crash(error: Exception, name: str) -> Problem:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code if trace is not None else None
+    place = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if code and trace else "?"
+    return Problem(
+        f"it raises {type(error).__name__}: {error}",
+        f"{place}, while checking: {name}",
+        "the line named; `--traceback` has no more to show, as the error is the method's own",
+    )

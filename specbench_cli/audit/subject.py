@@ -1,0 +1,109 @@
+"""What is audited: a method's real code, with the parameters that reach its every branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from specbench_cli.engine.method import Method, MethodParams
+from specbench_cli.engine.sampling import Rule
+
+LOSSLESS = ("exact_tokens", "exact_law")
+
+COPIES = frozenset({"pld"})
+"""Methods that draft what followed an earlier occurrence: a text that repeats itself, with whatever
+period, must be accepted in full."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A method and the parameters to audit it with.
+
+    Attributes:
+        name: its name on the command line.
+        method: its class.
+        variants: parameters, the defaults first, then short ones whose outcomes can be walked.
+    """
+
+    name: str
+    method: type[Method]
+    variants: tuple[MethodParams, ...]
+
+    @classmethod
+    def of(cls, name: str, method: type[Method]) -> Subject:
+        """A subject with variants worked out from the types of the method's parameters."""
+        return cls(name, method, tuple(_variants(method.Params)))
+
+    def promising(self, rule: Rule, *, walkable: bool = False) -> Iterator[MethodParams]:
+        """The variants that promise to be lossless under a rule.
+
+        Args:
+            walkable: only those with numbers of at most 2, so that a step has few outcomes.
+        """
+        for params in self.variants:
+            if self.method(params).guarantee(rule) in LOSSLESS and not (
+                walkable and longest(params) > 2
+            ):
+                yield params
+
+
+def longest(params: MethodParams, otherwise: int = 0) -> int:
+    """The largest whole number among the parameters: a bound on the levels of a draft."""
+    numbers = [value for value in params.model_dump().values() if type(value) is int]
+    return max(numbers, default=otherwise)
+
+
+def passed(params: MethodParams) -> str:
+    """The parameters that differ from the defaults, as they are typed: "length=2"."""
+    changed = params.model_dump(exclude_defaults=True)
+    return " ".join(f"{name}={value}" for name, value in changed.items()) or "default parameters"
+
+
+def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
+    """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
+    other choice of a parameter."""
+    fields = kind.model_fields
+    small = [_fitting(kind, _at_most(kind, most)) for most in (2, 1)]
+    small += [_fitting(kind, {**small[1], name: 2}) for name in small[1] if len(small[1]) > 1]
+    choices = [
+        _fitting(kind, {**numbers, name: choice})
+        for name, field in fields.items()
+        for choice in _choices(field)
+        for numbers in (small[0], *small[2:3])
+    ]
+    seen: list[MethodParams] = []
+    for values in ({}, *small, *choices):
+        params = kind(**values)
+        if params not in seen:
+            seen.append(params)
+            yield params
+
+
+def _at_most(kind: type[MethodParams], most: int) -> dict[str, Any]:
+    numbers = {name: f.default for name, f in kind.model_fields.items() if type(f.default) is int}
+    return {name: most for name, default in numbers.items() if default > most}
+
+
+def _choices(field: FieldInfo) -> list[Any]:
+    """The values of a parameter that has few, but for its default."""
+    values: tuple[Any, ...] = ()
+    if field.annotation is bool:
+        values = (True, False)
+    elif get_origin(field.annotation) is Literal:
+        values = get_args(field.annotation)
+    return [value for value in values if value != field.default]
+
+
+def _fitting(kind: type[MethodParams], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without those that the method does not allow."""
+    try:
+        kind(**values)
+    except ValidationError as refused:
+        wrong = {str(error["loc"][0]) for error in refused.errors() if error["loc"]}
+        kept = {name: value for name, value in values.items() if name not in wrong}
+        return _fitting(kind, kept) if len(kept) < len(values) else {}
+    return dict(values)

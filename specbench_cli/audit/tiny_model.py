@@ -1,0 +1,170 @@
+"""Tiny random Llama models for what tables cannot show: attention, positions, caches, packed
+weights.
+
+transformers' own module of the same weights is the oracle: a plain loop without a cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from specbench_cli.audit.cases import Watched
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.load import load_decoder, module_of
+from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.session import Request, Workspace
+from specbench_cli.engine.stop import StopRule
+
+VOCAB = 96
+LONGEST = 32
+PROMPTS = 16
+CAPACITY = 160
+CLEAR = 1e-3
+"""A choice whose margin is above this is the same in every order of summation."""
+
+CPU = torch.device("cpu")
+
+
+class Plain(NamedTuple):
+    """What plain decoding gives: ids, and the least margin of a choice over the runner-up."""
+
+    ids: list[int]
+    margin: float
+
+
+@dataclass(frozen=True, eq=False)
+class TinyModels:
+    """A target and its draft (the target with some noise on its weights), and prompts.
+
+    oracle: transformers' own module of the target.
+    """
+
+    workspace: Workspace
+    oracle: Any
+    prompts: Sequence[tuple[int, ...]]
+
+    def open(
+        self, prompt: int, sampling: Sampling, *, budget: int = LONGEST, eos: Sequence[int] = ()
+    ) -> Watched:
+        """A session on a prompt."""
+        stop = StopRule(frozenset(eos), budget)
+        request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
+        return Watched(self.workspace, request, sampling)
+
+    def clear(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
+        """Prompts whose plain output has no near-tie, with that output."""
+        for prompt, plain in enumerate(_plain(self, sampling)):
+            if plain.margin > CLEAR:
+                yield prompt, plain.ids
+
+
+@cache
+def tiny_models() -> TinyModels:
+    """The models, made at first use; no file of them stays."""
+    target = _random_llama()
+    decoders: dict[str, Decoder] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for role, module in {"target": target, "draft": _with_noise(target)}.items():
+            place = Path(folder, role)
+            module.config.save_pretrained(place)
+            save_file(module.state_dict(), place / "model.safetensors", {"format": "pt"})
+            decoders[role] = load_decoder(place, name=role, device=CPU)
+        modules: Mapping[str, Any] = {role: module_of(d) for role, d in decoders.items()}
+    generator = torch.Generator().manual_seed(4)
+    prompts = []
+    for i in range(PROMPTS):
+        ids = torch.randint(VOCAB, (2 + i,), generator=generator).tolist()
+        prompts.append((*ids, *ids[: len(ids) // 3]))
+    workspace = Workspace(decoders, CAPACITY, modules=lambda role: modules[role])
+    return TinyModels(workspace, target, prompts)
+
+
+def _random_llama() -> Any:
+    """A Llama whose logits spread like a trained model's.
+
+    Attention writes little, so that the last token says most about the next and texts repeat.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        module = LlamaForCausalLM(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    gains = {"embed_tokens": math.sqrt(config.hidden_size), "o_proj": 0.3, "lm_head": 3.0}
+    for name, weight in module.named_parameters():
+        if weight.dim() == 2:
+            gain = gains.get(name.split(".")[-2], 1.5)
+            weight.normal_(0, gain / math.sqrt(weight.shape[1]), generator=generator)
+    return module
+
+
+def _with_noise(module: Any, share: float = 0.1) -> Any:
+    """A copy with noise on each matrix, as a share of its own spread."""
+    copied = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(2)
+    for weight in copied.parameters():
+        if weight.dim() == 2:
+            noise = torch.empty_like(weight).normal_(generator=generator)
+            weight.add_(noise, alpha=share * float(weight.std()))
+    return copied
+
+
+@cache
+def _plain(models: TinyModels, sampling: Sampling) -> list[Plain]:
+    """Plain decoding of all prompts by transformers' module and warpers: none of our code.
+
+    They advance together, padded on the right, where causal attention does not look.
+    """
+    prompts = range(len(models.prompts))
+    lengths = torch.tensor([len(ids) for ids in models.prompts])
+    text = torch.zeros(len(prompts), int(lengths.max()) + LONGEST, dtype=torch.int64)
+    for i, ids in enumerate(models.prompts):
+        text[i, : len(ids)] = torch.tensor(ids)
+    noise = [Noise(sampling.seed, f"tiny/{i}", 0, VOCAB, CPU) for i in prompts]
+    margins = torch.full((len(prompts),), math.inf)
+    for position in range(LONGEST):
+        ends = lengths + position
+        scores = models.oracle(text[:, : int(ends.max())]).logits[prompts, ends - 1]
+        if sampling.rule == "coupled":
+            for warper in _warpers(sampling):
+                scores = warper(None, scores)
+            scores = scores.log_softmax(-1) + torch.cat([n.rows(position, 1) for n in noise])
+        best, second = scores.topk(2).values.unbind(-1)
+        margins = margins.minimum(best - second)
+        text[prompts, ends] = scores.argmax(-1)
+    return [
+        Plain(ids[n : n + LONGEST].tolist(), float(margin))
+        for ids, n, margin in zip(text, lengths, margins, strict=True)
+    ]
+
+
+def _warpers(sampling: Sampling) -> Iterator[Any]:
+    """transformers' own, in its order."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    yield TemperatureLogitsWarper(sampling.temperature)
+    if sampling.top_k:
+        yield TopKLogitsWarper(sampling.top_k)
+    if sampling.top_p < 1.0:
+        yield TopPLogitsWarper(sampling.top_p)
