@@ -37,7 +37,10 @@ def test_json_has_every_fact_of_a_method(listed):
 def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed):
     out = listed("methods", "sd")
     assert "name\tsps" in out
-    assert "guarantee\tgreedy exact_tokens, rejection exact_law, coupled exact_tokens" in out
+    assert (
+        "guarantee\tgreedy exact_tokens, rejection exact_law, block exact_law, coupled exact_tokens"
+        in out
+    )
     assert "sps.length\t5\tint\tdraft tokens a step" in out
     assert "Exact because" in out
 

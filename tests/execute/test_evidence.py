@@ -10,12 +10,12 @@ from specbench_cli.engine.stop import StopRule
 from specbench_cli.execute import evidence
 from specbench_cli.store.run_dir import Prompt
 
-TIES = """
+SILENT = """
 from specbench_cli.api import Method
 
-class Plain(Method):
+class Silent(Method):
     '''Proposes nothing.'''
-    name = "plain"
+    name = "silent"
 
     def propose(self, session, limit):
         return session.chain(())
@@ -67,10 +67,10 @@ def test_chosen_outputs_have_none(specbench):
 
 
 def test_the_manifest_names_every_methods_file_by_its_hash(specbench, tmp_path):
-    file = tmp_path / "plain.py"
-    file.write_text(TIES)
-    files = specbench("plain", plugins=[str(file)], limit=1).manifest["method_files"]
-    assert files["plain"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    file = tmp_path / "silent.py"
+    file.write_text(SILENT)
+    files = specbench("silent", plugins=[str(file)], limit=1).manifest["method_files"]
+    assert files["silent"] == hashlib.sha256(file.read_bytes()).hexdigest()
     import methods.vanilla
 
     own = Path(methods.vanilla.__file__).read_bytes()
