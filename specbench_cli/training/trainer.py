@@ -30,7 +30,7 @@ WORK = "training"
 """Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
 
 N_REPLIES = 4000
-FOREIGN_SEED, HARD_SEED = 1000, 2000
+FOREIGN_SEED, OPEN_SEED, HARD_SEED = 1000, 2000, 3000
 """Added to the seed for the texts of the second tokenizer, and for the rows of the second cycle."""
 
 
@@ -106,7 +106,8 @@ class Trainer:
     ) -> list[loop.Stage]:
         sources: dict[str, loop.Source] = {
             "corpus": Corpus(encode, self.gsm8k, self.seed),
-            "hard": Corpus(encode, self.gsm8k, self.seed + HARD_SEED, HARD, "open"),
+            "open": Corpus(encode, self.gsm8k, self.seed + OPEN_SEED, HARD, "open"),
+            "hard": Corpus(encode, self.gsm8k, self.seed + HARD_SEED, HARD),
         }
         losses: dict[str, Loss] = {}
         for towards in {stage.towards for stage in recipe.stages}:
