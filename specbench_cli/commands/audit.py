@@ -43,7 +43,13 @@ def audit(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Write each certificate here as JSON."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Where each certificate goes as JSON; reports look into the default.",
+            show_default="results/certificates",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Certificates as JSON lines.")] = False,
     self_test: Annotated[
@@ -63,12 +69,12 @@ def audit(
         return _self_test(json)
     names = _names(methods or [], every, plugin or [])
     from specbench_cli.audit.audit import audit_all
+    from specbench_cli.report.standing import CERTIFICATES
 
     done = []
     for certificate in audit_all(names, plugin or []):
         done.append(certificate)
-        if out is not None:
-            _write(certificate, out)
+        _write(certificate, out or CERTIFICATES)
         if json:
             output.json_line(certificate.facts())
         else:

@@ -15,7 +15,7 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 Column = Literal["id", "turns", "category", "family", "cluster", "reference"]
 """What can be read from a row; see `rows.COLUMNS` for the names looked for by default."""
 
-Scorer = Literal["exact_match", "final_number", "math", "unit_tests"]
+Scorer = Literal["exact_match", "exact_sentences", "final_number", "math", "unit_tests"]
 """How an answer is compared with its reference; each is a module of `specbench_cli.scoring`."""
 
 

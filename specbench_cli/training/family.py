@@ -122,25 +122,25 @@ DRAFT = Recipe(
     heads=4,
     mlp=352,
     stages=(
-        StagePlan(900, 16, 256),
-        StagePlan(450, 16, 256, "target", "replies"),
-        StagePlan(200, 4, 1024, "target"),
+        StagePlan(600, 16, 256),
+        StagePlan(240, 16, 256, "target", "replies"),
+        StagePlan(210, 4, 1024, "target"),
     ),
     peak_lr=5e-3,
 )
 EXIT = replace(
     TARGET,
     name="embedded-exit",
-    stages=(StagePlan(800, 8, 256, "exits"), StagePlan(200, 2, 1024, "exits")),
+    stages=(StagePlan(640, 8, 256, "exits"), StagePlan(160, 2, 1024, "exits")),
     peak_lr=1e-3,
 )
 FOREIGN = replace(
     DRAFT,
     name="embedded-xv",
     stages=(
-        StagePlan(800, 16, 256),
-        StagePlan(300, 16, 256, reads="replies"),
-        StagePlan(150, 4, 1024),
+        StagePlan(560, 16, 256),
+        StagePlan(200, 16, 256, reads="replies"),
+        StagePlan(190, 4, 1024),
     ),
     vocabulary=2048,
 )

@@ -29,7 +29,7 @@ Report = Callable[[str, loop.Point], None]
 WORK = "training"
 """Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
 
-N_REPLIES = 4000
+N_REPLIES = 3000
 FOREIGN_SEED, OPEN_SEED, HARD_SEED = 1000, 2000, 3000
 """Added to the seed for the texts of the second tokenizer, and for the rows of the second cycle."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app, registry
+from specbench_cli.report.standing import failed_certificate
 
 PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
 
@@ -56,6 +57,10 @@ def test_a_plugin_that_misstates_its_law_is_broken_and_mended_passes(audited, tm
     assert "confident: BROKEN by law" in out
     assert "look   q, which must be the very law that each draft token was drawn from" in out
     assert "the law of the output is not the target's: total variation" in out
+    # Its certificate breaks the rows of that very file in every report.
+    digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
+    assert failed_certificate("confident", digest) == "its audit says so: specbench audit confident"
+    assert failed_certificate("confident", "0" * 64) is None
 
     mended = tmp_path / "mended.py"
     text = PLUGIN.read_text().replace("_, q = session.pick(out, ahead)\n            ", "")

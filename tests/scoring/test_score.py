@@ -58,6 +58,22 @@ def test_each_turn_has_its_own_reference_and_a_single_one_is_the_last_turns():
     assert score(single, 2, "end") == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("Der Hund  bellt. Die Katze ruht.", 1.0),
+        ("Der Hund bellt. Die Katze schläft.", 0.5),
+        ("Die Katze ruht. Der Hund bellt.", 0.0),
+        ("Der Hund bellt.", 0.5),
+        ("Der Hund bellt. Die Katze ruht. Und?", 2 / 3),
+        ("", 0.0),
+    ],
+)
+def test_sentences_count_each_at_its_place(answer, share):
+    asked = question("exact_sentences", "Der Hund bellt. Die Katze ruht.")
+    assert score(asked, 1, answer) == pytest.approx(share)
+
+
 def test_exact_match_forgives_white_space_only():
     asked = question("exact_match", "Dear Ben,\nyours, Ida")
     assert score(asked, 1, "  Dear Ben, yours,\n\nIda\n") == 1
