@@ -160,13 +160,15 @@ def test_what_a_run_would_take_elsewhere_is_beside(run, made, kept, costs, tmp_p
 
 
 def test_machine_without_costs_is_told_how_to_get_them(run, made, monkeypatch):
+    own = json.loads((made / "manifest.json").read_text())["machine"]
+    elsewhere = {**own, "id": "another"}
+    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: elsewhere)
     code, out, err = run("predict", str(made))
     assert (code, out) == (3, "")
     assert "there are no costs of embedded-7m and embedded-1m (cpu float32 2 threads) on" in err
     command = "specbench predict --probe --target embedded-7m --draft embedded-1m --device cpu"
     assert command in err
     assert "--costs FILE" in err
-    own = json.loads((made / "manifest.json").read_text())["machine"]
     monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: own)
     code, _, err = run("predict", str(made))
     assert code == 3

@@ -30,7 +30,7 @@ def code_task(tmp_path):
 def test_every_turn_is_scored_from_the_answer_as_written(specbench):
     outcome = specbench("pld", limit=6, max_new_tokens=48)
     questions = {q.prompt_id: q for q in load_task("mini").questions}
-    assert {r.score for r in outcome.records} <= {0.0, 1.0}
+    assert all(0 <= r.score <= 1 for r in outcome.records)
     from transformers import AutoTokenizer
 
     from specbench_cli.models import resolve
