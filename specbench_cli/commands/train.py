@@ -72,8 +72,8 @@ def _group() -> None:
 
 
 @app.command(
-    epilog="Examples: [bold]specbench train pair --out pair[/bold] (the shipped pair, under an "
-    "hour on 2 cores) - [bold]specbench train pair --out try --smoke[/bold] (seconds, no download)"
+    epilog="Examples: [bold]specbench train pair --out pair[/bold] (the shipped pair: 82 "
+    "minutes on 2 cores that had other work too) - [bold]specbench train pair --out try --smoke[/bold] (seconds, no download)"
 )
 def pair(
     out: Out,
@@ -100,7 +100,7 @@ def pair(
 @app.command(
     "exit",
     epilog="Example: [bold]specbench train exit --out pair[/bold] (after `train pair --out pair`; "
-    "a quarter of an hour on 2 cores)",
+    "ten minutes of one core)",
 )
 def early_exit(
     out: Out,
@@ -123,7 +123,7 @@ def early_exit(
 
 @app.command(
     epilog="Example: [bold]specbench train foreign --out pair[/bold] (after `train pair --out "
-    "pair`; ten minutes on 2 cores)"
+    "pair`; its replies are kept for this)"
 )
 def foreign(
     out: Out,
@@ -146,7 +146,7 @@ def foreign(
 
 app.command(
     epilog="Example: [bold]specbench train quality --out results/quality[/bold] (all of mini; "
-    "some ten minutes) - shown by [bold]specbench list models embedded[/bold]"
+    "twenty minutes of one core) - shown by [bold]specbench list models embedded[/bold]"
 )(quality)
 
 

@@ -1,6 +1,6 @@
 """The shape of a token tree: who follows whom, and how a forward over the whole tree must look.
 
-SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781), section 4: all nodes go through one forward,
+SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781): all nodes go through one forward,
 in which a node sees its ancestors alone ("tree attention") and stands at the position that it has
 on its own path.
 

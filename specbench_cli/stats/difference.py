@@ -24,7 +24,7 @@ def mean_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Difference:
-    """Bootstrap-t over whole clusters (Cameron, Gelbach and Miller 2008, section III.B).
+    """Bootstrap-t over whole clusters (after Cameron, Gelbach and Miller, 2008).
 
     The standard error is the linearised one of a ratio of sums, since clusters differ in size.
 

@@ -69,7 +69,7 @@ def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
 
     Each sequence skips layer l of L with a probability that rises exponentially from 0 to
     `MAX_DROPOUT`; the earlier exit is drawn anew for each batch and uses the last norm and the
-    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710, sections 4.1.1-4.1.2;
+    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710;
     theirs weights all exits by depth, one drawn exit does so in the mean at a fraction of the
     cost). The draws are a function of the batch, so a resumed run repeats them.
 
