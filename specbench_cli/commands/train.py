@@ -73,7 +73,8 @@ def _group() -> None:
 
 @app.command(
     epilog="Examples: [bold]specbench train pair --out pair[/bold] (the shipped pair: 82 "
-    "minutes on 2 cores that had other work too) - [bold]specbench train pair --out try --smoke[/bold] (seconds, no download)"
+    "minutes on 2 cores that had other work too) - [bold]specbench train pair --out try "
+    "--smoke[/bold] (seconds, no download)"
 )
 def pair(
     out: Out,

@@ -1,8 +1,8 @@
 """Block verification of chains: the draft is judged as a whole, not token by token.
 
-Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025, arXiv:2403.10444,
-Same law as token-level rejection and never a shorter accepted length in expectation;
-among all verifications that see the draft's own path alone, none accepts more.
+Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025, arXiv:2403.10444. Same
+law as token-level rejection and never a shorter accepted length in expectation; among all
+verifications that see the draft's own path alone, none accepts more.
 """
 
 from __future__ import annotations
