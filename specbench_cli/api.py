@@ -5,16 +5,21 @@
 
 from pydantic import Field
 
+from specbench_cli.engine.artifact import Artifact, Trained
+from specbench_cli.engine.head import Head
 from specbench_cli.engine.method import Guarantee, Method, MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome, Step, Tokens
+from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
+    "Artifact",
     "Draft",
     "EnvironmentFault",
+    "Features",
     "Field",
     "Guarantee",
+    "Head",
     "Method",
     "MethodFault",
     "MethodParams",
@@ -22,5 +27,6 @@ __all__ = [
     "Session",
     "Step",
     "Tokens",
+    "Trained",
     "UsageError",
 ]

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+from specbench_cli.engine.types import Input, Out
+from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
 """Which rows of the input get logits: the last, all, those of an index tensor [r], or none."""
@@ -55,6 +56,7 @@ class Decoder(ABC):
         max_positions: positions the model is made for.
         device, dtype: where and in what it computes.
         weight_bytes: bytes held by the weights, packed copies included.
+        first: index in the text of the token that row 0 of a state holds.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Decoder(ABC):
     device: torch.device
     dtype: torch.dtype
     weight_bytes: int
+    first: int = 0
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
@@ -73,7 +76,7 @@ class Decoder(ABC):
     @abstractmethod
     def forward(
         self,
-        x: Tokens | Embeds | Hidden,
+        x: Input,
         state: State,
         *,
         seqs: Sequence[int] | None = None,
@@ -103,3 +106,17 @@ class Decoder(ABC):
         Raises:
             ValueError: more rows than the state has room for.
         """
+
+    # What heads need of a target; a decoder that is none may do without.
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows [..., hidden] that stand for token ids [...] before the first layer."""
+        raise MethodFault(f"{self.name} does not give away its embeddings")
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """The final norm of rows [..., hidden] that leave a layer: what `unembed` reads."""
+        raise MethodFault(f"{self.name} does not give away its final norm")
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """Logits [..., V] of rows [..., hidden] that went through `norm`."""
+        raise MethodFault(f"{self.name} does not give away its output matrix")

@@ -11,6 +11,7 @@ write and attention on views that are made once; nothing allocated that a buffer
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
-from specbench_cli.engine.layers import FusedWeights, Layer
+from specbench_cli.engine.layers import FusedWeights, Layer, LayerReader
 from specbench_cli.engine.linear import Form
 from specbench_cli.engine.plan import Planner, Scratch, Sizes, View
 from specbench_cli.engine.rotary import Rotary, Table
 from specbench_cli.engine.state import KVState, LayerShape
-from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+from specbench_cli.engine.types import Features, Input, Out, Tokens
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -44,34 +45,21 @@ def fits(config: Any) -> bool:
     )
 
 
-class FusedDecoder(Decoder):
-    """A decoder of one of `FAMILIES` from its checkpoint's tensors.
+class FusedStack(Decoder):
+    """A stack of fused layers; what enters it and what is read from it are its subclass's.
 
     Forwards share buffers, so one decoder runs one forward at a time.
 
     Args:
-        config: transformers' config, for which `fits` holds.
-        tensors: the checkpoint, by transformers' names; any floating dtype.
+        config: transformers' config: heads, sizes, windows.
         rotary: transformers' rotary module of the config.
-        form: form of the linears; default: the rule of `linear`.
-
-    Raises:
-        KeyError: a tensor is missing.
     """
 
     def __init__(
-        self,
-        config: Any,
-        tensors: Mapping[str, Tensor],
-        rotary: nn.Module,
-        *,
-        name: str,
-        device: torch.device,
-        dtype: torch.dtype,
-        form: Form | None = None,
+        self, config: Any, rotary: nn.Module, *, name: str, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.name, self.device, self.dtype = name, device, dtype
-        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.hidden_size = config.hidden_size
         self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
         heads = config.num_attention_heads
         self._sizes = Sizes(
@@ -86,22 +74,46 @@ class FusedDecoder(Decoder):
         self._lean = device.type == "cpu" and dtype == torch.float32
         self._eps = config.rms_norm_eps
         self._eps_size = torch.full((1, 1), (self._eps * self.hidden_size) ** 0.5)
-        turns = Rotary(rotary, self._sizes.head_dim, dtype=dtype, device=device)
-        self._turn = turns.turn
-        self.weights = FusedWeights(
+        self._turns = Rotary(rotary, self._sizes.head_dim, dtype=dtype, device=device)
+        self._turn = self._turns.turn
+        like = torch.empty(0, dtype=dtype, device=device)
+        self._planner = Planner(
+            self._sizes, self._turns, _windows(config), lean=self._lean, like=like
+        )
+        self._all = range(self.n_layers)
+
+    def _reader(
+        self, config: Any, tensors: Mapping[str, Tensor], form: Form | None = None
+    ) -> LayerReader:
+        """Makes this stack's layers."""
+        return LayerReader(
             config,
             tensors,
-            turns,
-            device=device,
-            dtype=dtype,
+            self._turns,
+            device=self.device,
+            dtype=self.dtype,
             norm_factor=self.hidden_size**0.5 if self._lean else 1.0,
             form=form,
         )
-        self.weight_bytes = self.weights.nbytes
-        self._planner = Planner(
-            self._sizes, turns, _windows(config), lean=self._lean, like=self.weights.embedding
-        )
-        self._all = range(self.n_layers)
+
+    @property
+    @abstractmethod
+    def _stack(self) -> Sequence[Layer]:
+        """The layers."""
+
+    @abstractmethod
+    def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
+        """Rows [b n, hidden] of our own that enter the first layer, b and n."""
+
+    @abstractmethod
+    def _logits(
+        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
+    ) -> Tensor:
+        """Logits [b, r, V] of rows h [b n, hidden] that leave the last layer."""
+
+    def _seen(self, layer: Layer, h: Tensor, scratch: Scratch) -> Tensor:
+        """What attention of a layer reads of its rows h [b n, hidden]."""
+        return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
         """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
@@ -114,7 +126,7 @@ class FusedDecoder(Decoder):
     @torch.inference_mode()
     def forward(
         self,
-        x: Tokens | Embeds | Hidden,
+        x: Input,
         state: State,
         *,
         seqs: Sequence[int] | None = None,
@@ -137,7 +149,7 @@ class FusedDecoder(Decoder):
             views, table, scratch = self._planner.special(state, lines, run, n, mask, positions)
         tapped = {}
         for at, seen in zip(run, views, strict=True):
-            h = self._run_layer(self.weights.layers[at], h, scratch, table, seen)
+            h = self._run_layer(self._stack[at], h, scratch, table, seen)
             if at in taps:
                 tapped[at] = h.view(b, n, -1).clone()  # the next layer adds to h
         for seq in lines:
@@ -156,8 +168,7 @@ class FusedDecoder(Decoder):
         views: tuple[View, ...],
     ) -> Tensor:
         """One layer: rows [b n, hidden] in and out; what comes in may be overwritten."""
-        normed = self._norm(h, layer.norm, scratch.size, scratch.normed)
-        layer.qkv(normed, scratch.qkv)
+        layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
@@ -172,15 +183,79 @@ class FusedDecoder(Decoder):
         return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
 
     def _norm(
-        self, h: Tensor, weight: Tensor, size: Tensor | None = None, out: Tensor | None = None
+        self,
+        h: Tensor,
+        weight: Tensor | None,
+        size: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows, in `out` where it can."""
+        if weight is None:
+            return h
         if not self._lean:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
         # sqrt(sum of squares + H eps) is a hypotenuse; the factor sqrt(H) is in the weights.
         size = torch.linalg.vector_norm(h, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
         return torch.div(h, size, out=out).mul_(weight)
+
+
+class FusedDecoder(FusedStack):
+    """A decoder of one of `FAMILIES` from its checkpoint's tensors.
+
+    Args:
+        config: transformers' config, for which `fits` holds.
+        tensors: the checkpoint, by transformers' names; any floating dtype.
+        rotary: transformers' rotary module of the config.
+        form: form of the linears; default: the rule of `linear`.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tensors: Mapping[str, Tensor],
+        rotary: nn.Module,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        form: Form | None = None,
+    ) -> None:
+        super().__init__(config, rotary, name=name, device=device, dtype=dtype)
+        self.vocab_size = config.vocab_size
+        self.weights = FusedWeights(config, self._reader(config, tensors, form), self._turns)
+        self.weight_bytes = self.weights.nbytes
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return torch.embedding(self.weights.embedding, ids)
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self._norm(rows, self.weights.final_norm)
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self.weights.head(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+
+    @property
+    def _stack(self) -> Sequence[Layer]:
+        return self.weights.layers
+
+    def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
+        """Rows [b n, hidden] of our own that enter the first layer, b and n."""
+        if isinstance(x, Features):
+            raise ValueError("a target reads tokens alone; features are for draft heads")
+        if isinstance(x, Tokens):
+            if layers and layers[0]:
+                raise ValueError(f"layer {layers[0]} is entered with hidden rows, not token ids")
+            b, n = x.ids.shape
+            return torch.embedding(self.weights.embedding, x.ids.reshape(-1)), b, n
+        b, n, width = x.rows.shape
+        return x.rows.to(self.dtype, copy=True).view(b * n, width), b, n
 
     def _logits(
         self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
@@ -195,18 +270,6 @@ class FusedDecoder(Decoder):
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)
         return self.weights.head(rows).view(b, -1, self.vocab_size)
-
-    def _enter(
-        self, x: Tokens | Embeds | Hidden, layers: tuple[int, int] | None
-    ) -> tuple[Tensor, int, int]:
-        """Rows [b n, hidden] of our own that enter the first layer, b and n."""
-        if isinstance(x, Tokens):
-            if layers and layers[0]:
-                raise ValueError(f"layer {layers[0]} is entered with hidden rows, not token ids")
-            b, n = x.ids.shape
-            return torch.embedding(self.weights.embedding, x.ids.reshape(-1)), b, n
-        b, n, width = x.rows.shape
-        return x.rows.to(self.dtype, copy=True).view(b * n, width), b, n
 
 
 def _windows(config: Any) -> list[int | None]:

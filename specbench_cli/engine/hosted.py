@@ -19,7 +19,7 @@ from specbench_cli.engine.attention import visible
 from specbench_cli.engine.checkpoint import max_positions
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.state import KVState, LayerShape
-from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
 from specbench_cli.errors import UsageError
 
 
@@ -55,7 +55,7 @@ class HostedDecoder(Decoder):
     @torch.inference_mode()
     def forward(
         self,
-        x: Tokens | Embeds | Hidden,
+        x: Input,
         state: State,
         *,
         seqs: Sequence[int] | None = None,
@@ -72,6 +72,8 @@ class HostedDecoder(Decoder):
             ValueError: also for layer ranges, skipped layers and hidden rows.
         """
         assert isinstance(state, KVState)
+        if isinstance(x, Features):
+            raise ValueError("a target reads tokens alone; features are for draft heads")
         if isinstance(x, Hidden) or skip or layers not in (None, (0, self.n_layers)):
             raise ValueError(
                 f"{self._config.model_type} runs through transformers' module, which takes all"
@@ -100,6 +102,25 @@ class HostedDecoder(Decoder):
         for seq in lines:
             state.extend(seq, range(len(self._shapes)), n)
         return Out(logits, left[self.n_layers - 1], {at: left[at] for at in taps})
+
+    @torch.inference_mode()
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        rows: Tensor = self.module.get_input_embeddings()(ids)
+        return rows
+
+    @torch.inference_mode()
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        normed: Tensor = _final_norm(self.module.base_model)(rows)
+        return normed
+
+    @torch.inference_mode()
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`; caps on logits included."""
+        logits: Tensor = self.module.get_output_embeddings()(rows)
+        cap = getattr(self._config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
@@ -233,6 +254,16 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
         if isinstance(child, nn.ModuleList) and len(child) == n:
             return child
     raise UsageError(f"{type(base).__name__} has no list of its {n} layers")
+
+
+def _final_norm(base: nn.Module) -> nn.Module:
+    """The norm that the rows which leave the last layer go through."""
+    for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm"):
+        if isinstance(found := getattr(base, name, None), nn.Module):
+            return found
+    raise UsageError(
+        f"the final norm of {type(base).__name__} was not found, and draft heads read it"
+    )
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,12 @@ HEAD_COPY_UP_TO = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head."""
+    """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head.
 
-    norm: Tensor
+    norm: of what attention reads; None where it reads rows as they are.
+    """
+
+    norm: Tensor | None
     qkv: Linear
     heads_norm: Tensor | None
     out: Linear
@@ -29,17 +32,17 @@ class Layer:
     down: Linear
 
 
-class FusedWeights:
-    """A checkpoint's tensors, converted, fused and ordered for our forward.
+class LayerReader:
+    """Makes layers from a checkpoint's tensors: converted, fused and ordered for our forward.
 
     Args:
-        config: transformers' config.
+        config: transformers' config: heads, sizes.
         tensors: the checkpoint, by transformers' names; any floating dtype.
         rotary: says how rows of queries and keys are ordered.
         norm_factor: what all norm weights but the heads' are multiplied by.
         form: form of the linears; default: the rule of `linear`.
 
-    Raises:
+    Raises (all methods):
         KeyError: a tensor is missing.
     """
 
@@ -57,19 +60,92 @@ class FusedWeights:
         self._tensors, self._rotary, self._form = tensors, rotary, form
         self._device, self._dtype, self._norm_factor = device, dtype, norm_factor
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> Layer:
+        """The layer whose tensors start with `prefix`; `norm` is the one before attention."""
+        return Layer(
+            norm=self.norm(f"{prefix}{norm}") if norm else None,
+            qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            heads_norm=self._heads_norm(prefix),
+            out=self._fused(prefix, "self_attn.o_proj"),
+            mlp_norm=self.norm(f"{prefix}post_attention_layernorm"),
+            gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
+            down=self._fused(prefix, "mlp.down_proj"),
+        )
+
+    def get(self, name: str) -> Tensor:
+        """A tensor, on the device and in the dtype."""
+        return self._tensors[name].to(device=self._device, dtype=self._dtype)
+
+    def norm(self, name: str) -> Tensor:
+        """The weight of a norm, times the factor."""
+        return self.get(f"{name}.weight") * self._norm_factor
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The product with a weight [out, in]."""
+        # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
+        matrix = weight.t().contiguous() if self._device.type == "cpu" else weight.t()
+        return linear(matrix, bias, form=self._form)
+
+    def _heads_norm(self, prefix: str) -> Tensor | None:
+        if f"{prefix}self_attn.q_norm.weight" not in self._tensors:
+            return None
+        q, k = (
+            self._rotary.arrange(self.get(f"{prefix}self_attn.{of}_norm.weight")) for of in "qk"
+        )
+        return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
+
+    def _fused(self, prefix: str, *names: str) -> Linear:
+        """Several projections of one input as one."""
+        weights = [self._arranged(f"{prefix}{name}.weight") for name in names]
+        biases = [
+            self._arranged(f"{prefix}{name}.bias")
+            for name in names
+            if f"{prefix}{name}.bias" in self._tensors
+        ]
+        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def _arranged(self, name: str) -> Tensor:
+        part = self.get(name)
+        return self._rotary.arrange(part) if ".q_proj." in name or ".k_proj." in name else part
+
+
+class FusedWeights:
+    """All weights of a Llama-like model.
+
+    Args:
+        config: transformers' config.
+        read: makes the layers.
+        rotary: says how rows of queries and keys are ordered.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+
+    def __init__(self, config: Any, read: LayerReader, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._hidden, self._mlp = config.hidden_size, config.intermediate_size
-        self.embedding = self._get("model.embed_tokens.weight").contiguous()
-        self.layers = [self._layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
-        self.final_norm = self._norm("model.norm")
-        tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
-        self._same = tied and (device.type != "cpu" or self.embedding.numel() > HEAD_COPY_UP_TO)
-        self.head = self._output(tied)
-        del self._tensors  # the files are read once
+        self.embedding = read.get("model.embed_tokens.weight").contiguous()
+        self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        self.final_norm = read.norm("model.norm")
+        tied = config.tie_word_embeddings or "lm_head.weight" not in read
+        on_cpu = self.embedding.device.type == "cpu"
+        self._same = tied and (not on_cpu or self.embedding.numel() > HEAD_COPY_UP_TO)
+        if self._same:
+            self.head = linear(self.embedding.t(), form="plain")
+        else:
+            self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
 
     @property
     def nbytes(self) -> int:
         """Bytes held; a tied output matrix that is a view of the embedding is not counted again."""
-        return sum(part.nbytes for part in self._parts()) - self._same * self.head.nbytes
+        parts = (self.embedding, self.final_norm, self.head)
+        whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
+        return whole - self._same * self.head.nbytes
 
     def shared(self) -> dict[str, Tensor]:
         """The checkpoint's tensors, by transformers' names, that are views of what is held here."""
@@ -93,61 +169,8 @@ class FusedWeights:
             found |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items()}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-    def _parts(self) -> Iterator[Tensor | Linear]:
-        yield self.embedding
-        yield self.final_norm
-        yield self.head
-        for layer in self.layers:
-            yield from (layer.norm, layer.qkv, layer.out, layer.mlp_norm, layer.gate_up, layer.down)
-            if layer.heads_norm is not None:
-                yield layer.heads_norm
 
-    def _layer(self, prefix: str) -> Layer:
-        return Layer(
-            norm=self._norm(f"{prefix}input_layernorm"),
-            qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            heads_norm=self._heads_norm(prefix),
-            out=self._fused(prefix, "self_attn.o_proj"),
-            mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
-            gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
-            down=self._fused(prefix, "mlp.down_proj"),
-        )
-
-    def _get(self, name: str) -> Tensor:
-        return self._tensors[name].to(device=self._device, dtype=self._dtype)
-
-    def _norm(self, name: str) -> Tensor:
-        return self._get(f"{name}.weight") * self._norm_factor
-
-    def _heads_norm(self, prefix: str) -> Tensor | None:
-        if f"{prefix}self_attn.q_norm.weight" not in self._tensors:
-            return None
-        q, k = (
-            self._rotary.arrange(self._get(f"{prefix}self_attn.{of}_norm.weight")) for of in "qk"
-        )
-        return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
-
-    def _fused(self, prefix: str, *names: str) -> Linear:
-        """Several projections of one input as one."""
-        weights = [self._arranged(f"{prefix}{name}.weight") for name in names]
-        biases = [
-            self._arranged(f"{prefix}{name}.bias")
-            for name in names
-            if f"{prefix}{name}.bias" in self._tensors
-        ]
-        return self._linear(torch.cat(weights).t(), torch.cat(biases) if biases else None)
-
-    def _arranged(self, name: str) -> Tensor:
-        part = self._get(name)
-        return self._rotary.arrange(part) if ".q_proj." in name or ".k_proj." in name else part
-
-    def _output(self, tied: bool) -> Linear:
-        """The product that gives logits."""
-        if self._same:
-            return linear(self.embedding.t(), form="plain")
-        return self._linear((self.embedding if tied else self._get("lm_head.weight")).t(), None)
-
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        weight = weight.contiguous() if self._device.type == "cpu" else weight
-        return linear(weight, bias, form=self._form)
+def layer_bytes(layer: Layer) -> int:
+    """Bytes that a layer's weights hold."""
+    parts = (layer.norm, layer.qkv, layer.heads_norm, layer.out, layer.mlp_norm, layer.gate_up)
+    return sum(part.nbytes for part in (*parts, layer.down) if part is not None)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.types import Embeds, Forward, Hidden, Out, Role, Tokens
+from specbench_cli.engine.types import Forward, Input, Out, Role, Tokens
 
 
 class HostClock:
@@ -81,26 +81,24 @@ class Meter:
 class Metered:
     """A decoder whose forwards are recorded. Everything else is the decoder's own.
 
-    A forward on an empty state is a prefill; others are verification on the target and drafting
-    elsewhere, unless the caller gives `role`.
+    The first forward of a decoder that reads the text from its beginning is a prefill; others are
+    of the given role, unless the caller says otherwise. (A head starts after the target's prefill.)
     """
 
-    def __init__(self, decoder: Decoder, meter: Meter, *, verifies: bool) -> None:
+    def __init__(self, decoder: Decoder, meter: Meter, *, role: Role) -> None:
         self.decoder = decoder
         self._meter = meter
         self._mark = meter.clock.mark
-        self._role: Role = "verify" if verifies else "draft"
+        self._role: Role = role
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
 
-    def forward(
-        self, x: Tokens | Embeds | Hidden, state: State, *, role: Role | None = None, **kwargs: Any
-    ) -> Out:
+    def forward(self, x: Input, state: State, *, role: Role | None = None, **kwargs: Any) -> Out:
         """`Decoder.forward`, recorded."""
         rows = x.ids if isinstance(x, Tokens) else x.rows
         if role is None:
-            role = self._role if state.length() else "prefill"
+            role = self._role if state.length() or self.decoder.first else "prefill"
         t0 = self._mark()
         out = self.decoder.forward(x, state, **kwargs)
         t1 = self._mark()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.sampling import Rule
 from specbench_cli.engine.session import Session
@@ -35,6 +36,7 @@ class Method(ABC):
         timing_free: whether its counters are a function of inputs and seed alone.
         workers: how many workers compute at once.
         peer: whether it is somebody else's implementation, measured but not audited.
+        paper: the parameters that its paper's results are of, where it says; rows with them say so.
     """
 
     name: ClassVar[str]
@@ -44,6 +46,7 @@ class Method(ABC):
     timing_free: ClassVar[bool] = True
     workers: ClassVar[int] = 1
     peer: ClassVar[bool] = False
+    paper: ClassVar[Mapping[str, Any]] = {}
 
     params: Any  # an instance of the method's own Params, which says so by an annotation
 
@@ -53,6 +56,16 @@ class Method(ABC):
     def guarantee(self, sampling: Rule) -> Guarantee:
         """What the output promises under a decoding rule, with this method's parameters."""
         return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether, with these parameters, it reads vanilla's output (`session.reference`): such a
+        row is a bound on what others can reach, and not ranked with them."""
+        return False
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained modules that it needs; loaded before anything is timed."""
+        return ()
 
     def start(self, session: Session) -> None:
         """Get ready for a prompt, inside the timer: draft prefill, index building."""

@@ -7,8 +7,8 @@ the two sources of chance. Requests come as a tuple because batches will; today 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, cast
 
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from specbench_cli.engine import decide, proposal
 from specbench_cli.engine import sampling as law
+from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.head import Tape
 from specbench_cli.engine.meter import Meter, Metered
 from specbench_cli.engine.random import Random, SeededRandom
 from specbench_cli.engine.replay import Recording
@@ -25,7 +27,17 @@ from specbench_cli.engine.sampling import Noise, Sampling
 from specbench_cli.engine.siblings import siblings
 from specbench_cli.engine.stop import Finish, StopRule
 from specbench_cli.engine.tree import rows_of, tree_of
-from specbench_cli.engine.types import Draft, Forward, Law, Origin, Out, Outcome, Tokens
+from specbench_cli.engine.types import (
+    Draft,
+    Features,
+    Forward,
+    Law,
+    Origin,
+    Out,
+    Outcome,
+    Tokens,
+)
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 Pick = tuple[Tensor, Tensor | None]
@@ -42,47 +54,6 @@ class Request:
     stop: StopRule
 
 
-@dataclass
-class Workspace:
-    """What outlives a session: the decoders and their preallocated states.
-
-    decoders: "target", and by role whatever else the run has ("draft").
-    capacity: rows every state has room for; the longest prompt plus its budget.
-    modules: builds transformers' own module of a role, for peers; tokenizer: transformers' own.
-    """
-
-    decoders: Mapping[str, Decoder]
-    capacity: int
-    modules: Callable[[str], Any] | None = None
-    tokenizer: Any = None
-    _states: dict[tuple[str, int, int], State] = field(default_factory=dict)
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for longer sequences; drops the states that are too small."""
-        if capacity > self.capacity:
-            self.capacity = capacity
-            self._states.clear()
-
-    def state(self, decoder: Decoder, slack: int, index: int) -> State:
-        """The index-th cleared state of a decoder, made at first use and kept."""
-        key = (decoder.name, slack, index)
-        if key not in self._states:
-            self._states[key] = decoder.new_state(self.capacity + slack)
-        state = self._states[key]
-        state.clear()
-        return state
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights held."""
-        return sum(decoder.weight_bytes for decoder in self.decoders.values())
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all states preallocated so far."""
-        return sum(state.nbytes for state in self._states.values())
-
-
 class Session:
     """One request being decoded by one method.
 
@@ -96,6 +67,7 @@ class Session:
         meter: the trace of all forwards.
         finish: why the output ended; None while it has not.
         memory: what the method keeps between prompts when its state scope is "run".
+        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
@@ -110,11 +82,12 @@ class Session:
         memory: dict[str, Any] | None = None,
         random: Random | None = None,
         recording: Sequence[int] | None = None,
+        reference: Sequence[int] | None = None,
     ) -> None:
         target = workspace.decoders["target"]
         self._workspace = workspace
         self.meter = Meter(target.device)
-        self._handed: dict[tuple[str, int], int] = {}
+        self._handed: dict[tuple[Decoder, int], int] = {}
         self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
@@ -124,6 +97,7 @@ class Session:
         self.target = self._metered("target")
         self.state = self.new_state(self.target)
         self._recording = None if recording is None else Recording(recording, target.device)
+        self.reference = reference
         self.random = random or SeededRandom(
             sampling.seed, request.prompt_id, request.turn, pass_, target.device
         )
@@ -135,6 +109,7 @@ class Session:
         self._prompt = self._tensor(request.ids)
         self._root: Tensor | None = None  # the last committed token, on the device
         self._slack = 0  # rows of the target's state beyond the longest sequence
+        self._tape: Tape | None = None
         self._picks: list[Pick] = []
         self._sound: Draft | None = None  # a draft whose ids and law are this session's own
         self._origin: list[Origin] = []
@@ -154,7 +129,7 @@ class Session:
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        key = (decoder.name, slack)
+        key = (decoder.decoder, slack)
         index = self._handed[key] = self._handed.get(key, -1) + 1
         return self._workspace.state(decoder.decoder, slack, index)
 
@@ -162,6 +137,15 @@ class Session:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
         self._slack = nodes
         self.state = self.new_state(self.target, nodes)
+
+    def artifact(self, wanted: Trained) -> Any:
+        """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
+        made = self._workspace.artifact(wanted)
+        return Metered(made, self.meter, role="draft") if isinstance(made, Decoder) else made
+
+    def tap(self, taps: Sequence[int]) -> None:
+        """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
+        self._tape = Tape(self.target.decoder, taps)
 
     def module(self, name: str) -> Any:
         """transformers' own module of a decoder; for peers."""
@@ -198,6 +182,15 @@ class Session:
         if self._root is not None and length == len(self._tokens) - 1:
             return Tokens(self._root[None])
         return Tokens(self._tensor(self._tokens[length:])[None])
+
+    def unread(self, length: int, seq: int = 0) -> Features:
+        """What a head whose state has `length` rows has not read: the committed tokens from
+        `length` + 1 on, each beside the target's features of the token before it.
+
+        After prefill that is all of the prompt but its first token, and the first committed one.
+        """
+        assert self._tape is not None, "`tap` says in `start` what is to be kept"
+        return Features(self.since(length + 1).ids, self._tape.read()[None])
 
     def chain(self, ids: Sequence[int]) -> Draft:
         """A chain of tokens chosen without a draw.
@@ -290,13 +283,32 @@ class Session:
         q = self.warp(rows)
         return siblings(q, width, self.random, replacement=how == "iid"), q
 
+    def candidates(self, rows: Tensor, width: int, *, ahead: int = 0) -> tuple[Tensor, Tensor]:
+        """The best children of draft nodes of one level, without a draw, and how good they are.
+
+        Args:
+            rows: [r, V'] logits of a draft model at the r nodes.
+            width: children of each node; best first.
+            ahead: how many draft tokens stand between the last committed token and the children.
+        Returns:
+            (tokens, values), [r, width] each: int64, and the log-softmax of the scores that the
+            session decides by.
+        """
+        rows = self._align(rows)
+        if not self.sampling.draws:
+            rows = self.scores(rows, self._position() + ahead, [0] * rows.shape[0])
+        elif self.sampling.temperature != 1.0:
+            rows = rows / self.sampling.temperature
+        best = rows.topk(width)
+        return best.indices, best.values - rows.logsumexp(-1, keepdim=True)
+
     # ---- the target's steps ---------------------------------------------------------------------
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        rows = cast(Tensor, self.target.forward(self.since(0), self.state).logits)
-        self.state.commit(0, range(self._prompt_length))
-        first = self._decide(self.chain(()), rows[0])
+        out = self._heard(self.since(0), logits_at="last")
+        self._keep(range(self._prompt_length))
+        first = self._decide(self.chain(()), cast(Tensor, out.logits)[0])
         self._append(replace(first, origin=("prefill",)))
 
     def score(self, draft: Draft) -> Tensor:
@@ -313,10 +325,10 @@ class Session:
         root = self.since(self.state.length())
         x = Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
         if draft.parents is None:
-            return cast(Tensor, self.target.forward(x, self.state, logits_at="all").logits)[0]
+            return cast(Tensor, self._heard(x, logits_at="all").logits)[0]
         mask, depths = rows_of(draft.parents, self.device)
         positions = (depths + (len(self._tokens) - 1))[None]
-        out = self.target.forward(x, self.state, positions=positions, mask=mask, logits_at="all")
+        out = self._heard(x, positions=positions, mask=mask, logits_at="all")
         return cast(Tensor, out.logits)[0]
 
     def verify(self, draft: Draft, rows: Tensor) -> Outcome:
@@ -333,7 +345,7 @@ class Session:
         # Rows: the root's and the drafted tokens', but for the last committed token, which roots
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]
-        self.state.commit(0, (0, *(node + 1 for node in nodes)))
+        self._keep((0, *(node + 1 for node in nodes)))
         return committed
 
     def adopt(self, outcome: Outcome) -> Outcome:
@@ -359,7 +371,21 @@ class Session:
         decoder = self._workspace.decoders.get(name)
         if decoder is None:
             raise MethodFault(f"this run has no decoder called {name!r}")
-        return Metered(decoder, self.meter, verifies=name == "target")
+        return Metered(decoder, self.meter, role="verify" if name == "target" else "draft")
+
+    def _heard(self, x: Tokens, **how: Any) -> Out:
+        """A forward of the target, whose features are kept if a head wants them."""
+        if self._tape is None:
+            return self.target.forward(x, self.state, **how)
+        out = self.target.forward(x, self.state, taps=self._tape.layers, **how)
+        self._tape.write(out)
+        return out
+
+    def _keep(self, path: Sequence[int]) -> None:
+        """Keep, of the target's last forward, the rows at `path`."""
+        self.state.commit(0, path)
+        if self._tape is not None:
+            self._tape.keep(path)
 
     def _position(self) -> int:
         return len(self._tokens) - self._prompt_length

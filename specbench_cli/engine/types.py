@@ -43,6 +43,19 @@ class Hidden:
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """What a draft head reads: token ids, shape [b, n], int64, and beside each the features of the
+    token before it, shape [b, n, width]."""
+
+    ids: Tensor
+    rows: Tensor
+
+
+Input = Tokens | Embeds | Hidden | Features
+"""What goes into a forward; which of them a decoder takes is its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Out:
     """What a forward gives back.
 

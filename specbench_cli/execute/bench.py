@@ -16,12 +16,14 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 
-from specbench_cli.engine.checkpoint import ConfigFacts, config_facts
+from specbench_cli.engine.artifact import Trained
+from specbench_cli.engine.checkpoint import ConfigFacts, Weights, config_facts
 from specbench_cli.engine.load import load_decoder, module_of
-from specbench_cli.engine.session import Workspace
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.plan import Plan
+from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import answer_text, conversation, render
 
@@ -63,7 +65,17 @@ class Bench:
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(lambda role: module_of(decoders[role]))
-        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer)
+        self._heads: dict[Trained, HeadFiles] = {}
+        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        for wanted in (each for arm in plan.arms for each in arm.method.artifacts()):
+            self.workspace.artifact(wanted)  # what is missing or wrong shows before any timing
+
+    def _make(self, wanted: Trained) -> Any:
+        """The trained module that a method asks for."""
+        kind = wanted.kind
+        files = resolve_head(wanted.source, kind.kind, self._plan.target, inside=kind.inside)
+        self._heads[wanted] = files
+        return _readable(lambda path: kind.load(path, self.workspace.decoders), files)
 
     def prompt(self, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
         """The ids of a prompt: the questions so far, with the answers given in between."""
@@ -120,6 +132,16 @@ class Bench:
             for role, facts in self.facts.items()
         }
 
+    def heads(self) -> dict[str, Mapping[str, Any]]:
+        """What the manifest keeps of each trained module."""
+        return {
+            f"{wanted.kind.kind} {files.label}": {
+                "sha256": Weights(files.path).sha256(),
+                "weight_bytes": self.workspace.artifact(wanted).weight_bytes,
+            }
+            for wanted, files in self._heads.items()
+        }
+
 
 def choose_device(name: str) -> torch.device:
     """The device asked for; "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
@@ -153,7 +175,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint) -> _Read:
+def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles) -> _Read:
     """What `read` makes of a checkpoint's folder. Raises EnvironmentFault if its files are cut."""
     try:
         return read(checkpoint.path)

@@ -32,9 +32,10 @@ from torch import Tensor
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.meter import Meter, Metered
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Draft, Outcome, Step, Tokens
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Curve, HostCost, HostPoint, Point, Quietness
 from specbench_cli.measure.quiet import CEILING
@@ -180,7 +181,7 @@ class Round:
         """The forwards after `context` rows, on average."""
         meter = Meter(self._device)
         models = {
-            role: Metered(decoder, meter, verifies=role == "target")
+            role: Metered(decoder, meter, role="verify" if role == "target" else "draft")
             for role, decoder in self._workspace.decoders.items()
         }
         states = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Checkpoint:
         path: folder with config.json, *.safetensors and the tokenizer. Never stored.
         hub_id, revision: where it came from; the revision is a commit.
         draft: name of the customary draft model.
+        heads: trained modules that go with it: by kind, a hub id or a folder beside aliases.yaml.
         dtype: the dtype it is published in, where it is known.
         template: a chat template (Jinja) for a tokenizer that has none.
         embedded: whether it is one of the shipped models.
@@ -41,6 +43,7 @@ class Checkpoint:
     dtype: str | None = None
     template: str | None = None
     embedded: bool = False
+    heads: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_names() -> list[str]:
@@ -126,7 +129,15 @@ def _from_alias(name: str) -> Checkpoint:
             f"{name}: this installation has no {missing} of {label}",
             "reinstall specbench-cli, or train it: specbench train pair",
         )
-    return Checkpoint(name, label, folder, draft=alias.draft, dtype=alias.dtype, embedded=True)
+    return Checkpoint(
+        name,
+        label,
+        folder,
+        draft=alias.draft,
+        dtype=alias.dtype,
+        embedded=True,
+        heads=alias.heads,
+    )
 
 
 def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
@@ -145,6 +156,7 @@ def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
         draft=alias.draft,
         dtype=alias.dtype,
         template=alias.template_text(),
+        heads=alias.heads,
     )
 
 

@@ -31,8 +31,9 @@ from specbench_cli.api import Method, Session, Step
 from specbench_cli.engine.checkpoint import config_facts
 from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Workspace
+from specbench_cli.engine.session import Request
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
 from specbench_cli.tasks import conversation, load_task, render, sample
 

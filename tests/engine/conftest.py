@@ -13,8 +13,9 @@ from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.table_model import TableDecoder
 from specbench_cli.engine.random import Random
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,11 @@ def ids(*tokens):
     return Tokens(torch.tensor([tokens]))
 
 
-@pytest.mark.parametrize(("verifies", "role"), [(True, "verify"), (False, "draft")])
+@pytest.mark.parametrize("role", ["verify", "draft"])
 def test_the_first_forward_on_a_state_is_a_prefill_and_later_ones_are_what_the_model_is_for(
-    meter, decoder, verifies, role
+    meter, decoder, role
 ):
-    metered = Metered(decoder, meter, verifies=verifies)
+    metered = Metered(decoder, meter, role=role)
     state = decoder.new_state(10)
     metered.forward(ids(0, 1, 2), state)
     metered.forward(ids(3), state)
@@ -35,13 +35,13 @@ def test_the_first_forward_on_a_state_is_a_prefill_and_later_ones_are_what_the_m
 
 
 def test_a_caller_may_name_the_role(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     metered.forward(ids(0), decoder.new_state(4), role="aux")
     assert meter.forwards[0].role == "aux"
 
 
 def test_a_record_names_the_model_its_layers_and_the_batch(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     state = decoder.new_state(4)
     metered.forward(ids(0), state)
     metered.forward(ids(0), state, layers=(0, 1))
@@ -56,7 +56,7 @@ def test_a_record_names_the_model_its_layers_and_the_batch(meter, decoder):
 
 
 def test_metering_changes_neither_input_nor_output(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     ours, plain = decoder.new_state(4), decoder.new_state(4)
     a = metered.forward(ids(0, 2), ours, logits_at="all")
     b = decoder.forward(ids(0, 2), plain, logits_at="all")
@@ -65,14 +65,14 @@ def test_metering_changes_neither_input_nor_output(meter, decoder):
 
 
 def test_what_is_not_a_forward_is_the_decoders_own(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     assert metered.vocab_size == 4
     assert metered.name == "tables"
     assert metered.decoder is decoder
 
 
 def test_times_are_ordered_and_measured_from_the_start(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     state = decoder.new_state(4)
     meter.clock.restart()
     for token in range(3):
@@ -92,7 +92,7 @@ def test_restarting_makes_now_the_zero():
 
 
 def test_a_forward_that_fails_is_not_recorded(meter, decoder):
-    metered = Metered(decoder, meter, verifies=True)
+    metered = Metered(decoder, meter, role="verify")
     with pytest.raises(ValueError, match="fit"):
         metered.forward(ids(0, 1, 2), decoder.new_state(2))
     assert meter.forwards == []

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from specbench_cli.engine.sampling import Sampling, log_warp, warp
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Draft, Out
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 CYCLE = (1, 2, 3, 4, 0)  # each token's greedy successor

@@ -1,0 +1,64 @@
+"""What outlives a session: decoders, trained modules, and states that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench_cli.engine.artifact import Trained
+from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.errors import MethodFault
+
+
+@dataclass
+class Workspace:
+    """What outlives a session: the decoders and their preallocated states.
+
+    decoders: "target", and by role whatever else the run has ("draft").
+    capacity: rows every state has room for; the longest prompt plus its budget.
+    modules: builds transformers' own module of a role, for peers; tokenizer: transformers' own.
+    make: makes a trained module that a method asks for.
+    """
+
+    decoders: Mapping[str, Decoder]
+    capacity: int
+    modules: Callable[[str], Any] | None = None
+    tokenizer: Any = None
+    make: Callable[[Trained], Any] | None = None
+    _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
+    _artifacts: dict[Trained, Any] = field(default_factory=dict)
+
+    def artifact(self, wanted: Trained) -> Any:
+        """A trained module, made at first use and kept."""
+        if wanted not in self._artifacts:
+            if self.make is None:
+                raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
+            self._artifacts[wanted] = self.make(wanted)
+        return self._artifacts[wanted]
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for longer sequences; drops the states that are too small."""
+        if capacity > self.capacity:
+            self.capacity = capacity
+            self._states.clear()
+
+    def state(self, decoder: Decoder, slack: int, index: int) -> State:
+        """The index-th cleared state of a decoder, made at first use and kept."""
+        key = (decoder, slack, index)
+        if key not in self._states:
+            self._states[key] = decoder.new_state(self.capacity + slack)
+        state = self._states[key]
+        state.clear()
+        return state
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights held."""
+        parts = [*self.decoders.values(), *self._artifacts.values()]
+        return sum(part.weight_bytes for part in parts)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states preallocated so far."""
+        return sum(state.nbytes for state in self._states.values())

@@ -1,0 +1,70 @@
+"""Where a trained module that goes with a model lies: shipped, in the hub's cache, or a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench_cli.errors import UsageError
+from specbench_cli.models.aliases import HERE
+from specbench_cli.models.hub import Wanted, cached_snapshot, download
+from specbench_cli.models.resolve import HUB_ID, Checkpoint
+
+OWN = "auto"
+"""The source that stands for the module that belongs to the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A trained module's files on this machine.
+
+    label: what may be printed and stored: a short name, a hub id, or the folder's own name.
+    path: the folder. Never stored.
+    """
+
+    label: str
+    path: Path
+
+
+def resolve_head(source: str, kind: str, target: Checkpoint, *, inside: bool) -> HeadFiles:
+    """Find a module of a kind, downloading it from the hub if need be.
+
+    Args:
+        source: `OWN`, a hub id (`org/name`), or a folder.
+        inside: whether the target's own files may hold it.
+
+    Raises:
+        UsageError: no such folder, or nothing of this kind is known for the target.
+        EnvironmentFault: not on this machine and not to be had from the hub.
+    """
+    if source != OWN:
+        return _named(source, kind)
+    known = target.heads.get(kind)
+    if known is None:
+        if inside:
+            return HeadFiles(target.label, target.path)
+        others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
+        raise UsageError(
+            f"no {kind} head is known for {target.label}{others}",
+            hint=f"--set METHOD.head=FOLDER (or a hub id), or train one: specbench train {kind}",
+        )
+    shipped = HERE / known
+    if shipped.is_dir():
+        return HeadFiles(shipped.name, shipped)
+    return _named(known, kind)
+
+
+def _named(source: str, kind: str) -> HeadFiles:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return HeadFiles(folder.resolve().name, folder)
+    if (HERE / "embedded" / source).is_dir():
+        return HeadFiles(source, HERE / "embedded" / source)
+    if not HUB_ID.match(source):
+        raise UsageError(
+            f"no such {kind} head: {source}",
+            hint="--set METHOD.head=FOLDER with config.json and *.safetensors, or a hub id",
+        )
+    found = cached_snapshot(source)
+    instead = "or give the folder of another: --set METHOD.head=FOLDER"
+    return HeadFiles(source, found or download(source, Wanted(source), None, instead))

@@ -1,0 +1,131 @@
+"""What a head reads: the target's features of committed tokens, one row behind the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.artifact import Artifact, Trained
+from specbench_cli.engine.head import NORMED, features
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Embeds, Tokens
+from specbench_cli.errors import MethodFault
+
+Maker = Callable[..., Path]
+Open = Callable[..., Session]
+
+V = 5
+
+
+@pytest.fixture
+def table(random_table: Callable[..., Tensor]) -> Tensor:
+    return random_table(V, seed=4)
+
+
+def rows_of_text(table: Tensor, text: list[int], first: int, n: int) -> Tensor:
+    """The table's rows of the text's tokens first..first+n-1."""
+    before = [0, *text][first : first + n]
+    return table[before, text[first : first + n]]
+
+
+def test_after_prefill_a_head_reads_the_prompt_one_row_behind_the_text(
+    open_session: Open, table: Tensor
+) -> None:
+    session = open_session(table, prompt=(3, 1, 4))
+    session.tap((NORMED,))
+    session.prefill()
+    read, text = session.unread(0), list(session.tokens())
+    assert read.ids.tolist() == [text[1:]]
+    assert read.rows[0].equal(rows_of_text(table, text, 0, 3))
+
+
+def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
+    open_session: Open, table: Tensor
+) -> None:
+    session = open_session(table, prompt=(3, 1, 4))
+    session.reserve(4)
+    session.tap((NORMED,))
+    session.prefill()
+    session.unread(0)
+    # a wrong child, then the right one, with a right and a wrong child of its own
+    right = int(table[4, session.tokens()[-1]].argmax())
+    next_ = int(table[session.tokens()[-1], right].argmax())
+    wrong = [(right + 1) % V, (next_ + 1) % V]
+    draft = Draft(torch.tensor([wrong[0], right, wrong[1], next_]), (-1, -1, 1, 1))
+    session.commit(session.verify(draft, session.score(draft)))
+    read, text = session.unread(3), list(session.tokens())
+    assert text[4:6] == [right, next_]
+    assert read.ids.tolist() == [text[4:]]
+    assert read.rows[0].equal(rows_of_text(table, text, 3, 3))
+
+
+def test_features_wait_until_they_are_read(open_session: Open, table: Tensor) -> None:
+    session = open_session(table, prompt=(2,))
+    session.tap((NORMED,))
+    session.prefill()
+    for _ in range(2):
+        plain = session.chain(())
+        session.commit(session.verify(plain, session.score(plain)))
+    read, text = session.unread(0), list(session.tokens())
+    assert read.ids.tolist() == [text[1:]]
+    assert read.rows[0].equal(rows_of_text(table, text, 0, 3))
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_normed_rows_through_the_output_matrix_are_the_logits(
+    tiny_checkpoint: Maker, hosted: bool
+) -> None:
+    decoder = load_decoder(tiny_checkpoint("llama"), name="target", host_module=hosted)
+    out = decoder.forward(Tokens(torch.arange(6)[None]), decoder.new_state(6), logits_at="all")
+    rows = features(out, (NORMED,), decoder)
+    torch.testing.assert_close(decoder.unembed(rows), out.logits[0])
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_embedded_ids_are_what_enters_the_first_layer(tiny_checkpoint: Maker, hosted: bool) -> None:
+    decoder = load_decoder(tiny_checkpoint("llama"), name="target", host_module=hosted)
+    ids = torch.arange(6)[None]
+    by_id = decoder.forward(Tokens(ids), decoder.new_state(6))
+    by_row = decoder.forward(Embeds(decoder.embed(ids)), decoder.new_state(6))
+    torch.testing.assert_close(by_row.logits, by_id.logits)
+
+
+def test_several_taps_lie_side_by_side(tiny_checkpoint: Maker) -> None:
+    decoder = load_decoder(tiny_checkpoint("llama"), name="target")
+    out = decoder.forward(Tokens(torch.arange(4)[None]), decoder.new_state(4), taps=(0, 1))
+    rows = features(out, (1, 0), decoder)
+    assert rows.equal(torch.cat((out.taps[1][0], out.taps[0][0]), -1))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling("coupled", 0.7, seed=1), Sampling("rejection", 0.7)]
+)
+def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
+    open_session: Open, table: Tensor, sampling: Sampling
+) -> None:
+    session = open_session(table, sampling=sampling)
+    session.prefill()
+    rows = table[0, :2].float()
+    tokens, values = session.candidates(rows, 2, ahead=1)
+    scores = rows / (sampling.temperature or 1.0)
+    if sampling.rule == "coupled":
+        scores = scores.log_softmax(-1) + session.noise(2)
+    law = scores.log_softmax(-1).sort(-1, descending=True)
+    assert tokens.equal(law.indices[:, :2])
+    torch.testing.assert_close(values, law.values[:, :2], check_dtype=False)
+
+
+def test_a_run_without_the_module_says_which_kind_is_missing(
+    open_session: Open, table: Tensor
+) -> None:
+    class Missing(Artifact):
+        kind = "missing"
+
+    with pytest.raises(MethodFault, match="'missing'"):
+        open_session(table).artifact(Trained(Missing))
