@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
+from methods._heads.acceptance import AcceptanceHead
+from specbench_cli.api import Draft, Method, Outcome, Session, Trained
+from specbench_cli.engine.length import LengthParams, draft_chain
+from specbench_cli.engine.stopping import rule_of
 
 
-class SpsParams(MethodParams):
+class SpsParams(LengthParams):
     """Parameters of `Sps`."""
-
-    length: int = Field(
-        5, ge=1, description="draft tokens a step (gamma in Leviathan et al., K in Chen et al.)"
-    )
 
 
 class Sps(Method):
@@ -28,6 +27,11 @@ class Sps(Method):
     greedy and coupled decoding a draft token stands iff it is the target's own choice.
     Differs from the papers: nothing; q is the draft's law under the target's temperature and cuts.
 
+    `length` may also be a rule, which decides by the draft alone and once a token is kept: the
+    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
+    "acceptance-head" is that of `specdec++`, and "oracle", which reads vanilla's output, bounds
+    what any rule can reach.
+
     One step:
     1. Feed the draft the committed tokens that it has not seen: one, or two after full acceptance.
     2. Draw `length` tokens from it, one forward each.
@@ -36,25 +40,32 @@ class Sps(Method):
     """
 
     name: ClassVar[str] = "sps"
-    Params: ClassVar[type[MethodParams]] = SpsParams
+    Params: ClassVar[type[SpsParams]] = SpsParams
     params: SpsParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head, for the rule that asks one."""
+        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
         self.model = session.draft()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
+        self.length = rule_of(self.params, session, *map(session.artifact, self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        picks = []
-        x = session.since(self.state.length())
-        for ahead in range(min(self.params.length, limit)):
-            picks.append(session.pick(self.model.forward(x, self.state), ahead))
-            x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return draft_chain(session, self.model, self.state, self.length, limit)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: keep the rows of what was committed, but for the last token, which has none."""
         self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
+        self.length.observe(outcome)

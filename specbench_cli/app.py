@@ -100,6 +100,7 @@ def _run(args: list[str]) -> int:
         os.environ["SPECBENCH_DEBUG"] = "1"
         args = [arg for arg in args if arg != TRACEBACK]
     try:
+        args = run.spelled_out(args)
         _guard_neighbours()
         command = get_command(app)
         with command.make_context("specbench", args) as context:

@@ -73,6 +73,53 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "sps-tree": Entry(
+        "methods.sps_tree:SpsTree",
+        "Tree speculative sampling: a small model drafts a tree, the target scores it in one"
+        " forward.",
+        needs=("draft",),
+        source="arXiv:2305.09781, arXiv:2402.14160",
+    ),
+    "specdec++": Entry(
+        "methods.specdecpp:SpecDecPP",
+        "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",
+        aliases=("specdecpp",),
+        needs=("draft",),
+        source="arXiv:2405.19715",
+    ),
+    "staged": Entry(
+        "methods.staged:Staged",
+        "Staged speculative decoding: the draft model has a draft of its own, and drafts a tree.",
+        needs=("draft",),
+        source="arXiv:2308.04623",
+    ),
+    "eagle": Entry(
+        "methods.eagle:Eagle",
+        "EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.",
+        aliases=("eagle1",),
+        needs=("head",),
+        source="arXiv:2401.15077",
+    ),
+    "eagle2": Entry(
+        "methods.eagle2:Eagle2",
+        "EAGLE-2: EAGLE's head, whose tree grows where the head is sure of itself.",
+        needs=("head",),
+        source="arXiv:2406.16858",
+    ),
+    "eagle3": Entry(
+        "methods.eagle3:Eagle3",
+        "EAGLE-3: a head over three of the target's layers, trained on its own drafts, grows the"
+        " tree.",
+        needs=("head",),
+        source="arXiv:2503.01840",
+    ),
+    "mtp": Entry(
+        "methods.mtp:Mtp",
+        "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"
+        " output.",
+        needs=("head",),
+        source="arXiv:2412.19437",
+    ),
     "pld": Entry(
         "methods.pld:Pld",
         "Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A processor each: threads of two workers on the same ones would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 SIZES = {

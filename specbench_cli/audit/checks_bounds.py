@@ -7,24 +7,29 @@ A fault that costs speed and leaves every output right shows here and nowhere el
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.subject import COPIES, Subject, longest, passed
-from specbench_cli.audit.table_model import pair, random_table, successor_table
+from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
+from specbench_cli.audit.table_model import pair, random_table, successor_table, sure_table
 from specbench_cli.engine.method import MethodParams
 from specbench_cli.engine.sampling import Rule
-from specbench_cli.engine.types import Step
+from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.types import Draft, Step
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 TURNS = 4
 """Tables for each variant and rule."""
 
+SURE = 2
+"""As many tables again whose laws leave little doubt."""
+
 
 def check_bounds(subject: Subject) -> list[Finding]:
     """The bounds that apply to a method."""
     findings = []
-    if "draft" in subject.method.needs:
+    if subject.drafts:
         findings += [_twin(subject), _useless(subject)]
     if subject.name in COPIES:
         findings.append(_repeats(subject))
@@ -32,14 +37,18 @@ def check_bounds(subject: Subject) -> list[Finding]:
 
 
 def _twin(subject: Subject) -> Finding:
-    """Draft equal to target: all levels stand, and a full step commits one token more."""
+    """Draft equal to target: all levels stand, and a full step commits one token more.
+
+    Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
+    doubt; it ends at a leaf, since a node's best child comes before all its others.
+    """
     return _full(
         subject,
         "twin draft",
         _twins(subject),
-        "what the method feeds its draft (positions, tokens left out, stale rows) and, under the"
-        " coupled rule, which output position it draws for (`session.pick(out, ahead)`); and"
-        " whether full acceptance adds the bonus",
+        "what the method feeds its draft (positions, tokens left out, stale rows; a head: features"
+        " of another token) and, under the coupled rule, which output position it draws for"
+        " (`session.pick(out, ahead)`); and whether full acceptance adds the bonus",
     )
 
 
@@ -49,6 +58,9 @@ def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
             for turn in range(TURNS):
                 table = random_table(5, 300 + turn, 1.5)
                 yield params, Case("equal", (table, table), sampling_of(rule, turn), budget=25)
+                if rule == "greedy" and turn < SURE:
+                    table = sure_table(5, 300 + turn)
+                    yield params, Case("sure", (table, table), sampling_of(rule, turn), budget=25)
 
 
 def _repeats(subject: Subject) -> Finding:
@@ -94,7 +106,8 @@ def _full(
             assert step.draft is not None
             n, due = len(step.outcome.committed), step.draft.levels + 1
             steps, committed = steps + 1, committed + n
-            if number < len(taken) and (n < due or due == 1):
+            full = n == due or (case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
+            if number < len(taken) and (not full or due == 1):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
@@ -112,15 +125,21 @@ def _first_stands(taken: Sequence[Step]) -> bool:
 def _is_bound(taken: Sequence[Step], case: Case) -> bool:
     """Whether every draft token must stand.
 
-    Under a rule that draws, chance decides where tokens were chosen without a draw and where a node
-    has several children.
+    Under a rule that draws, chance decides where tokens were chosen without a draw; of siblings
+    that were drawn the first to be tested stands.
     """
     drafts = [step.draft for step in taken]
     if None in drafts:
         return False
     return not case.sampling.draws or all(
-        draft.q is not None and draft.parents is None for draft in drafts if draft and draft.nodes
+        draft.q is not None for draft in drafts if draft and draft.nodes
     )
+
+
+def _at_leaf(draft: Draft, step: Step) -> bool:
+    """Whether all stood that was drafted behind the nodes that stood."""
+    last = step.outcome.path[-1] if step.outcome.path else ROOT
+    return draft.parents is not None and last not in draft.parents
 
 
 def _useless(subject: Subject) -> Finding:
@@ -130,8 +149,11 @@ def _useless(subject: Subject) -> Finding:
     for rule in RULES:
         for params in subject.promising(rule):
             for turn in range(TURNS):
-                tables = pair("disjoint", 4, seed=300 + 2 * turn)
-                case = Case("disjoint", tables, sampling_of(rule, turn), prompt=(1, 0), budget=13)
+                said = min(16, max(4, largest(params)))  # enough for the children of a node
+                tables = pair("disjoint", 2 * said, seed=300 + 2 * turn)
+                # Cuts could leave less than a node's children, and others fill up.
+                sampling = replace(sampling_of(rule, turn), top_k=0, top_p=1.0)
+                case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
                 for step in subject.method(params).generate(session):
                     steps, committed = steps + 1, committed + len(step.outcome.committed)

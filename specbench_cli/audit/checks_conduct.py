@@ -8,9 +8,11 @@ from dataclasses import replace
 from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.table_head import TableHead, features_out_of_place
 from specbench_cli.audit.table_model import pair, rows_out_of_place
 from specbench_cli.engine.method import MethodParams
 from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.tree import ROOT
 from specbench_cli.engine.types import Step
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
@@ -21,8 +23,9 @@ CASES = 12
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
-    "`observe`, which must take rejected tokens out of the method's states (`state.truncate`), and"
-    " what `propose` feeds: `session.since(state.length())`, nothing left out"
+    "`observe`, which must take rejected tokens out of the method's states (`state.truncate`; of a"
+    " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
+    " `session.since(state.length())`, a head `session.unread`, nothing left out"
 )
 LOOK_AT_COUNTS = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
@@ -73,10 +76,15 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
 
 
 def _wrong_state(session: Watched) -> str | None:
-    """The target holds all committed tokens but the last; another model a prefix of these."""
+    """The target holds all committed tokens but the last; another model a prefix of these.
+
+    A head's rows are of the target's features: what it made of its own during a draft must go.
+    """
     text = session.tokens()[:-1]
     for decoder, state in session.held:
-        wrong = rows_out_of_place(state, text)
+        wrong = rows_out_of_place(state, text, decoder.first)
+        if wrong is None and isinstance(decoder, TableHead):
+            wrong = features_out_of_place(state, text, decoder.target)
         if wrong is not None:
             return f"the {decoder.name}'s state: {wrong}"
     if session.state.length() != len(text):
@@ -106,8 +114,9 @@ def _wrong_count(session: Watched, step: Step) -> str | None:
     if session.finish is None:
         if n != accepted + 1:
             return f"{n} tokens committed after {accepted} accepted: one more is due"
-        tested = min(accepted + 1, levels)
-        if draft.parents is None and outcome.tested != tested:
+        parents = range(ROOT, draft.nodes - 1) if draft.parents is None else draft.parents
+        rejected = (outcome.path[-1] if outcome.path else ROOT) in parents
+        if outcome.tested != accepted + rejected:
             return f"{outcome.tested} levels tested where {accepted} of {levels} stood"
     if not any(f.model == "target" for f in step.forwards):
         return "no forward of the target belongs to the step"

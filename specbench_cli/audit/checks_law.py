@@ -1,7 +1,7 @@
 """The output's law under rejection: exact, by walking all of a method's chance; and its acceptance.
 
 Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token stands with
-probability sum min(p, q), and whatever is committed follows p.
+probability sum min(p, q), and whatever is committed follows p. Trees: see `overlap`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
-from specbench_cli.audit.cases import Case, Watched, walked_cases
+from specbench_cli.audit.cases import Case, walked_cases
 from specbench_cli.audit.choice import Law, distance, law_of, outcomes
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.overlap import expected_accepted
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.method import MethodParams
 from specbench_cli.engine.random import Random
 from specbench_cli.engine.sampling import Rule
-from specbench_cli.engine.types import Step
 
 EXACT = 1e-9
 """Total variation, and tokens accepted, that sums of floating-point numbers explain."""
@@ -27,7 +27,7 @@ MOST = 500
 """Outcomes of one case that are walked; one that has more is walked under a top-k cut of 2, and
 left out (and counted) if that has more too."""
 
-BUDGET: dict[Rule, int] = {"rejection": 5_000, "block": 1_500}
+BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
 """Outcomes of one method that are walked under a rule, shared out among its variants; cases beyond
 are left out, and counted."""
 
@@ -38,8 +38,8 @@ Output = tuple[int, ...]
 class Walk:
     """All outcomes of one case.
 
-    accepted, expected: draft tokens that stood, and that should have, in the mean; None where the
-    drafts are trees or judged as blocks, which no sum over single levels describes.
+    accepted, expected: draft tokens that stood, and that should have, in the mean; None where
+    drafts are judged as blocks, which no sum over single levels describes.
     """
 
     case: Case
@@ -112,10 +112,12 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
         accepted, expected = 0, 0.0
         for step in subject.method(params).generate(session):
             accepted += len(step.outcome.path)
-            if step.draft is None or step.draft.parents is not None:
+            if step.draft is None:
                 other = True
             elif not other:
-                expected += _overlap(reference, session, step)
+                text = session.tokens()
+                before = text[: len(text) - len(step.outcome.committed)]
+                expected += expected_accepted(reference, before, step)
             if len(session.output()) >= case.length:
                 break
         return tuple(session.output()[: case.length]), accepted, expected
@@ -127,26 +129,6 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     accepted = sum(weight * stood for (_, stood, _), weight in found)
     expected = sum(weight * should for (_, _, should), weight in found)
     return Walk(case, params, law, len(found), accepted, None if other else expected)
-
-
-def _overlap(reference: Reference, session: Watched, step: Step) -> float:
-    """How many of the tested levels of a chain should stand: each with probability sum min(p, q).
-
-    Of a token that was not drawn it is p's own probability of it.
-    """
-    assert step.draft is not None
-    ids: list[int] = step.draft.tokens.tolist()
-    text = session.tokens()
-    before = list(text[: len(text) - len(step.outcome.committed)])
-    rows = None if step.draft.q is None else step.draft.q.tolist()
-    expected = 0.0
-    for level in range(step.outcome.tested):
-        p = reference.law(*[*before, *ids[:level]][-2:])
-        if rows is None:
-            expected += p[ids[level]]
-        else:
-            expected += sum(map(min, p, rows[level]))
-    return expected
 
 
 def _law(walks: list[Walk], left_out: int) -> Finding:
@@ -224,20 +206,20 @@ def _is_warped_only(cases: list[Case]) -> bool:
 
 
 def _acceptance(walks: list[Walk]) -> Finding:
-    chains = [walked for walked in walks if walked.expected is not None]
-    errors = [(abs(w.accepted - w.expected), w) for w in chains if w.expected is not None]
+    levels = [walked for walked in walks if walked.expected is not None]
+    errors = [(abs(w.accepted - w.expected), w) for w in levels if w.expected is not None]
     error, worst = max(errors, key=lambda pair: pair[0])
     figure = {
         "error": error,
-        "accepted": sum(walked.accepted for walked in chains),
-        "cases": len(chains),
+        "accepted": sum(walked.accepted for walked in levels),
+        "cases": len(levels),
     }
     if error <= EXACT:
         return Finding("acceptance", True, figure)
     share = worst.accepted - (worst.expected or 0.0)
     what = (
         f"{worst.accepted:.4f} draft tokens stand in the mean where sum min(p, q) over the tested"
-        f" levels gives {worst.expected:.4f}"
+        f" levels (of a tree, over its siblings in turn) gives {worst.expected:.4f}"
     )
     look = (
         "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"

@@ -15,9 +15,10 @@ from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
 from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.head import NORMED, Head, features
 from specbench_cli.engine.method import MethodParams
 from specbench_cli.engine.sampling import Rule, Sampling
-from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.types import Features, Input, Tokens
 
 SAMPLINGS: dict[Rule, Sampling] = {
     "greedy": Sampling(),
@@ -94,11 +95,15 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
 
 def _recompute(session: Watched, decoder: Decoder, state: Any, n: int) -> float:
     """The largest difference of a state's n rows from those computed from the committed tokens."""
-    text = session.tokens()
-    if n > len(text):
+    text, first = session.tokens(), decoder.first
+    if first + n > len(text):
         return float("inf")
+    ids = torch.tensor([text[: first + n]])
     fresh: Any = decoder.new_state(n)
-    decoder.forward(Tokens(torch.tensor([text[:n]])), fresh, logits_at=None)
+    x: Input = Tokens(ids)
+    if isinstance(decoder, Head):
+        x = Features(ids[:, first:], _features(session.target.decoder, decoder, ids[:, :n]))
+    decoder.forward(x, fresh, logits_at=None)
     worst = 0.0
     for layer in range(decoder.n_layers):
         for ours, due in (
@@ -109,12 +114,22 @@ def _recompute(session: Watched, decoder: Decoder, state: Any, n: int) -> float:
     return worst
 
 
+def _features(target: Decoder, head: Head, ids: Tensor) -> Tensor:
+    """What a head reads of the target's rows of ids [1, n], computed from scratch."""
+    layers = tuple(tap for tap in head.taps if tap != NORMED)
+    out = target.forward(Tokens(ids), target.new_state(ids.shape[1]), logits_at=None, taps=layers)
+    return features(out, head.taps, target)[None]
+
+
 def _gap(ours: Tensor, due: Tensor) -> float:
     return float((ours - due).abs().max() / due.abs().max())
 
 
 def _stale(decoder: Decoder, wrong: float, where: str, rows: int) -> Finding:
     what = f"the {decoder.name}'s cache is off by {wrong:.2g} of its largest number"
-    look = "rows of rejected tokens that stayed, tokens left out, or positions that are off"
+    look = (
+        "rows of rejected tokens that stayed, tokens left out, or positions that are off; a head's"
+        " rows that were made of its own features, or of those of another token"
+    )
     figure = {"difference": wrong, "rows": rows}
     return Finding("caches", False, figure, Problem(what, where, look))

@@ -30,7 +30,7 @@ def check_tokens(subject: Subject) -> list[Finding]:
         longest_output = reference_tokens(endless, endless.budget)
         case = with_eos(endless, longest_output, turn)
         due = cut(longest_output, case.eos, case.budget)
-        session = case.open()
+        session = case.open(reference=due)
         for _ in subject.method(params).generate(session):
             pass
         compared += 1

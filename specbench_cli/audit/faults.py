@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from methods.eagle import Eagle, EagleParams
+from methods.mtp import Mtp, MtpParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
+from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit import faulty_engine as engine
 from specbench_cli.audit import faulty_methods as methods
+from specbench_cli.audit import faulty_trees as trees
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import verify
+from specbench_cli.engine import session, verify, verify_tree
+from specbench_cli.engine.head import Tape
+from specbench_cli.engine.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.random import SeededRandom
 from specbench_cli.engine.session import Session
@@ -47,6 +53,16 @@ def _sps(method: type[Method] = Sps, length: int = 2) -> Subject:
 
 def _pld(method: type[Method], **params: Any) -> Subject:
     return Subject("pld", method, (PldParams(ngram=2, length=2, **params),))
+
+
+def _tree(method: type[Method] = SpsTree, depth: int = 2, **params: Any) -> Subject:
+    """Trees of two children for each node."""
+    shape = {"widths": (2,) * depth, "width": 2, "depth": depth}
+    return Subject("sps-tree", method, (SpsTreeParams(**shape, **params),))
+
+
+def _mtp(method: type[Method] = Mtp) -> Subject:
+    return Subject("mtp", method, (MtpParams(length=3),))
 
 
 def _instead(owner: object, name: str, wrong: object) -> Callable[[], Any]:
@@ -116,5 +132,54 @@ FAULTS: tuple[Fault, ...] = (
     Fault("q ignored", "acceptance", _sps(), _instead(verify, "rejection", engine.ignores_q)),
     Fault("untested levels counted as tested", "counters", _sps(methods.CountsAllAsTested)),
     Fault("draft not clipped to the budget", "tokens", _sps(methods.ExceedsTheBudget)),
+    Fault("p/q on the likeliest children", "law", _tree(trees.RatioOfTopK, 1, law="iid")),
+    Fault(
+        "without replacement and no renormalising",
+        "law",
+        _tree(depth=1),
+        _instead(verify_tree, "remaining", trees.unnormalised),
+    ),
+    Fault(
+        "several draws at one tree node",
+        "law",
+        _tree(depth=1, law="point"),
+        _instead(verify_tree, "point_mass", trees.several_draws),
+    ),
+    Fault(
+        "siblings tested against one law",
+        "law",
+        _tree(depth=1, law="iid"),
+        _instead(verify_tree, "multi_round", trees.against_one_law),
+    ),
+    Fault("wrong child order without replacement", "law", _tree(trees.OrderedBackwards, 1)),
+    Fault(
+        "tree positions by number, not by depth",
+        "tokens",
+        _tree(),
+        _instead(session, "rows_of", trees.by_number),
+    ),
+    Fault(
+        "tree rows kept from the front",
+        "states",
+        _tree(),
+        _instead(Session, "commit", trees.first_rows),
+    ),
+    Fault("children below the wrong parents", "twin draft", _tree(trees.WrongParents)),
+    Fault("wrong child order: the worst first", "twin draft", _tree(trees.WorstFirst)),
+    Fault(
+        "draft tree at positions one too high",
+        "twin draft",
+        _tree(),
+        _instead(Levels, "_forget", trees.one_too_high),
+    ),
+    Fault("drafted rows of a head kept", "states", _mtp(trees.KeepsItsDraft)),
+    Fault("rows of a head made of predicted features", "states", _mtp(trees.KeepsPredicted)),
+    Fault("features one token late", "twin draft", _mtp(), _instead(Tape, "read", trees.one_late)),
+    Fault(
+        "features of rejected nodes",
+        "states",
+        Subject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
+        _instead(Tape, "keep", trees.first_features),
+    ),
 )
-"""All of them but those of trees, which need a method that drafts trees."""
+"""All of them."""

@@ -32,7 +32,7 @@ class UnwarpedLaw(Sps):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
         x, picks = session.since(self.state.length()), []
-        for ahead in range(min(self.params.length, limit)):
+        for ahead in range(min(self.params.levels, limit)):
             out = self.model.forward(x, self.state)
             token, q = session.pick(out, ahead)
             if q is not None and out.logits is not None:
@@ -183,7 +183,7 @@ class DrawsForOnePosition(Sps):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
         x, picks = session.since(self.state.length()), []
-        for _ in range(min(self.params.length, limit)):
+        for _ in range(min(self.params.levels, limit)):
             picks.append(session.pick(self.model.forward(x, self.state)))
             x = Tokens(picks[-1][0][None])
         return session.drawn(picks)
@@ -194,7 +194,7 @@ class ExceedsTheBudget(Sps):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
-        return super().propose(session, self.params.length)
+        return super().propose(session, self.params.levels)
 
 
 class OneTokenLate(Pld):

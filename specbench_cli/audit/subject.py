@@ -9,10 +9,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from specbench_cli.engine.length import LengthParams
 from specbench_cli.engine.method import Method, MethodParams
 from specbench_cli.engine.sampling import Rule
 
 LOSSLESS = ("exact_tokens", "exact_law")
+
+NODES = "nodes"
+"""The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""
 
 COPIES = frozenset({"pld"})
 """Methods that draft what followed an earlier occurrence: a text that repeats itself, with whatever
@@ -41,20 +45,36 @@ class Subject:
     def promising(self, rule: Rule, *, walkable: bool = False) -> Iterator[MethodParams]:
         """The variants that promise to be lossless under a rule.
 
+        Under a rule that draws there is no vanilla output for an upper bound to read.
+
         Args:
             walkable: only those with numbers of at most 2, so that a step has few outcomes.
         """
         for params in self.variants:
-            if self.method(params).guarantee(rule) in LOSSLESS and not (
-                walkable and longest(params) > 2
-            ):
+            method = self.method(params)
+            known = rule not in ("rejection", "block") or not method.upper_bound
+            small = not walkable or largest(params) <= 2
+            if method.guarantee(rule) in LOSSLESS and known and small:
                 yield params
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a model or a head drafts for it."""
+        return bool({"draft", "head"} & self.method.needs)
+
+
+def largest(params: MethodParams, otherwise: int = 0) -> int:
+    """The largest whole number among the parameters, but for the size of trees."""
+    if isinstance(params, LengthParams):
+        return params.levels
+    numbers = [n for name, n in params.model_dump().items() if type(n) is int and name != NODES]
+    return max(numbers, default=otherwise)
 
 
 def longest(params: MethodParams, otherwise: int = 0) -> int:
-    """The largest whole number among the parameters: a bound on the levels of a draft."""
-    numbers = [value for value in params.model_dump().values() if type(value) is int]
-    return max(numbers, default=otherwise)
+    """A bound on the levels of a draft."""
+    depth = getattr(params, "depth", None)
+    return depth if type(depth) is int else largest(params, otherwise)
 
 
 def passed(params: MethodParams) -> str:
@@ -65,7 +85,7 @@ def passed(params: MethodParams) -> str:
 
 def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
     """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
-    other choice of a parameter."""
+    other choice of a parameter. Trees get twice as many nodes."""
     fields = kind.model_fields
     small = [_fitting(kind, _at_most(kind, most)) for most in (2, 1)]
     small += [_fitting(kind, {**small[1], name: 2}) for name in small[1] if len(small[1]) > 1]
@@ -75,26 +95,33 @@ def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
         for choice in _choices(field)
         for numbers in (small[0], *small[2:3])
     ]
-    seen: list[MethodParams] = []
+    seen: list[object] = []
     for values in ({}, *small, *choices):
         params = kind(**values)
-        if params not in seen:
-            seen.append(params)
+        # A number for a length leaves the rules' parameters unread, and of one there is no choice.
+        fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)
+        counts = largest(params) if fixed else params
+        if counts not in seen:
+            seen.append(counts)
             yield params
 
 
-def _at_most(kind: type[MethodParams], most: int) -> dict[str, Any]:
+def _at_most(kind: type[MethodParams], most: int, only: str | None = None) -> dict[str, Any]:
+    """The whole numbers of a method's parameters, or one of them, cut down."""
     numbers = {name: f.default for name, f in kind.model_fields.items() if type(f.default) is int}
-    return {name: most for name, default in numbers.items() if default > most}
+    bounds = {name: 2 * most if name == NODES else most for name in numbers}
+    cut = {name: bounds[name] for name, default in numbers.items() if default > bounds[name]}
+    return {name: bound for name, bound in cut.items() if only in (None, name)}
 
 
 def _choices(field: FieldInfo) -> list[Any]:
     """The values of a parameter that has few, but for its default."""
-    values: tuple[Any, ...] = ()
-    if field.annotation is bool:
-        values = (True, False)
-    elif get_origin(field.annotation) is Literal:
-        values = get_args(field.annotation)
+    values: list[Any] = []
+    for kind in (field.annotation, *get_args(field.annotation)):  # a union's members too
+        if kind is bool:
+            values += [True, False]
+        elif get_origin(kind) is Literal:
+            values += get_args(kind)
     return [value for value in values if value != field.default]
 
 

@@ -8,38 +8,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
-from specbench_cli.engine.types import Embeds, Hidden, Out, Tokens
+from specbench_cli.engine.types import Features, Input, Out, Tokens
+
+
+class Row(NamedTuple):
+    """What is remembered of a row that was fed.
+
+    follows: the row of the state that it comes after, -1 for none; features: what a head read
+    beside its id; before: the id that a head took for that of the token before it.
+    """
+
+    id: int
+    position: int
+    follows: int
+    features: Tensor | None = None
+    before: int = 0
 
 
 class TableState:
-    """Of every row fed: its id, its position, and the row that it follows (-1: none)."""
+    """The rows that were fed."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.rows: list[tuple[int, int, int]] = []
+        self.rows: list[Row] = []
         self.kept = 0
 
     @property
     def ids(self) -> list[int]:
         """The id of each row."""
-        return [token for token, _, _ in self.rows]
+        return [row.id for row in self.rows]
 
     @property
     def positions(self) -> list[int]:
         """The position that each row was computed at."""
-        return [position for _, position, _ in self.rows]
+        return [row.position for row in self.rows]
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """See `State`."""
         return len(self.rows)
 
-    def append(self, rows: Sequence[tuple[int, int, int]]) -> None:
+    def append(self, rows: Sequence[Row]) -> None:
         """Write rows. Raises ValueError where there is no room for them."""
         start = len(self.rows)
         if start + len(rows) > self.capacity:
@@ -50,8 +64,7 @@ class TableState:
         """See `State`."""
         written = self.rows[self.kept :]
         for at, row in enumerate(path):
-            token, position, _ = written[row]
-            self.rows[self.kept + at] = token, position, self.kept + at - 1
+            self.rows[self.kept + at] = written[row]._replace(follows=self.kept + at - 1)
         self.kept += len(path)
         del self.rows[self.kept :]
 
@@ -66,7 +79,7 @@ class TableState:
 
     def restore(self, handle: object) -> None:
         """See `State`."""
-        rows, self.kept = cast(tuple[list[tuple[int, int, int]], int], handle)
+        rows, self.kept = cast(tuple[list[Row], int], handle)
         self.rows = list(rows)
 
     def clear(self) -> None:
@@ -87,11 +100,14 @@ class TableDecoder(Decoder):
     before it and takes id 0 in its place; a tree's row follows the last row that its mask shows.
     """
 
+    reads: type[Tokens | Features] = Tokens
+
     def __init__(self, name: str, table: Tensor) -> None:
         self.name = name
         self.table = table
         self.vocab_size = table.shape[-1]
-        self.n_layers = self.hidden_size = 1
+        self.n_layers = 1
+        self.hidden_size = self.vocab_size  # its rows are its logits
         self.max_positions = 1 << 20
         self.device = table.device
         self.dtype = table.dtype
@@ -103,7 +119,7 @@ class TableDecoder(Decoder):
 
     def forward(
         self,
-        x: Tokens | Embeds | Hidden,
+        x: Input,
         state: State,
         *,
         seqs: Sequence[int] | None = None,
@@ -115,30 +131,47 @@ class TableDecoder(Decoder):
         taps: Sequence[int] = (),
     ) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
-        if not isinstance(x, Tokens) or x.ids.shape[0] != 1 or not isinstance(state, TableState):
-            raise ValueError("a table reads the ids of one sequence, on a state of its own")
-        start, n = state.length(), x.ids.shape[1]
+        if not isinstance(x, self.reads) or not isinstance(state, TableState):
+            raise ValueError(f"a {self.name} table reads {self.reads.__name__}, on its own states")
+        ids = x.ids[0].tolist()
+        start, n = state.length(), len(ids)
         at = range(start, start + n) if positions is None else positions[0].tolist()
         follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
-        state.append(list(zip(x.ids[0].tolist(), at, follows, strict=True)))
-        hidden = self.table.new_zeros(1, n, 1)
+        features = x.rows[0] if isinstance(x, Features) else [None] * n
+        state.append([Row(*row) for row in zip(ids, at, follows, features, strict=True)])
+        rows = range(start, start + n)
+        before = [self.before(state, row) for row in rows]
+        last = [self.read(state, row) for row in rows]
+        hidden = self.table[before, last][None]
+        tapped = dict.fromkeys(taps, hidden)
         if logits_at is None:
-            return Out(None, hidden)
-        rows = list(range(start, start + n))
+            return Out(None, hidden, tapped)
         if isinstance(logits_at, Tensor):
-            rows = [rows[row] for row in logits_at.tolist()]
-        elif logits_at == "last":
-            rows = rows[-1:]
-        last = [self._read(state, row) for row in rows]
-        before = [self._read(state, state.rows[row][2]) for row in rows]
-        return Out(self.table[before, last][None], hidden)
+            return Out(hidden[:, logits_at], hidden, tapped)
+        return Out(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
 
-    def _read(self, state: TableState, row: int) -> int:
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return torch.nn.functional.one_hot(ids, self.vocab_size).to(self.dtype)
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: nothing."""
+        return rows
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: nothing."""
+        return rows
+
+    def before(self, state: TableState, row: int) -> int:
+        """The token before that of a row."""
+        return self.read(state, state.rows[row].follows)
+
+    def read(self, state: TableState, row: int) -> int:
         """The token of a row, shifted by how far its position is off."""
         if row < 0:
             return 0
-        token, position, follows = state.rows[row]
-        due = 0 if follows < 0 else state.rows[follows][1] + 1
+        token, position, follows, *_ = state.rows[row]
+        due = 0 if follows < 0 else state.rows[follows].position + 1
         return (token + position - due) % self.vocab_size
 
 
@@ -164,6 +197,12 @@ def random_table(vocab: int, seed: int, scale: float = 1.0) -> Tensor:
     """A table [V, V, V] of float64 logits; the larger `scale`, the more peaked the laws."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(vocab, vocab, vocab, generator=generator, dtype=torch.float64)
+
+
+def sure_table(vocab: int, seed: int) -> Tensor:
+    """A table whose likeliest token has a probability of more than 0.98 in every row."""
+    table = random_table(vocab, seed)
+    return table.scatter_add(-1, table.argmax(-1, keepdim=True), torch.full_like(table, 6.0))
 
 
 def successor_table(follow: Sequence[int]) -> Tensor:
@@ -201,16 +240,18 @@ def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
     return target, tables[1]
 
 
-def rows_out_of_place(state: Any, text: Sequence[int]) -> str | None:
+def rows_out_of_place(state: Any, text: Sequence[int], first: int = 0) -> str | None:
     """What is wrong with a table's state, which should hold a prefix of the text; None if nothing.
 
     Args:
         state: a `TableState`.
         text: the committed ids.
+        first: the token of the text that row 0 should hold.
     """
-    if state.length() > len(text):
-        return f"{state.length()} rows for {len(text)} committed tokens"
-    for row, (held, truth) in enumerate(zip(state.ids, text, strict=False)):
+    due = text[first:]
+    if state.length() > len(due):
+        return f"{state.length()} rows for {len(due)} committed tokens"
+    for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
         if held != truth:
             return f"row {row} holds token {held} where the text has {truth}"
     for row, position in enumerate(state.positions):

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from specbench_cli.audit.cases import Watched
+from specbench_cli.audit.cases import Watched, nominal_costs
 from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.sampling import Noise, Sampling
-from specbench_cli.engine.session import Request, Workspace
+from specbench_cli.engine.session import Request
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 
 VOCAB = 96
 LONGEST = 32
@@ -85,7 +86,13 @@ def tiny_models() -> TinyModels:
     for i in range(PROMPTS):
         ids = torch.randint(VOCAB, (2 + i,), generator=generator).tolist()
         prompts.append((*ids, *ids[: len(ids) // 3]))
-    workspace = Workspace(decoders, CAPACITY, modules=lambda role: modules[role])
+    workspace = Workspace(
+        decoders,
+        CAPACITY,
+        modules=lambda role: modules[role],
+        make=lambda wanted: wanted.kind.random(decoders),
+        costs=nominal_costs,
+    )
     return TinyModels(workspace, target, prompts)
 
 

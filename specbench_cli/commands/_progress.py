@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from specbench_cli import output
+from specbench_cli.config.sweep import settings
 from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -103,6 +104,7 @@ class RunProgress:
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
         self.run_dir, self._cells, self._done = run_dir, cells, done
+        self._pairs, self.speedups = Speedups(), {}  # those of a tuning are no result
 
     def cell(self, record: Record) -> None:
         """A record was written."""
@@ -163,6 +165,9 @@ class Bar(RunProgress):
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """Show the bar."""
         super().started(cells, done, run_dir)
+        for before in self._bar.task_ids:
+            self._bar.remove_task(before)
+        self._bar.line = ""
         self._task = self._bar.add_task("", total=cells, completed=done)
         self._bar.start()
         self._bar.refresh()
@@ -275,7 +280,7 @@ def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     """A plan's facts with its tables in words."""
     methods = (
-        " ".join([m["label"], *(f"{key}={value}" for key, value in m["params"].items())])
+        " ".join([m["label"], *(s for s in settings(m["params"]) if s not in m["label"].split())])
         for m in facts["methods"]
     )
     tasks = (

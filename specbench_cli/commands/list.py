@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
 
@@ -93,7 +94,7 @@ def _method_in_full(name: str) -> dict[str, Any]:
         {
             "parameter": f"{canonical}.{key}",
             "default": field.default,
-            "type": str(getattr(field.annotation, "__name__", field.annotation)),
+            "type": _type(field.annotation),
             "description": field.description,
         }
         for key, field in method.Params.model_fields.items()
@@ -104,10 +105,19 @@ def _method_in_full(name: str) -> dict[str, Any]:
             rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
         },
         "state_scope": method.state_scope,
-        "timing_free": method.timing_free,
+        "timing_free": build.timing_free,
         "parameters": parameters,
         "about": inspect.getdoc(method) or "",
     }
+
+
+def _type(annotation: Any) -> str:
+    """A parameter's type as a user would say it: "int | heuristic | oracle"."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(annotation)))
+    return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))
 
 
 def _task_names() -> list[str]:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specbench_cli import __version__, output, registry
-from specbench_cli.commands._progress import count_rounds
-from specbench_cli.config.load import load
-from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+from specbench_cli import output
+from specbench_cli.commands._probe import probe as measure
+from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.config.run import RunConfig
     from specbench_cli.measure.costs import Costs
 
 LAST = "last"
 EXAMPLES = (
     "specbench predict --probe",
     "specbench predict --probe --target embedded-1m --threads 1 --out costs.json",
+    "specbench predict --probe -m eagle3 --set eagle3.head=my-head",
     "specbench predict last",
     "specbench predict last --costs costs.json --json",
     "specbench predict last --against other-machine.json",
@@ -37,10 +34,6 @@ EPILOG = "\n\n".join(
     )
 )
 PROBE = "Probe"
-DRAFTING = {"sps of 2": 2, "sps of 6": 6}
-"""Sessions that tell what drafting costs the host: speculative sampling of so many tokens."""
-LOST = 0.1
-"""Of a probe's rounds; if noise took more there are no costs."""
 
 
 def predict(
@@ -77,6 +70,20 @@ def predict(
     threads: Annotated[
         str | None, typer.Option(metavar="N", help="As in run.", rich_help_panel=PROBE)
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "-m",
+            metavar="NAME",
+            help="Whose heads to probe; default: all that ship with the target.",
+            rich_help_panel=PROBE,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="M.PARAM=VALUE", help="As in run.", rich_help_panel=PROBE),
+    ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -100,7 +107,7 @@ def predict(
 ) -> ExitCode:
     """Predict a run's decode times from what single forwards cost on this machine.
 
-    First --probe (half a minute for the shipped models), then RUN: it is replayed, forward by
+    First --probe (a minute or two for the shipped models), then RUN: it is replayed, forward by
     forward.
     """
     models = {
@@ -119,7 +126,8 @@ def predict(
         )
     if probe:
         _refuse(others, "--probe")
-        return _probe(given, rounds, out, json)
+        return measure(given, method or [], set_ or [], rounds, out, json)
+    _refuse({"--method": method, "--set": set_}, "RUN")
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
     _refuse({"--rounds": rounds, "--out": out}, "RUN")
     if compare is not None:
@@ -127,99 +135,6 @@ def predict(
         return _compare(*compare, json)
     assert run is not None
     return _predict(run, costs, against, json)
-
-
-def _probe(given: dict[str, Any], rounds: int | None, out: Path | None, json: bool) -> ExitCode:
-    """Measure the costs and keep them."""
-    asked = _asked(given)
-    # From here on torch is needed, which takes a second: what could be refused before was.
-    from specbench_cli.execute.bench import Bench
-    from specbench_cli.execute.plan import make_plan
-    from specbench_cli.execute.window import Windows
-    from specbench_cli.measure.costs import Costs, Setup, check_writable
-    from specbench_cli.measure.kept import kept_at
-    from specbench_cli.measure.machine import fingerprint
-    from specbench_cli.measure.probe import ROUNDS
-    from specbench_cli.measure.probe import probe as measure
-    from specbench_cli.measure.quiet import QuietMeter
-    from specbench_cli.report.prediction_table import print_costs
-
-    bench = Bench(make_plan(asked))
-    machine, models = fingerprint(), _public(bench.models())
-    setup = Setup(dtype=asked.dtype, **bench.resolved())
-    file = out or kept_at(machine["id"], models, setup)
-    check_writable(file)
-    wanted = rounds or ROUNDS
-    with count_rounds(wanted, json=json) as progress:
-        drafting = DRAFTING if "draft" in bench.workspace.decoders else {}
-        found = measure(
-            bench.workspace,
-            Windows(QuietMeter(), allow_noise=asked.allow_noise),
-            {
-                name: registry.build("sps", {"length": length}).generate
-                for name, length in drafting.items()
-            },
-            positions=bench.context,
-            seed=asked.seed,
-            rounds=wanted,
-            progress=progress,
-        )
-    if found is None or found.quietness.void > LOST * wanted:
-        void = wanted if found is None else found.quietness.void
-        raise EnvironmentFault(
-            f"other programs took too much of this machine in {void} of {wanted} rounds:"
-            " no costs were kept",
-            "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
-        )
-    costs = Costs(
-        version=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        models=models,
-        setup=setup,
-        seed=asked.seed,
-        quietness=found.quietness,
-        curves=found.curves,
-        host=found.host,
-    )
-    costs.save(file)
-    if json:
-        facts = costs.model_dump(mode="json", by_alias=True)
-        output.json_line({"event": "done", "file": file, "costs": facts})
-    else:
-        print_costs(costs)
-        output.note(f"in {file}")
-    return ExitCode.OK
-
-
-def _asked(given: dict[str, Any]) -> RunConfig:
-    """The configuration of a run on the models to be probed, by a run's own rules of precedence."""
-    from specbench_cli.models.resolve import resolve
-
-    fixed = {"tasks": ["mini"], "limit": 1, "methods": ["vanilla"], "category": []}
-
-    def ask(**fields: Any) -> RunConfig:
-        return load(
-            {**fixed, **given, **fields},
-            [],
-            None,
-            methods=registry,
-            env=os.environ,
-            folder=Path(),
-        )[0]
-
-    asked = ask()
-    drafted = asked.draft or resolve(asked.target).draft
-    return ask(methods=["vanilla", "sps"]) if drafted else asked
-
-
-def _public(models: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each model what tells it from others."""
-    kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
-    return {
-        role: {name: facts[name] for name in kept if name in facts}
-        for role, facts in models.items()
-    }
 
 
 def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> ExitCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ EXAMPLES = (
     "specbench run -m sps,pld --limit 24",
     "specbench run -m sps --set sps.length=7 --temperature 0.8 --verify coupled",
     "specbench run -m sps -t mini --category translation --max-new-tokens 32 --repeats 3",
+    "specbench run --sweep sps.length=1:6:1 --limit 24",
+    "specbench run -m sps,pld --tune --limit 24",
     "specbench run --target embedded-1m -m pld --threads 1 --allow-noise --out runs/lookup",
 )
 EPILOG = "\n\n".join(
@@ -32,6 +35,9 @@ EPILOG = "\n\n".join(
 )
 
 MORE = "More"
+
+CANDIDATES = "8"
+"""What `--tune` without a number means."""
 
 NOISE = (
     "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
@@ -110,6 +116,31 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="M.PARAM=VALUES",
+            help="A row for each value: sps.length=1:6:1, or 3,5,7. Several: all combinations.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[N]",
+            help="Choose each method's parameters among N (default 8) on development prompts;"
+            " the result is of the others.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    tune_by: Annotated[
+        Literal["time", "forwards"] | None,
+        typer.Option(
+            help="What --tune makes least: decode time a token, or the forwards' cost by the"
+            " models' sizes, which no noise reaches.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     threads: Annotated[
         str | None, typer.Option(metavar="N", help="Torch's threads.", rich_help_panel=MORE)
     ] = None,
@@ -178,6 +209,8 @@ def run(
         "verify": verify,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
+        "tune": tune,
+        "tune_by": tune_by,
         "threads": threads,
         "device": device,
         "dtype": dtype,
@@ -189,19 +222,30 @@ def run(
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}
     if resume is not None:
-        others = {"--set": settings, "--out": out, "--config": config, "--dry-run": dry_run}
+        others = {
+            "--set": settings,
+            "--sweep": sweep,
+            "--out": out,
+            "--config": config,
+            "--dry-run": dry_run,
+        }
         _refuse([*map(option, given), *(name for name, value in others.items() if value)])
     else:
         asked, sources = load(
-            given, settings or [], config, methods=registry, env=os.environ, folder=Path()
+            given,
+            settings or [],
+            config,
+            methods=registry,
+            env=os.environ,
+            folder=Path(),
+            sweeps=sweep or [],
         )
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
-    from specbench_cli.execute.plan import make_plan
 
     with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
-            view.planned(make_plan(asked).facts())
+            view.planned(execute.facts(*execute.planned(asked)))
             return ExitCode.OK
         if resume is not None:
             plan, run_dir = execute.reopen(_folder(resume), view)
@@ -234,12 +278,24 @@ def _conclude(folder: Path, json: bool) -> None:
                 "event": "done",
                 "run": folder,
                 "memory": run_dir.manifest.get("memory"),
+                "tuning": run_dir.manifest.get("tuning"),
                 "summary": row_dicts(reading.summary),
             }
         )
     else:
         table.print_runs([reading], families=False)
         output.note(f"in {folder}")
+
+
+def spelled_out(args: Sequence[str]) -> list[str]:
+    """Arguments with the number that `--tune` stands for where it has none: the parser knows no
+    option whose value may be left out."""
+    words: list[str] = []
+    for at, word in enumerate(args):
+        words.append(word)
+        if word == "--tune" and all(next_.startswith("-") for next_ in args[at + 1 : at + 2]):
+            words.append(CANDIDATES)
+    return words
 
 
 def _refuse(options: list[str]) -> None:

@@ -21,11 +21,13 @@ class Document:
         name: the file's name, without the folders that lead there.
         values: its top-level mapping.
         lines: line number of every key, by dotted path ("set.sps.length").
+        texts: values that are single words, as they stand there: `1:6:1` is a number to YAML.
     """
 
     name: str
     values: dict[str, Any]
     lines: dict[str, int]
+    texts: dict[str, str]
 
     def where(self, key: str) -> str:
         """`specbench.yaml:3`, the place of a key."""
@@ -46,7 +48,7 @@ def read(path: Path) -> Document:
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
-        lines = _lines(root, path) if root is not None else {}
+        lines, texts = _lines(root, path) if root is not None else ({}, {})
         values = loader.construct_document(root) if root is not None else {}
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
@@ -61,12 +63,23 @@ def read(path: Path) -> Document:
         raise UsageError(
             f"{path} must hold `key: value` lines, got {type(values).__name__}", EXAMPLE
         )
-    return Document(path.name, values, lines)
+    return Document(path.name, values, lines, texts)
 
 
-def _lines(root: yaml.Node, path: Path) -> dict[str, int]:
-    """Line of every key, by dotted path. Raises UsageError where a key stands twice."""
+def scalar(text: str) -> Any:
+    """A number, true, false, null or else the text itself."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if value is None or isinstance(value, (bool, int, float, str)) else text
+
+
+def _lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Line of every key and text of every word, by dotted path. Raises UsageError where a key
+    stands twice."""
     lines: dict[str, int] = {}
+    texts: dict[str, str] = {}
     seen = {id(root)}  # an alias may lead to its own anchor
     todo = [("", root)]
     while todo:
@@ -80,7 +93,9 @@ def _lines(root: yaml.Node, path: Path) -> dict[str, int]:
             if name in lines:
                 raise UsageError(f"{path}:{line}: {name!r} stands on line {lines[name]} already")
             lines[name] = line
+            if isinstance(member, yaml.ScalarNode):
+                texts[name] = str(member.value)
             if id(member) not in seen:
                 seen.add(id(member))
                 todo.append((f"{name}.", member))
-    return lines
+    return lines, texts

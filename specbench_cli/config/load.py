@@ -13,15 +13,18 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from specbench_cli.config import sweep
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.config.sources import (
+    BLOCKS,
     Given,
     Sourced,
     from_env,
     from_file,
     from_flags,
     from_sets,
+    from_sweeps,
 )
 from specbench_cli.errors import UsageError
 
@@ -53,6 +56,7 @@ def load(
     methods: Methods,
     env: Mapping[str, str],
     folder: Path,
+    sweeps: Sequence[str] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
     """Compose the configuration of a run.
 
@@ -63,6 +67,7 @@ def load(
         methods: the registry.
         env: environment variables.
         folder: where specbench.yaml is looked for.
+        sweeps: `METHOD.PARAM=VALUES` texts.
 
     Returns:
         The configuration, and where each of its values came from.
@@ -72,32 +77,42 @@ def load(
     """
     own = folder / "specbench.yaml"
     files = [path for path in (own if own.is_file() else None, file) if path]
-    layers = [*map(from_file, files), from_env(env), from_sets(sets), from_flags(flags)]
+    layers = [
+        *map(from_file, files),
+        from_env(env),
+        from_sweeps(sweeps),
+        from_sets(sets),
+        from_flags(flags),
+    ]
 
     # Plug-ins first: the names of their methods may stand in any layer.
     plugins = _split(reduce(or_, layers).fields.get("plugins", Sourced([], "")).value)
     plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
 
     given = reduce(or_, (_canonical(layer, methods) for layer in layers))
-    if given.fields.keys() <= CIRCUMSTANCES and not given.params:
+    if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    given.fields.setdefault("methods", Sourced(plugged or list(DEFAULT_METHODS), "default"))
+    asked = [*dict.fromkeys([*plugged, *(name for name, _ in given.swept)])]
+    given.fields.setdefault("methods", Sourced(asked or list(DEFAULT_METHODS), "default"))
     return _validated(given, methods)
 
 
 def _canonical(given: Given, methods: Methods) -> Given:
     """The same with every parameter under its method's canonical name."""
-    params = {(methods.resolve(name), key): got for (name, key), got in given.params.items()}
-    return Given(given.fields, params)
+    params, swept = (
+        {(methods.resolve(name), key): got for (name, key), got in block.items()}
+        for block in (given.params, given.swept)
+    )
+    return Given(given.fields, params, swept)
 
 
 def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str]]:
     values = {key: got.value for key, got in given.fields.items()}
     for key in values.keys() & {"tasks", "category", "plugins"}:
         values[key] = _split(values[key])
-    values["methods"] = _rows(values["methods"], given.params, methods)
-    values["set"] = _by_method(given.params)
+    values["methods"] = _rows(values["methods"], given, methods)
+    values["set"], values["sweep"] = _by_method(given.params), _by_method(given.swept)
     sources = {key: got.source for key, got in given.fields.items()}
     try:
         config = RunConfig.model_validate(values)
@@ -108,21 +123,24 @@ def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str
             keys=lambda place: list((MethodChoice if len(place) > 1 else RunConfig).model_fields),
             hint="specbench run --help",
         ) from found
-    defaults = {key: "default" for key in RunConfig.model_fields if key != "set"}
-    of_params = {f"set.{name}.{key}": got.source for (name, key), got in given.params.items()}
+    defaults = {key: "default" for key in RunConfig.model_fields if key not in BLOCKS}
+    of_params = {
+        f"{block}.{name}.{key}": got.source
+        for block, params in (("set", given.params), ("sweep", given.swept))
+        for (name, key), got in params.items()
+    }
     return config, {**defaults, **sources, **of_params}
 
 
-def _rows(
-    listed: Any, params: Mapping[tuple[str, str], Sourced], methods: Methods
-) -> list[dict[str, Any]] | Any:
+def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:
     """The methods to measure, by canonical name: vanilla first, no row twice.
 
-    A row's own `params` (config file) beat a `set` block; --set on the command line beats both.
+    A row's own `params` (config file) beat a `set` block; --set on the command line beats both. A
+    method that is swept has a row a combination, unless the run is tuned, which chooses one.
     Whatever is not written as it should be is left to the model to refuse.
     """
-    flagged = {key: got for key, got in params.items() if got.source == "--set"}
-    block, final = _by_method(params), _by_method(flagged)
+    flagged = {key: got for key, got in given.params.items() if got.source == "--set"}
+    block, final = _by_method(given.params), _by_method(flagged)
     rows: list[Any] = []
     for entry in ["vanilla", *_split(listed)]:
         row = {"name": entry} if isinstance(entry, str) else entry
@@ -135,13 +153,38 @@ def _rows(
         if row not in rows:
             rows.append(row)
     names = [row["name"] for row in rows if isinstance(row, dict) and "name" in row]
-    for name, key in flagged:
-        if name not in names:
-            raise UsageError(
-                f"--set {name}.{key} is for a method that is not run ({', '.join(names)})",
-                f"add --method {name}",
-            )
-    return rows
+    for asked, option in ((flagged, "--set"), (given.swept, "")):
+        for (name, key), got in asked.items():
+            if name not in names:
+                raise UsageError(
+                    f"{option or got.source} {name}.{key} is for a method that is not"
+                    f" run ({', '.join(names)})",
+                    f"add --method {name}",
+                )
+    for name, key in flagged.keys() & given.swept.keys():
+        raise UsageError(
+            f"{name}.{key} is both set (--set) and swept ({given.swept[name, key].source})",
+            "drop one of the two",
+        )
+    tuned = given.fields.get("tune", Sourced(None, "")).value is not None
+    return rows if tuned or not given.swept else _swept(rows, _by_method(given.swept))
+
+
+def _swept(rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Any]:
+    """The rows with those of swept methods once for each combination of values."""
+
+    def own(row: Any) -> Mapping[str, Sequence[Any]]:
+        return swept.get(str(row.get("name")), {}) if isinstance(row, dict) else {}
+
+    count = sum(sweep.size(own(row)) for row in rows)
+    if count > sweep.MAX_ROWS:
+        sizes = (f"{name} {sweep.size(params)}" for name, params in swept.items())
+        raise UsageError(
+            f"the sweep makes {count} rows ({', '.join(sizes)}), and a run takes"
+            f" {sweep.MAX_ROWS} at most",
+            "sweep over fewer values, or in several runs",
+        )
+    return [each for row in rows for each in (sweep.rows(row, own(row)) if own(row) else [row])]
 
 
 def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str, Any]]:

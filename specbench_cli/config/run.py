@@ -92,6 +92,9 @@ class RunConfig(BaseModel):
     run_code: bool = False
     plugins: Words = []
     set: dict[str, dict[str, Any]] = {}
+    sweep: dict[str, dict[str, list[Any]]] = {}
+    tune: Annotated[Number | None, Field(ge=2)] = None
+    tune_by: Literal["time", "forwards"] = "time"
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +136,12 @@ class RunConfig(BaseModel):
         if self.temperature > 0 and self.verify == "greedy":
             allowed = f"{', '.join(SAMPLED_VERIFY)} or replay"
             raise ValueError(f"verify 'greedy' is for temperature 0; above it choose {allowed}")
+        return self
+
+    @model_validator(mode="after")
+    def _criterion_has_its_tuning(self) -> RunConfig:
+        if self.tune is None and self.tune_by != "time":
+            raise ValueError(f"tune_by {self.tune_by!r} says how --tune chooses; add --tune 8")
         return self
 
     @model_validator(mode="after")

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from specbench_cli.config import document
+from specbench_cli.config import document, sweep
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
@@ -18,6 +16,12 @@ OTHER_VARIABLES = frozenset(
     {"SPECBENCH_CACHE", "SPECBENCH_DATA", "SPECBENCH_DEBUG", "SPECBENCH_LINEAR"}
 )
 """Variables of the same prefix that are no option of a run."""
+
+BLOCKS = {
+    "set": "set: {sps: {length: 7}}",
+    "sweep": "sweep: {sps: {length: 1:6:1}}",
+}
+"""Fields that hold methods with their parameters, and how a config file writes them."""
 
 
 class Sourced(NamedTuple):
@@ -32,16 +36,18 @@ class Given:
     """What one source says, or several together.
 
     Attributes:
-        fields: values of RunConfig's fields, `set` aside.
+        fields: values of RunConfig's fields, `set` and `sweep` aside.
         params: values of methods' parameters, by (method, parameter).
+        swept: lists of values of methods' parameters, by (method, parameter).
     """
 
     fields: dict[str, Sourced] = field(default_factory=dict)
     params: dict[tuple[str, str], Sourced] = field(default_factory=dict)
+    swept: dict[tuple[str, str], Sourced] = field(default_factory=dict)
 
     def __or__(self, over: Given) -> Given:
         """Both; where both speak, `over` counts."""
-        return Given(self.fields | over.fields, self.params | over.params)
+        return Given(self.fields | over.fields, self.params | over.params, self.swept | over.swept)
 
 
 def option(name: str) -> str:
@@ -64,21 +70,46 @@ def from_sets(sets: Sequence[str]) -> Given:
     """`METHOD.PARAM=VALUE` texts, the value read as a YAML scalar."""
     given = Given()
     for text in sets:
-        key, _, value = text.partition("=")
-        method, _, param = key.strip().rpartition(".")
-        if not (method and param and value.strip()):
-            name = key.strip().replace("-", "_")
-            instead = f"{option(name)} VALUE" if name in RunConfig.model_fields else None
-            raise UsageError(
-                f"--set must be METHOD.PARAM=VALUE, got {text!r}", instead or "--set sps.length=7"
-            )
-        given.params[method, param] = Sourced(_scalar(value.strip()), "--set")
+        method, param, value = _parted(text, "--set", "VALUE", "7")
+        given.params[method, param] = Sourced(document.scalar(value), "--set")
     return given
+
+
+def from_sweeps(sweeps: Sequence[str]) -> Given:
+    """`METHOD.PARAM=VALUES` texts, the values a range or a list."""
+    given = Given()
+    for text in sweeps:
+        method, param, values = _parted(text, "--sweep", "VALUES", "1:6:1")
+        if (method, param) in given.swept:
+            raise UsageError(
+                f"--sweep {method}.{param} is given twice", f"--sweep {method}.{param}=3,5,7"
+            )
+        try:
+            given.swept[method, param] = Sourced(sweep.values(values), "--sweep")
+        except ValueError as fault:
+            raise UsageError(
+                f"--sweep {method}.{param} {fault}", f"--sweep {method}.{param}=1:6:1"
+            ) from fault
+    return given
+
+
+def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
+    """Method, parameter and value of METHOD.PARAM=VALUE."""
+    key, _, value = text.partition("=")
+    method, _, param = key.strip().rpartition(".")
+    if not (method and param and value.strip()):
+        name = key.strip().replace("-", "_")
+        instead = f"{option(name)} VALUE" if name in RunConfig.model_fields else None
+        raise UsageError(
+            f"{where} must be METHOD.PARAM={values}, got {text!r}",
+            instead or f"{where} sps.length={example}",
+        )
+    return method, param, value.strip()
 
 
 def from_env(env: Mapping[str, str]) -> Given:
     """The SPECBENCH_* variables that are options; empty ones count as not given."""
-    names = {variable(name): name for name in RunConfig.model_fields if name != "set"}
+    names = {variable(name): name for name in RunConfig.model_fields if name not in BLOCKS}
     given = Given()
     for word, value in env.items():
         if not word.startswith("SPECBENCH_") or word in OTHER_VARIABLES or not value:
@@ -95,25 +126,33 @@ def from_file(path: Path) -> Given:
     found = document.read(path)
     given = Given()
     for key, value in found.values.items():
-        if key != "set":
+        if key not in BLOCKS:
             given.fields[str(key)] = Sourced(value, found.where(str(key)))
             continue
         if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
             raise UsageError(
-                f"{found.where('set')}: set must hold methods, and each method its parameters",
-                "set: {sps: {length: 7}}",
+                f"{found.where(key)}: {key} must hold methods, and each method its parameters",
+                BLOCKS[key],
             )
         for method, params in value.items():
             for param, setting in params.items():
-                source = found.where(f"set.{method}.{param}")
-                given.params[str(method), str(param)] = Sourced(setting, source)
+                source = found.where(f"{key}.{method}.{param}")
+                at = str(method), str(param)
+                if key == "set":
+                    given.params[at] = Sourced(setting, source)
+                else:
+                    given.swept[at] = Sourced(_listed(found, at, setting), source)
     return given
 
 
-def _scalar(text: str) -> Any:
-    """A number, true, false, null or else the text itself."""
+def _listed(found: document.Document, at: tuple[str, str], setting: Any) -> list[Any]:
+    """The values that a config file sweeps a parameter over."""
+    key = "sweep." + ".".join(at)
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    return value if value is None or isinstance(value, (bool, int, float, str)) else text
+        if key in found.texts:
+            return sweep.values(found.texts[key])
+        if not isinstance(setting, list) or any(isinstance(v, (list, dict)) for v in setting):
+            raise ValueError(f"must be {sweep.FORM}, got {setting!r}")
+        return sweep.distinct(setting)
+    except ValueError as fault:
+        raise UsageError(f"{found.where(key)}: {key} {fault}", BLOCKS["sweep"]) from fault

@@ -1,7 +1,7 @@
 """Attention of a block of new rows over everything before them, one sequence at a time.
 
-The three `attend_*` functions compute softmax(q k + bias) v and differ in what they are good at.
-They take
+The `attend_*` functions compute softmax(q k + bias) v and differ in what they are good at. They
+take
 
     q: [heads, rows, d], queries;
     k: [kv heads, d, seen], keys, transposed; v: [kv heads, seen, d], values;
@@ -109,20 +109,32 @@ def attend_many(
     out.copy_(y[0])
 
 
+def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """`attend_few` where heads share keys: they count as rows.
+
+    Args:
+        bias: [heads / kv heads x rows, seen] to add.
+    """
+    assert bias is not None
+    rows = q.reshape(k.shape[0], -1, q.shape[-1])
+    y = torch.bmm(torch.softmax(torch.baddbmm(bias, rows, k), -1), v)
+    out.copy_(y.view(out.shape))
+
+
 def attend_tree(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float, n: int
 ) -> None:
     """For any mask, such that nothing of an unseen row gets through, not even a NaN.
 
     Scores of unseen rows are replaced rather than added to. Their values are multiplied by zero, so
-    NaN among the new ones gives way to 0; whoever sees such a row still gets NaN through its keys.
+    NaN among those of the n new rows gives way to 0; whoever sees such a row still gets NaN through
+    its keys. Otherwise number for number what `attend_few` and `attend_shared` give.
 
     Args:
-        bias: [rows, seen] bool.
+        bias: as in `attend_shared`, 0 or -inf.
     """
     assert bias is not None
-    rows, (kv, d, _) = bias.shape[0], k.shape
-    v[:, -rows:].nan_to_num_()
-    scores = torch.matmul(q.reshape(kv, -1, rows, d), k[:, None]).mul_(scale)
-    law = torch.softmax(scores.masked_fill_(~bias, -torch.inf), -1)
-    out.copy_(torch.matmul(law, v[:, None]).reshape(out.shape))
+    v[:, -n:].nan_to_num_()
+    rows = q.reshape(k.shape[0], -1, q.shape[-1])
+    scores = torch.baddbmm(bias, rows, k, alpha=scale).masked_fill_(bias < 0, -torch.inf)
+    out.copy_(torch.bmm(torch.softmax(scores, -1), v).view(out.shape))

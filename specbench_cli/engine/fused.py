@@ -11,6 +11,7 @@ write and attention on views that are made once; nothing allocated that a buffer
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.layers import FusedWeights, Layer, LayerReader
 from specbench_cli.engine.linear import Form
-from specbench_cli.engine.plan import Planner, Scratch, Sizes, View
+from specbench_cli.engine.plan import Plan, Planner, Scratch, Sizes, View
 from specbench_cli.engine.rotary import Rotary, Table
 from specbench_cli.engine.state import KVState, LayerShape
 from specbench_cli.engine.types import Features, Input, Out, Tokens
@@ -143,21 +144,31 @@ class FusedStack(Decoder):
         lines = range(b) if seqs is None else seqs
         run: Sequence[int] = self._all
         if mask is None and positions is None and not layers and not skip:
-            views, table, scratch = self._planner.plain(state, lines, n)
+            plan = self._planner.plain(state, lines, n)
         else:
             run = [at for at in range(*(layers or (0, self.n_layers))) if at not in skip]
-            views, table, scratch = self._planner.special(state, lines, run, n, mask, positions)
-        tapped = {}
-        for at, seen in zip(run, views, strict=True):
-            h = self._run_layer(self._stack[at], h, scratch, table, seen)
-            if at in taps:
-                tapped[at] = h.view(b, n, -1).clone()  # the next layer adds to h
+            plan = self._planner.special(state, lines, run, n, mask, positions)
+        h, tapped = self._follow(plan, run, h, taps)
+        if plan.hopeful and not math.isfinite(h.sum()):
+            plan = self._planner.special(state, lines, run, n, mask, positions, careful=True)
+            h, tapped = self._follow(plan, run, self._enter(x, layers)[0], taps)
         for seq in lines:
             state.extend(seq, run, n)
         logits = None
         if logits_at is not None and (not layers or layers[1] == self.n_layers):
-            logits = self._logits(h, b, logits_at, scratch)
-        return Out(logits, h.view(b, n, -1), tapped)
+            logits = self._logits(h, b, logits_at, plan.scratch)
+        return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
+
+    def _follow(
+        self, plan: Plan, run: Sequence[int], h: Tensor, taps: Sequence[int]
+    ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """Rows [b n, hidden] through the layers `run`, and those that leave the layers `taps`."""
+        tapped = []
+        for at, seen in zip(run, plan.views, strict=True):
+            h = self._run_layer(self._stack[at], h, plan.scratch, plan.table, seen)
+            if at in taps:
+                tapped.append((at, h.clone()))  # the next layer adds to h
+        return h, tapped
 
     def _run_layer(
         self,

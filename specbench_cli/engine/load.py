@@ -86,6 +86,12 @@ def module_bytes(decoder: Decoder) -> int:
     return sum(weights.size(key) * item for key in weights if key not in shared)
 
 
+def sha256_of(decoder: Decoder) -> str | None:
+    """Hash of the weight files that a decoder was loaded from; None if it was not loaded."""
+    folder = _FOLDERS.get(decoder)
+    return None if folder is None else Weights(folder).sha256()
+
+
 def _beside(decoder: FusedDecoder, folder: Path) -> Any:
     config = read_config(folder)
     module = _skeleton(config, decoder.dtype)

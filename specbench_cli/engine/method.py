@@ -33,20 +33,20 @@ class Method(ABC):
         Params: its parameters.
         needs: what it cannot run without ("draft").
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
-        timing_free: whether its counters are a function of inputs and seed alone.
         workers: how many workers compute at once.
         peer: whether it is somebody else's implementation, measured but not audited.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
+        tunable: the parameters that `--tune` varies; None for all.
     """
 
     name: ClassVar[str]
     Params: ClassVar[type[MethodParams]] = MethodParams
     needs: ClassVar[frozenset[str]] = frozenset()
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
-    timing_free: ClassVar[bool] = True
     workers: ClassVar[int] = 1
     peer: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, Any]] = {}
+    tunable: ClassVar[frozenset[str] | None] = None
 
     params: Any  # an instance of the method's own Params, which says so by an annotation
 
@@ -62,6 +62,17 @@ class Method(ABC):
         """Whether, with these parameters, it reads vanilla's output (`session.reference`): such a
         row is a bound on what others can reach, and not ranked with them."""
         return False
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
+        run then measures that before it begins."""
+        return False
+
+    @property
+    def timing_free(self) -> bool:
+        """Whether, with these parameters, its counters are a function of inputs and seed alone."""
+        return not self.uses_costs
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained modules that it needs; loaded before anything is timed."""

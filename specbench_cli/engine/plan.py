@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from specbench_cli.engine.attention import (
     CausalBias,
     attend_few,
     attend_many,
+    attend_shared,
     attend_tree,
     visible,
 )
@@ -28,9 +29,16 @@ MAX_PLANS = 512
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
-View = tuple[Tensor, Tensor, Tensor, Tensor | None, Attend]
+Place = tuple[Tensor, Tensor, Tensor]
 """One sequence at one layer: where its new rows go [2 kv, n, d], keys [kv, d, seen] and values
-[kv, seen, d], the bias and the function that attends."""
+[kv, seen, d]."""
+
+Sight = tuple[int, Tensor | None, Attend]
+"""The first row that new rows may see, the bias on all from there, and the function that
+attends."""
+
+View = tuple[Tensor, Tensor, Tensor, Tensor | None, Attend]
+"""A place, the bias and the function that attends."""
 
 Line = tuple[Tensor, Tensor, Tensor]
 """One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]."""
@@ -76,11 +84,18 @@ class Scratch:
 
 
 class Plan(NamedTuple):
-    """views: for each layer those of all sequences; table: rotary tables of all rows."""
+    """What a forward follows.
+
+    views: for each layer those of all sequences.
+    table: rotary tables of all rows.
+    hopeful: whether masks hold only as long as all rows are finite. Where a row that comes out is
+        not, the forward has to be done again by a careful plan.
+    """
 
     views: Sequence[tuple[View, ...]]
     table: Table
     scratch: Scratch
+    hopeful: bool = False
 
 
 class Planner:
@@ -107,7 +122,7 @@ class Planner:
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
-        self._tree = partial(attend_tree, scale=rotary.scale)
+        self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
         self._scratch: dict[tuple[int, int], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
@@ -125,9 +140,8 @@ class Planner:
         key = (lines[0], lengths[0], n)
         plan: Plan | None = state.plans.get(key)
         if plan is None:
-            if len(state.plans) >= MAX_PLANS:
-                state.plans.clear()
-            plan = state.plans[key] = self.special(state, lines, self._all, n, None, None)
+            plan = self.special(state, lines, self._all, n, None, None)
+            self._keep(state, key, plan)
         return plan
 
     def special(
@@ -138,74 +152,116 @@ class Planner:
         n: int,
         mask: Tensor | None,
         positions: Tensor | None,
+        *,
+        careful: bool = False,
     ) -> Plan:
         """The plan of a forward through the layers `run` with any mask [n, n] and positions [b, n].
+
+        Args:
+            careful: whether nothing of an unseen row may get through that is not finite; other
+                plans are `hopeful` that nothing is.
 
         Raises:
             ValueError: the state has no room for n more rows.
         """
         views = []
+        hopeful = self._lean and mask is not None and not careful
         for i, seq in enumerate(lines):
             at, lengths = None if positions is None else positions[i], state.lengths[seq]
             parts: list[View] = []
+            sights: dict[tuple[int, int | None], Sight] = {}
             kinds = [(lengths[layer], self._windows[layer], layer) for layer in run]
             for (start, window), same in groupby(kinds, key=itemgetter(0, 1)):
                 layers = [layer for _, _, layer in same]
-                parts += self._views(state, seq, layers, start, window, n, mask, at)
+                if (start, window) not in sights:
+                    state.require(start, n)
+                    sights[start, window] = (
+                        self._sight(start, n, window)
+                        if mask is None and (positions is None or window is None)
+                        else self._masked(start, n, window, mask, at, hopeful=hopeful)
+                    )
+                first, bias, attend = sights[start, window]
+                span = (seq, layers[0], layers[-1] + 1, start, first, n)
+                places = self._places(state, span, keep=mask is not None)
+                parts += [(*places[layer - layers[0]], bias, attend) for layer in layers]
             views.append(parts)
         starts = [state.lengths[seq][run[0]] if run else 0 for seq in lines]
         table = self._table(starts, n, positions)
-        return Plan(list(zip(*views, strict=True)), table, self._scratch_for(len(lines), n))
+        scratch = self._scratch_for(len(lines), n)
+        return Plan(list(zip(*views, strict=True)), table, scratch, hopeful)
 
-    def _views(
+    def _places(
+        self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
+    ) -> list[Place]:
+        """Where rows are, of a span: sequence, layers from and to, rows written, first seen, new.
+
+        Args:
+            keep: whether to have them ready for the next time: a tree's plan is made anew for every
+                tree, but of the same places.
+        """
+        places: list[Place] | None = state.plans.get(span) if keep else None
+        if places is None:
+            seq, low, high, start, first, n = span
+            kv = self._sizes.kv_heads
+            rows = state.buffers[0][low:high, seq]
+            seen = rows[:, :, first : start + n]
+            places = list(
+                zip(
+                    rows[:, :, start : start + n].unbind(),
+                    seen[:, :kv].mT.unbind(),
+                    seen[:, kv:].unbind(),
+                    strict=True,
+                )
+            )
+            if keep:
+                self._keep(state, span, places)
+        return places
+
+    @staticmethod
+    def _keep(state: KVState, key: tuple[int, ...], made: Any) -> None:
+        if len(state.plans) >= MAX_PLANS:
+            state.plans.clear()
+        state.plans[key] = made
+
+    def _masked(
         self,
-        state: KVState,
-        seq: int,
-        run: Sequence[int],
         start: int,
-        window: int | None,
         n: int,
+        window: int | None,
         mask: Tensor | None,
         positions: Tensor | None,
-    ) -> list[View]:
-        """The views of n rows after `start`, on layers that share length and window."""
-        state.require(start, n)
-        first = 0  # rows before it are out of every new row's window
-        bias: Tensor | None = None
-        attend: Attend = self._tree
-        if mask is not None or (positions is not None and window is not None):
-            bias = visible(
+        *,
+        hopeful: bool,
+    ) -> Sight:
+        """For n rows after `start` with a mask or positions of their own: the bias of all layers of
+        a kind."""
+        bias = self._like.new_zeros(n, start + n)
+        if window is None and mask is not None:
+            bias[:, start + n - mask.shape[1] :].masked_fill_(~mask, -torch.inf)
+        else:
+            seen = visible(
                 start, n, device=self._device, mask=mask, positions=positions, window=window
             )
-        else:
-            if window is not None:
-                first = max(0, start + 1 - window)
-            bias, attend = self._sight(start, first, n, window)
-        low, kv = run[0], self._sizes.kv_heads
-        rows = state.buffers[0][low : run[-1] + 1, seq]
-        seen = rows[:, :, first : start + n]
-        opened = zip(
-            rows[:, :, start : start + n].unbind(),
-            seen[:, :kv].mT.unbind(),
-            seen[:, kv:].unbind(),
-            strict=True,
-        )
-        views = [(*parts, bias, attend) for parts in opened]
-        return [views[layer - low] for layer in run]
+            bias.masked_fill_(~seen, -torch.inf)
+        if self._shared > 1:
+            bias = bias.repeat(self._shared, 1)
+        if hopeful:
+            return 0, bias, attend_few if self._shared == 1 else attend_shared
+        return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
-    def _sight(
-        self, start: int, first: int, n: int, window: int | None
-    ) -> tuple[Tensor | None, Attend]:
-        """Bias and function for n rows after `start` that see the usual rows from `first` on."""
+    def _sight(self, start: int, n: int, window: int | None) -> Sight:
+        """For n rows after `start` that see the usual rows."""
+        first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
-            return None, attend_few
-        if self._lean and n <= FEW and self._sizes.heads == self._sizes.kv_heads:
-            return self._biases[window].of(start, first, n), attend_few
+            return first, None, attend_few
+        if self._lean and n <= FEW and self._shared == 1:
+            return first, self._biases[window].of(start, first, n), attend_few
         if n == 1:
-            return None, self._many
+            return first, None, self._many
         if start == 0 and (window is None or n <= window):
-            return None, self._triangle
-        return visible(start, n, device=self._device, window=window)[:, first:], self._many
+            return first, None, self._triangle
+        seen = visible(start, n, device=self._device, window=window)
+        return first, seen[:, first:], self._many
 
     def _table(self, starts: Sequence[int], n: int, positions: Tensor | None) -> Table:
         if positions is None:

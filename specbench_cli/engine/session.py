@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import decide, proposal
+from specbench_cli.engine import decide, proposal, ranking
 from specbench_cli.engine import sampling as law
 from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.decoder import Decoder, State
@@ -143,6 +143,15 @@ class Session:
         made = self._workspace.artifact(wanted)
         return Metered(made, self.meter, role="draft") if isinstance(made, Decoder) else made
 
+    def verify_cost(self, rows: int) -> float:
+        """Time of a target forward over so many rows, the root's included, as a multiple of that
+        over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
+        return self._workspace.cost("target", rows)
+
+    def draft_cost(self, model: Metered, rows: int = 1) -> float:
+        """Time of a draft model's or head's forward, in that of a target forward over one row."""
+        return self._workspace.cost(model.name, rows)
+
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._tape = Tape(self.target.decoder, taps)
@@ -242,7 +251,7 @@ class Session:
             q = self.warp(rows)
             pick = self.random.categorical(q), q
         else:
-            pick = self.scores(rows, self._position() + ahead).argmax(-1), None
+            pick = ranking.argmax(self.scores(rows, self._position() + ahead)), None
         self._picks.append(pick)
         return pick
 
@@ -277,30 +286,34 @@ class Session:
         rows = self._align(rows)
         if not self.sampling.draws:
             scores = self.scores(rows, self._position() + ahead, [0] * rows.shape[0])
-            return scores.topk(width).indices, None
+            return ranking.top(scores, width)[1], None
         if how == "point":
-            return rows.topk(width).indices, None
+            return ranking.top(rows, width)[1], None
         q = self.warp(rows)
         return siblings(q, width, self.random, replacement=how == "iid"), q
 
-    def candidates(self, rows: Tensor, width: int, *, ahead: int = 0) -> tuple[Tensor, Tensor]:
-        """The best children of draft nodes of one level, without a draw, and how good they are.
+    def candidates(
+        self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The best children of draft nodes, without a draw, and how good they are.
 
         Args:
             rows: [r, V'] logits of a draft model at the r nodes.
             width: children of each node; best first.
-            ahead: how many draft tokens stand between the last committed token and the children.
+            ahead: how many draft tokens stand between the last committed token and the children;
+                for each node, or the same for all.
         Returns:
             (tokens, values), [r, width] each: int64, and the log-softmax of the scores that the
             session decides by.
         """
         rows = self._align(rows)
         if not self.sampling.draws:
-            rows = self.scores(rows, self._position() + ahead, [0] * rows.shape[0])
+            depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
+            rows = self.scores(rows, self._position(), depths)
         elif self.sampling.temperature != 1.0:
             rows = rows / self.sampling.temperature
-        best = rows.topk(width)
-        return best.indices, best.values - rows.logsumexp(-1, keepdim=True)
+        values, tokens = ranking.top(rows.log_softmax(-1), width)
+        return tokens, values
 
     # ---- the target's steps ---------------------------------------------------------------------
 
@@ -431,7 +444,7 @@ class Session:
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._position(), depths)
-            outcome, self._root = decide.chosen(draft, tree, scores.argmax(-1))
+            outcome, self._root = decide.chosen(draft, tree, ranking.argmax(scores))
         return outcome
 
     def _append(self, outcome: Outcome) -> Outcome:

@@ -10,7 +10,7 @@ so that row `node + 1` of a forward over the root and the nodes belongs to `node
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,14 +78,56 @@ def rows_of(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
         (mask, depths): [m + 1, m + 1] bool, row i sees row j, its ancestor or itself; and [m + 1]
         int64, how far each row's position lies behind the root's.
     """
-    rows = [bytearray(len(parents) + 1)]
-    rows[0][0] = 1
+    n = len(parents) + 1
+    depths = [0] * n
+    cells = bytearray(n * n)
+    cells[0] = 1
     for row, parent in enumerate(parents, start=1):
-        rows.append(bytearray(rows[parent + 1]))  # what its parent sees, and itself
-        rows[row][row] = 1
-    mask = torch.frombuffer(bytearray().join(rows), dtype=torch.bool).view(len(rows), -1)
-    depths = torch.tensor((0, *tree_of(parents).depths), dtype=torch.int64)
-    return mask.to(device), depths.to(device)
+        above = parent + 1
+        depths[row] = depths[above] + 1
+        # What its parent sees, no row after that, and itself.
+        cells[row * n : row * n + row] = cells[above * n : above * n + row]
+        cells[row * n + row] = 1
+    mask = torch.frombuffer(cells, dtype=torch.bool).view(n, n)
+    return mask.to(device), torch.tensor(depths, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Several trees as one; made by `merge`.
+
+    Attributes:
+        ids: of each node.
+        parents: of each node, as in `Tree`.
+        places: for each part, where its nodes are.
+    """
+
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
+def merge(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> Merged:
+    """One tree that holds every path of several; nodes with equal paths become one.
+
+    Nodes come in the order of the parts. The tokens of none may have been drawn: what a path's
+    law is cannot be said of it if others led to it too.
+
+    Args:
+        parts: (ids, parents) of each; None for a chain.
+    """
+    found: dict[tuple[int, int], int] = {}
+    places = []
+    for ids, parents in parts:
+        here: list[int] = []
+        for node, token in enumerate(ids):
+            parent = node - 1 if parents is None else parents[node]
+            key = (ROOT if parent == ROOT else here[parent], token)
+            here.append(found.setdefault(key, len(found)))
+        places.append(tuple(here))
+    return Merged(
+        tuple(token for _, token in found), tuple(parent for parent, _ in found), tuple(places)
+    )
 
 
 def child_of(tree: Tree, tokens: Sequence[int], node: int, token: int) -> int | None:

@@ -19,6 +19,8 @@ class Workspace:
     capacity: rows every state has room for; the longest prompt plus its budget.
     modules: builds transformers' own module of a role, for peers; tokenizer: transformers' own.
     make: makes a trained module that a method asks for.
+    costs: time of a forward of a model, by name, over so many rows; in the time of a target forward
+        over one.
     """
 
     decoders: Mapping[str, Decoder]
@@ -26,6 +28,7 @@ class Workspace:
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
     make: Callable[[Trained], Any] | None = None
+    costs: Callable[[str, int], float] | None = None
     _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
@@ -36,6 +39,21 @@ class Workspace:
                 raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
+
+    @property
+    def heads(self) -> dict[str, Decoder]:
+        """The trained modules that can be run forward, by their names in traces."""
+        made = self._artifacts.values()
+        return {each.name: each for each in made if isinstance(each, Decoder)}
+
+    def cost(self, model: str, rows: int) -> float:
+        """Relative time of a forward; raises MethodFault where none was measured."""
+        if self.costs is None:
+            raise MethodFault(
+                "this run knows no costs of forwards",
+                "a method that asks for them says so (`Method.uses_costs`)",
+            )
+        return self.costs(model, rows)
 
     def reserve(self, capacity: int) -> None:
         """Make room for longer sequences; drops the states that are too small."""

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.checkpoint import ConfigFacts, Weights, config_facts
+from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.workspace import Workspace
@@ -130,6 +131,19 @@ class Bench:
                 "engine": type(self.workspace.decoders[role]).__name__,
             }
             for role, facts in self.facts.items()
+        }
+
+    def drafting_heads(self) -> dict[str, Mapping[str, Any]]:
+        """What tells each head from others, by its name in traces."""
+        return {
+            head.name: {
+                "label": files.label,
+                "sha256": Weights(files.path).sha256(),
+                "n_layers": head.n_layers,
+                "engine": type(head).__name__,
+            }
+            for wanted, files in self._heads.items()
+            if isinstance(head := self.workspace.artifact(wanted), Decoder)
         }
 
     def heads(self) -> dict[str, Mapping[str, Any]]:

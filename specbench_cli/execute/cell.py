@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.execute.plan import Arm
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
@@ -43,7 +44,8 @@ class Cell:
         measured: the last measurement.
         other_cpu, void: the window's verdict, once it is settled.
 
-    A cell with a `recording` is given its tokens (`engine.replay`).
+    A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
+    vanilla's output, may read it (`Method.upper_bound`).
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Cell:
         pass_: int,
         memory: dict[str, Any],
         recording: Sequence[int] | None = None,
+        reference: Sequence[int] | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -65,6 +68,7 @@ class Cell:
         self._pass = pass_
         self._memory = memory
         self._recording = recording
+        self._reference = reference
         self._memory_before = copy.deepcopy(memory)
         self.measured: Measured | None = None
         self.settled = False
@@ -86,6 +90,7 @@ class Cell:
             pass_=self._pass,
             memory=self._memory,
             recording=self._recording,
+            reference=self._reference,
         )
         steps = Steps()
         error = None
@@ -149,7 +154,7 @@ class Cell:
             method=self.arm.name,
             label=self.arm.label,
             peer=peer,
-            params=Params(dict(self.arm.passed), method.params.model_dump()),
+            params=Params(dict(self.arm.passed), method.params.model_dump(), self.arm.source),
             sampling="replay" if self.replays else self._sampling.rule,
             guarantee=method.guarantee(self._sampling.rule),
             pass_=self._pass,

@@ -167,6 +167,9 @@ class Pass:
             prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget)
         )
         recording = self._recording(request, number)
+        reference = None
+        if any(arm.method.upper_bound for arm in arms):
+            reference = self._vanilla(request, number)
         cells = []
         for arm in arms:
             if (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done:
@@ -180,18 +183,21 @@ class Pass:
                 number,
                 memory[arm.label],
                 None if arm.method.peer else recording,
+                reference if arm.method.upper_bound else None,
             )
             self._windows.run(cell)
             cells.append(cell)
-        reference = self._reference(prompt, number, cells)
-        self._pending.append(Group(question, cells, reference))
+        answer = self._reference(prompt, number, cells)
+        self._pending.append(Group(question, cells, answer))
         self._write()
-        return reference
+        return answer
 
     def _recording(self, request: Request, number: int) -> list[int] | None:
-        """In a replay, the tokens that all are given: vanilla's, decoded once without a clock."""
-        if self._plan.config.verify != REPLAY:
-            return None
+        """In a replay, the tokens that all are given: vanilla's."""
+        return self._vanilla(request, number) if self._plan.config.verify == REPLAY else None
+
+    def _vanilla(self, request: Request, number: int) -> list[int]:
+        """Vanilla's output, decoded without a clock where it is not there yet."""
         known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
             return known

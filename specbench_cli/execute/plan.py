@@ -27,12 +27,26 @@ class Arm:
     """One row of the result: a method with its parameters.
 
     passed: the parameters as given; the method holds all of them as they take effect.
+    tuned: among how many these were chosen; None where they were not.
     """
 
     name: str
     label: str
     method: Method
     passed: Mapping[str, Any]
+    tuned: int | None = None
+
+    @property
+    def source(self) -> str:
+        """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
+        if self.tuned is not None:
+            return f"tuned({self.tuned})"
+        method, params = type(self.method), self.method.params
+        if method.paper and params == method.Params.model_validate(method.paper):
+            return "paper"
+        fields = method.Params.model_fields.items()
+        plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
+        return "default" if dict(params) == plain else "set"
 
     @property
     def file_sha256(self) -> str:
@@ -79,7 +93,12 @@ class Plan:
             "target": self.target.label,
             "draft": self.draft.label if self.draft else None,
             "methods": [
-                {"label": arm.label, "method": arm.name, "params": arm.method.params.model_dump()}
+                {
+                    "label": arm.label,
+                    "method": arm.name,
+                    "params": arm.method.params.model_dump(),
+                    "source": arm.source,
+                }
                 for arm in self.arms
             ],
             "tasks": [
@@ -108,6 +127,13 @@ def make_plan(config: RunConfig) -> Plan:
         Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         for row in config.methods
     )
+    bounds = [arm.label for arm in arms if arm.method.upper_bound]
+    if bounds and config.verify in ("rejection", "block"):
+        raise UsageError(
+            f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
+            f" same: not under {config.verify}",
+            hint="--temperature 0, or --verify coupled",
+        )
     tasks = tuple(load_task(name) for name in config.tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):

@@ -6,26 +6,30 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
+from specbench_cli.execute import tune
+from specbench_cli.execute.manifest import manifest, now, rows
 from specbench_cli.execute.plan import Plan, make_plan
+from specbench_cli.execute.tune import Tuning
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
-from specbench_cli.measure.machine import fingerprint
+from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.standing import broken
 from specbench_cli.store.run_dir import RunDir, new_path
-from specbench_cli.store.schema import SCHEMA, Record
+from specbench_cli.store.schema import Record
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
 _ORDER = ".resume.json"
 """What was ordered, word for word: it may name folders of this machine, so it is not part of the
 result and goes once the run is finished."""
+
+_TUNING = 0
+"""The number of the pass that chooses parameters."""
 
 _ANEW = "begin a new run: specbench run"
 
@@ -53,12 +57,12 @@ def start(
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
     from specbench_cli.execute.bench import choose_device
 
-    plan = make_plan(config)
+    plan, tuning = planned(config)
     choose_device(config.device)
-    view.planned(plan.facts())
-    effective = _public(plan)
-    path = out or new_path("-".join(effective["tasks"]), config.model_dump(mode="json"))
-    run_dir = RunDir.create(path, _manifest(plan, effective, sources))
+    view.planned(facts(plan, tuning))
+    names = "-".join(task.name for task in plan.tasks)
+    path = out or new_path(names, config.model_dump(mode="json"))
+    run_dir = RunDir.create(path, manifest(plan, sources))
     (run_dir.path / _ORDER).write_text(config.model_dump_json(), encoding="utf-8")
     return plan, run_dir
 
@@ -72,16 +76,10 @@ def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
         return None, run_dir
-    try:
-        order = (run_dir.path / _ORDER).read_text(encoding="utf-8")
-        config = RunConfig.model_validate_json(order)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be resumed: its {_ORDER} is missing or damaged",
-            hint=_ANEW,
-        ) from error
-    plan = make_plan(config)
-    view.planned(plan.facts())
+    config = _ordered(path)
+    plan, tuning = planned(config)
+    plan = tune.tuned(plan, run_dir.manifest)
+    view.planned(facts(plan, tuning))
     for task, then in zip(plan.tasks, run_dir.manifest.get("tasks", []), strict=False):
         if task.sha256 != then["sha256"]:
             raise UsageError(
@@ -91,6 +89,17 @@ def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
         pass  # a damaged one is told before anything changes
     run_dir.resume()
     return plan, run_dir
+
+
+def _ordered(path: Path) -> RunConfig:
+    """The configuration that a run was begun with. Raises UsageError."""
+    try:
+        return RunConfig.model_validate_json((path / _ORDER).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be resumed: its {_ORDER} is missing or damaged",
+            hint=_ANEW,
+        ) from error
 
 
 def run(
@@ -103,25 +112,30 @@ def run(
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
 
-    With several passes each runs in a fresh process; `only_pass` is what such a process is told.
+    With several passes each runs in a fresh process, and so does a tuning before them; `only_pass`
+    is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept. A
     `fresh` run that fails before its first record could only fail again: its folder goes.
     """
     if plan is None:
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
-    done = sum(1 for _ in run_dir.records())
-    view.started(plan.cells, done, run_dir.path)
+    untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
+    alone = only_pass is None and plan.config.repeats == 1
     try:
-        if only_pass is not None:
-            _run_passes(plan, run_dir, view, [only_pass])
-        elif plan.config.repeats == 1:
+        if untuned and (alone or only_pass == _TUNING):
+            plan = _tune(run_dir, view)
+        if only_pass != _TUNING:
+            view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
+        if alone:
             _run_passes(plan, run_dir, view, [1])
-        else:
-            for number in range(1, plan.config.repeats + 1):
+        elif only_pass is None:
+            for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
                 _spawn_pass(run_dir.path, number, view)
+        elif only_pass != _TUNING:
+            _run_passes(plan, run_dir, view, [only_pass])
     except BaseException as fault:
-        if fresh and isinstance(fault, SpecbenchError) and not any(run_dir.records()):
+        if fresh and isinstance(fault, SpecbenchError) and not _measured(run_dir):
             (run_dir.path / _ORDER).unlink(missing_ok=True)
             run_dir.discard()
         else:
@@ -131,9 +145,73 @@ def run(
     records = list(run_dir.records())
     loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
     if only_pass is None:
-        run_dir.close("finished", finished_utc=_now(), noisy=loud)
+        run_dir.close("finished", finished_utc=now(), noisy=loud)
         (run_dir.path / _ORDER).unlink(missing_ok=True)
     return Result(run_dir.path, exit_code(records, run_dir.manifest))
+
+
+def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
+    """The plan of a run, and of the tuning before it where it is tuned; see `make_plan`."""
+    plan = make_plan(config)
+    return (plan, None) if config.tune is None else tune.prepare(plan)
+
+
+def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
+    """The plan for a person or a program to read."""
+    if tuning is None:
+        return plan.facts()
+    return {
+        **plan.facts(),
+        "tuning": {
+            "by": plan.config.tune_by,
+            "development": len(tuning.development),
+            "held_out": len(plan.questions),
+            "candidates": {row: len(arms) for row, arms in tuning.rows.items()},
+            "cells": tune.rehearsal(plan, tuning).cells,
+        },
+    }
+
+
+def _tune(run_dir: RunDir, view: RunView) -> Plan:
+    """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
+    plan, tuning = planned(_ordered(run_dir.path))
+    assert tuning is not None
+    rehearsal = tune.rehearsal(plan, tuning)
+    path = run_dir.path / tune.FOLDER
+    if path.exists():
+        trial = RunDir.open(path)
+        trial.resume()
+    else:
+        trial = RunDir.create(path, manifest(rehearsal, {}))
+    view.note(
+        f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
+        f" {len(tuning.development)} development questions"
+    )
+    view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
+    try:
+        _run_passes(rehearsal, trial, view, [1])
+    except BaseException:
+        trial.close("interrupted")
+        if not any(trial.records()):
+            trial.discard()
+        raise
+    free_memory()
+    trial.close("finished", finished_utc=now())
+    models = {**trial.manifest["models"], **trial.manifest["heads"]}
+    weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
+    choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
+    run_dir.update(
+        tuning=tune.facts(plan, tuning, choices),
+        step_costs=trial.manifest.get("step_costs"),  # what methods chose by then and choose by now
+    )
+    chosen = tune.tuned(plan, run_dir.manifest)
+    run_dir.update(rows=rows(chosen))
+    return chosen
+
+
+def _measured(run_dir: RunDir) -> bool:
+    """Whether anything was measured that would be lost with the folder."""
+    return any(run_dir.records()) or (run_dir.path / tune.FOLDER).exists()
 
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
@@ -156,15 +234,18 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
     from specbench_cli.execute.passes import Answers, Pass
+    from specbench_cli.execute.step_costs import provide_costs
 
     bench = Bench(plan)
     bench.check_first_turns()
-    models = bench.models()
-    before = run_dir.manifest.get("models")
-    if before and any(before[role]["sha256"] != models[role]["sha256"] for role in models):
+    models, heads = bench.models(), bench.heads()
+    before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
+    held = {**models, **heads}
+    if before and any(before.get(name, {}).get("sha256") != held[name]["sha256"] for name in held):
         raise UsageError(f"the weights changed since {run_dir.path} was begun", hint=_ANEW)
     effective = {**run_dir.manifest["config"]["effective"], **bench.resolved()}
-    run_dir.update(models=models, config={"effective": effective})
+    run_dir.update(models=models, heads=heads, config={"effective": effective})
+    provide_costs(plan, bench, run_dir)
     pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view)
     for number in numbers:
         pass_.run(number)
@@ -188,51 +269,8 @@ def _spawn_pass(path: Path, number: int, view: RunView) -> None:
     if child.returncode in _CONCLUDED and run_dir.manifest["status"] == "running":
         return
     fault = _FAULTS.get(child.returncode, SpecbenchError)
+    what = "tuning" if number == _TUNING else f"pass {number}"
     raise fault(
-        f"pass {number} was not finished: its process ended with exit code {child.returncode}",
-        hint=f"specbench run --resume {path}" if any(run_dir.records()) else None,
+        f"{what} was not finished: its process ended with exit code {child.returncode}",
+        hint=f"specbench run --resume {path}" if _measured(run_dir) else None,
     )
-
-
-def _manifest(
-    plan: Plan, effective: Mapping[str, Any], sources: Mapping[str, str]
-) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "created_utc": _now(),
-        "config": {"effective": dict(effective)},
-        "config_sources": {key: Path(source).name for key, source in sources.items()},
-        "machine": fingerprint(),
-        "models": {},
-        "method_files": {arm.name: arm.file_sha256 for arm in plan.arms},
-        "tasks": [
-            {
-                "name": task.name,
-                "version": task.version,
-                "sha256": task.sha256,
-                "n_questions": sum(q.task == task.name for q in plan.questions),
-                "embedded": task.embedded,
-            }
-            for task in plan.tasks
-        ],
-        "noisy": False,
-        "tolerance": None,
-        "near_ties": None,
-        "aa_noise": None,
-    }
-
-
-def _public(plan: Plan) -> dict[str, Any]:
-    """The configuration with names in place of paths."""
-    return {
-        **plan.config.model_dump(mode="json"),
-        "target": plan.target.label,
-        "draft": plan.draft.label if plan.draft else None,
-        "tasks": [task.name for task in plan.tasks],
-        "plugins": [Path(path).name for path in plan.config.plugins],
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

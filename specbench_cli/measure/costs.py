@@ -3,7 +3,8 @@
 Between points a time is interpolated linearly, in new tokens and in context length. Beyond the
 last point it goes on with the last slope, but never falls; before the first it stays what it was
 there. `covers` tells the two apart. The host's time of a step, all that is done between forwards,
-is linear in the step's draft forwards and drafted tokens (`HostCost`).
+is linear in the step's draft forwards and drafted tokens (`HostCost`); trees, and drafts of heads,
+have such a line of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import errno
 import json
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 1
-"""Version of the file written now."""
+SCHEMA = 2
+"""Version of the file written now. Version 1 knew no trees and no heads."""
 
 PROBE = "specbench predict --probe"
 
@@ -68,18 +69,28 @@ class HostCost(_Frozen):
 
 
 class Curve(_Frozen):
-    """One model's forwards, and its prefills (context 0)."""
+    """One model's forwards, its prefills (context 0), and its forwards over a tree's root and nodes
+    (none where only chains were measured)."""
 
     forwards: tuple[Point, ...] = Field(min_length=1)
     prefills: tuple[Point, ...] = Field(min_length=1)
+    trees: tuple[Point, ...] = ()
 
     @cached_property
     def by_context(self) -> list[tuple[int, Line]]:
         """(context, times over new tokens), by increasing context."""
-        lines: dict[int, list[tuple[float, float]]] = {}
-        for point in self.forwards:
-            lines.setdefault(point.context, []).append((point.n_tokens, point.ns))
-        return [(context, sorted(lines[context])) for context in sorted(lines)]
+        return _lines(self.forwards)
+
+    @cached_property
+    def trees_by_context(self) -> list[tuple[int, Line]]:
+        """The same over the rows of a tree, from the root alone on."""
+        alone = tuple(point for point in self.forwards if point.n_tokens == 1)
+        return _lines((*alone, *self.trees)) if self.trees else self.by_context
+
+    def ns(self, n_tokens: float, context: float, *, tree: bool = False) -> float:
+        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows."""
+        lines = self.trees_by_context if tree else self.by_context
+        return along([(at, along(line, n_tokens)) for at, line in lines], context)
 
     @cached_property
     def prefill(self) -> Line:
@@ -114,7 +125,9 @@ class Costs(_Frozen):
     Attributes:
         machine: its fingerprint (`measure.machine`).
         models: by role, `label`, `sha256`, `n_layers` and whatever else is known of it.
-        curves: by role ("target", "draft", ...).
+        curves: by role ("target", "draft"), or a head's kind ("eagle3").
+        host: of steps with chains of a draft model, or none.
+        hosts: by the model that drafts: of steps with its trees, and of all steps with a head.
     """
 
     schema_: int = Field(SCHEMA, alias="schema")
@@ -127,32 +140,39 @@ class Costs(_Frozen):
     quietness: Quietness
     curves: dict[str, Curve]
     host: HostCost
+    hosts: dict[str, HostCost] = {}
 
-    def forward_ns(self, model: str, n_tokens: float, context: float) -> float:
-        """Time of a forward over `n_tokens` new tokens after `context` rows.
+    def forward_ns(
+        self, model: str, n_tokens: float, context: float, *, tree: bool = False
+    ) -> float:
+        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows.
 
         Raises:
             KeyError: the probe did not measure this model.
         """
-        lines = self.curves[model].by_context
-        return along([(at, along(line, n_tokens)) for at, line in lines], context)
+        return self.curves[model].ns(n_tokens, context, tree=tree)
 
     def prefill_ns(self, model: str, n_tokens: float) -> float:
         """Time of a forward over a prompt of `n_tokens`. Raises KeyError as `forward_ns` does."""
         return along(self.curves[model].prefill, n_tokens)
 
-    def host_ns(self, drafts: float = 0, nodes: float = 0, *, steps: int = 1) -> float:
+    def host_ns(
+        self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, of: str = ""
+    ) -> float:
         """Time of steps outside of forwards.
 
         Args:
             drafts: forwards of the draft model in them.
             nodes: drafted tokens that they verify.
+            of: see `hosts`; where it has no such line, and by default, `host` counts.
         """
-        return self.host.step * steps + self.host.draft * drafts + self.host.node * nodes
+        host = self.hosts.get(of, self.host)
+        return host.step * steps + host.draft * drafts + host.node * nodes
 
-    def covers(self, model: str, n_tokens: float, context: float) -> bool:
+    def covers(self, model: str, n_tokens: float, context: float, *, tree: bool = False) -> bool:
         """Whether `forward_ns` interpolates here, or extrapolates beyond the last points."""
-        lines = self.curves[model].by_context
+        curve = self.curves[model]
+        lines = curve.trees_by_context if tree else curve.by_context
         return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
 
     def knows(self, models: Mapping[str, str]) -> bool:
@@ -225,6 +245,14 @@ def along(line: Line, x: float) -> float:
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
 
 
+def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
+    """(context, times over new tokens), by increasing context."""
+    lines: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        lines.setdefault(point.context, []).append((point.n_tokens, point.ns))
+    return [(context, sorted(lines[context])) for context in sorted(lines)]
+
+
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
     """Makes the folder of a file to be written, and says in our words what goes wrong."""
@@ -275,6 +303,9 @@ def _named_points(costs: Costs) -> dict[str, float]:
     for role, curve in costs.curves.items():
         for p in curve.forwards:
             named[f"{role}, {p.n_tokens} tokens after {p.context}"] = p.ns
+        for p in curve.trees:
+            named[f"{role}, a tree of {p.n_tokens} rows after {p.context}"] = p.ns
         for p in curve.prefills:
             named[f"{role}, prefill of {p.n_tokens}"] = p.ns
-    return named | {f"host, {point.name}": point.ns for point in costs.host.points}
+    hosts = (costs.host, *costs.hosts.values())
+    return named | {f"host, {point.name}": point.ns for host in hosts for point in host.points}

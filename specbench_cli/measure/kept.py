@@ -24,11 +24,18 @@ def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Set
     return _folder() / f"{digest[:16]}.json"
 
 
-def find(machine_id: str | None, models: Mapping[str, str], setup: Setup) -> Costs | None:
+def find(
+    machine_id: str | None,
+    models: Mapping[str, str],
+    setup: Setup,
+    *,
+    heads: Mapping[str, str] | None = None,
+) -> Costs | None:
     """The newest costs kept of a machine and a set-up that know certain models.
 
     Args:
         models: role -> sha256 of the weights.
+        heads: the same of models that they had better know too: those that know most count.
     """
     fitting = []
     for path in _folder().glob("*.json"):
@@ -38,7 +45,12 @@ def find(machine_id: str | None, models: Mapping[str, str], setup: Setup) -> Cos
             continue  # a newer program's, or damaged: as good as not there
         if costs.machine.get("id") == machine_id and costs.setup == setup and costs.knows(models):
             fitting.append(costs)
-    return max(fitting, key=lambda costs: costs.created_utc, default=None)
+    wanted = (heads or {}).items()
+
+    def rank(costs: Costs) -> tuple[int, str]:
+        return sum(costs.knows(dict([head])) for head in wanted), costs.created_utc
+
+    return max(fitting, key=rank, default=None)
 
 
 def _folder() -> Path:

@@ -5,6 +5,7 @@ On CUDA what PyTorch's allocator handed out; on the CPU the resident set of this
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -31,6 +32,13 @@ def reset_peak(device: torch.device) -> bool:
     except OSError:
         return False
     return True
+
+
+def free_memory() -> None:
+    """Give back what nothing holds any more: before other weights are read."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device) -> int:

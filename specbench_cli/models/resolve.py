@@ -45,6 +45,11 @@ class Checkpoint:
     embedded: bool = False
     heads: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def shipped_heads(self) -> frozenset[str]:
+        """The kinds of trained modules that are shipped with it."""
+        return frozenset(kind for kind, known in self.heads.items() if (HERE / known).is_dir())
+
 
 def model_names() -> list[str]:
     """The short names, in the order of aliases.yaml."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.config.sweep import settings
 from specbench_cli.report.summary import ALL, Summary
 
 
@@ -18,15 +19,21 @@ def row_dicts(summary: Summary) -> list[dict[str, Any]]:
 
 
 def write_csv(summary: Summary, path: Path) -> None:
-    """One line a row and scope; lists are separated by blanks, a missing figure is empty."""
+    """One line a row and scope; lists, and parameters as `name=value`, are separated by blanks; a
+    missing figure is empty."""
     rows = row_dicts(summary)
     with path.open("w", newline="", encoding="utf-8") as file:
         names = list(rows[0]) if rows else ["family"]
         writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            listed = {k: " ".join(map(str, v)) for k, v in row.items() if isinstance(v, tuple)}
-            writer.writerow(row | listed)
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return " ".join(settings(value)) if isinstance(value, dict) else value
 
 
 def write_json(summary: Summary, path: Path) -> None:

@@ -15,6 +15,7 @@ class Facts:
 
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
+    tuned: how parameters were tuned, in a line; empty if they were not.
     """
 
     version: str
@@ -29,6 +30,7 @@ class Facts:
     seed: int
     noisy: bool
     aa_noise: float | None
+    tuned: str
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Facts:
@@ -50,6 +52,7 @@ class Facts:
             seed=config.get("seed", 0),
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
+            tuned=_tuned(manifest.get("tuning")),
         )
 
     @property
@@ -77,6 +80,17 @@ class Facts:
         work.append(f"seed {self.seed}")
         line = "  ".join(models + work)
         return [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
+
+
+def _tuned(tuning: Mapping[str, Any] | None) -> str:
+    if not tuning:
+        return ""
+    development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
+    by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    return (
+        f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
+        f" development questions; figures are of the {held_out} others"
+    )
 
 
 def _decoding(config: Mapping[str, Any]) -> str:

@@ -21,17 +21,17 @@ _WIDTH_IN = 84 / 25.4
 _ROW_IN, _BAR = 0.225, 0.7
 _WHISKER, _DOT = -0.13, 0.17
 """Where in a bar the interval and the families' dots lie, from its middle downwards."""
-_INK, _MUTED, _BAND = "#222222", "#666666", "#c4c4c4"
+INK, MUTED, _BAND = "#222222", "#666666", "#c4c4c4"
 _OURS, _PEER, _REFERENCE = "#4a8fc2", "#cfd4d9", "#8a8f94"
 _DOTS = "oDs^vP*X"
-_STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
+STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "font.family": "DejaVu Sans",
     "font.size": 7,
     "axes.linewidth": 0.6,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "specbench",
 }
@@ -49,7 +49,7 @@ def write_figure(summary: Summary, folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "speedup.svg", folder / "speedup.png"]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = _draw(summary)
         figure.savefig(files[0], metadata={"Date": None, "Creator": None})
         figure.savefig(files[1], dpi=300, metadata={"Software": None})
@@ -82,14 +82,14 @@ def _draw(summary: Summary) -> Figure:
     if summary.noise_floor is not None:
         floor = summary.noise_floor
         axes.axvspan(1 - floor, 1 + floor, color=_BAND, linewidth=0, zorder=0)
-    axes.axvline(1, color=_INK, linewidth=0.5, zorder=1)
+    axes.axvline(1, color=INK, linewidth=0.5, zorder=1)
     for row in summary.rows:
         _bar(axes, row, places[row.label])
     for family, marker in zip(families, _DOTS, strict=False):
         _dots(axes, summary.families[family], places, family, marker)
     if summary.lossy:
         border = len(summary.lossless) - 0.5 + gap / 2
-        axes.axhline(border, color=_MUTED, linewidth=0.5, dashes=(2, 2))
+        axes.axhline(border, color=MUTED, linewidth=0.5, dashes=(2, 2))
         axes.annotate(
             "lossy",
             (1, border),
@@ -99,7 +99,7 @@ def _draw(summary: Summary) -> Figure:
             ha="right",
             va="center",
             fontsize=6.5,
-            color=_MUTED,
+            color=MUTED,
         )
     _dress(axes, summary, places)
     if families:
@@ -119,9 +119,10 @@ def _draw(summary: Summary) -> Figure:
 def _bar(axes: Axes, row: Row, place: float) -> None:
     if row.speedup is None:
         words = "BROKEN" if row.broken else "no speedup"
-        axes.text(0.03, place, words, va="center", fontsize=6, color=_MUTED, style="italic")
+        axes.text(0.03, place, words, va="center", fontsize=6, color=MUTED, style="italic")
     else:
-        colour = _REFERENCE if row.label == BASELINE else _PEER if row.peer else _OURS
+        unranked = row.peer or row.upper_bound
+        colour = _REFERENCE if row.label == BASELINE else _PEER if unranked else _OURS
         hatch = None if row.lossless else "//////"
         axes.barh(
             place, row.speedup, _BAR, color=colour, hatch=hatch, edgecolor="white", lw=0, zorder=2
@@ -133,7 +134,7 @@ def _bar(axes: Axes, row: Row, place: float) -> None:
             place + _WHISKER,
             xerr=whiskers,
             fmt="none",
-            ecolor=_INK,
+            ecolor=INK,
             elinewidth=0.9,
             capsize=1.8,
             capthick=0.9,
@@ -160,7 +161,7 @@ def _dots(
         s=8,
         marker=marker,
         facecolor="white",
-        edgecolor=_INK,
+        edgecolor=INK,
         linewidth=0.45,
         zorder=4,
         label=family.replace("_", " "),
@@ -186,5 +187,5 @@ def _dress(axes: Axes, summary: Summary, places: dict[str, float]) -> None:
         ha="right",
         va="bottom",
         fontsize=6.5,
-        color=_MUTED,
+        color=MUTED,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from specbench_cli.config.sweep import settings, written
 from specbench_cli.report import text
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.pareto import Sweep
 from specbench_cli.report.row import Row
 from specbench_cli.report.summary import Summary
 from specbench_cli.report.table import run_text
@@ -20,14 +22,17 @@ def report(
     summary: Summary,
     manifest: Mapping[str, Any],
     incidents: Incidents,
-    figures: Iterable[str],
+    figures: Sequence[str],
+    sweep: Sweep | None = None,
 ) -> str:
     """The whole report; `figures` are paths of images, relative to it."""
     cell = ("method", "prompt", "turn", "pass")
     parts = [
         f"# specbench: {', '.join(summary.prompts) or 'no prompts'}",
         f"```\n{run_text(summary, Facts.of(manifest))}\n```",
-        *(f"![speedup over vanilla]({path})" for path in figures),
+        *(f"![speedup over vanilla]({path})" for path in figures if "pareto" not in path),
+        *(_sweep(sweep, figures) if sweep is not None else ()),
+        *_tuning(manifest.get("tuning")),
         "## By task family",
         _by_family(summary),
         "## In detail",
@@ -98,8 +103,79 @@ def _evidence(summary: Summary) -> list[str]:
     return [title, _table(_EVIDENCE_HEADINGS, rows)]
 
 
+def _sweep(sweep: Sweep, figures: Sequence[str]) -> list[str]:
+    """The swept rows in the order of their parameters, and the plot of them."""
+    rows = [
+        (
+            point.row.label,
+            *(_value(point.row.params, name) for name in sweep.params),
+            text.number(point.row.mat),
+            text.percent(point.row.acceptance_rate),
+            text.speedup(point.row),
+            text.interval(point.row),
+            text.number(point.row.ms_per_token_p50),
+            text.number(point.row.discard_rate),
+            text.number(point.row.verification_rate),
+            "yes" if point.front else None,
+        )
+        for point in sweep.points
+    ]
+    headings = ("row", *sweep.params, *_SWEEP_HEADINGS)
+    plots = [f"![discard and verification rates]({path})" for path in figures if "pareto" in path]
+    return ["## Sweep", _table(headings, rows), *plots]
+
+
+_SWEEP_HEADINGS = (
+    "MAT",
+    "accept",
+    "speedup",
+    "95% CI",
+    "ms/token p50",
+    "discarded",
+    "verified",
+    "Pareto front",
+)
+
+
+def _tuning(tuning: Mapping[str, Any] | None) -> list[str]:
+    """What every row was tried with, on what, and what came of it."""
+    if not tuning:
+        return []
+    by_time = tuning["by"] == "time"
+    unit = "ms a token" if by_time else "target forwards a token"
+    how = (
+        f"At most {tuning['budget']} candidates a row, all rows on the same development questions"
+        f" ({_families(tuning['development'])}), compared by"
+        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
+        f" Every figure above and below is of the held-out questions"
+        f" ({_families(tuning['held_out'])})."
+    )
+    rows = [
+        (
+            label,
+            " ".join(settings(tried["params"])) or text.NONE,
+            text.number(tried["cost"], 3),
+            "yes" if tried["chosen"] else None,
+            found["prompts"] or None,
+        )
+        for label, found in tuning["rows"].items()
+        for tried in found["candidates"]
+    ]
+    return ["## Tuning", how, _table(("row", "parameters", unit, "chosen", "prompts"), rows)]
+
+
+def _families(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{family} {n}" for family, n in counts.items())
+
+
+def _value(params: Mapping[str, Any], name: str) -> str | None:
+    return written(params[name]) if name in params else None
+
+
 _DETAIL_HEADINGS = (
     "method",
+    "parameters",
+    "from",
     "guarantee",
     "decode speedup",
     "MAT",
@@ -107,6 +183,8 @@ _DETAIL_HEADINGS = (
     "full steps",
     "alpha",
     "accepted at level 1, 2, ...",
+    "nodes a step",
+    "node yield",
     "TTFT p50 ms",
     "ms/token p50",
     "p95",
@@ -121,6 +199,8 @@ def _detail(row: Row) -> Sequence[object]:
     forwards = (row.target_forwards, row.draft_forwards)
     return (
         row.label,
+        " ".join(settings(row.params)) or text.NONE,
+        row.params_from,
         row.guarantee,
         text.ratio(row.decode_speedup),
         text.number(row.mat) if row.mat_note is None else f"{text.NONE} ({row.mat_note})",
@@ -128,6 +208,8 @@ def _detail(row: Row) -> Sequence[object]:
         text.number(row.mat_full),
         text.percent(row.alpha),
         positions or text.NONE,
+        text.number(row.nodes_per_step, 1),
+        text.percent(row.node_yield),
         text.number(row.ttft_p50_ms, 1),
         text.number(row.ms_per_token_p50),
         text.number(row.ms_per_token_p95),
@@ -155,7 +237,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
     for key, value in manifest.get("config", {}).get("effective", {}).items():
         source = sources.get(key)
         lines.append((key, f"{value} ({source})" if source else value))
-    for section in ("models", "machine", "versions", "git", "tolerance"):
+    for section in ("models", "heads", "machine", "versions", "git", "tolerance", "step_costs"):
         for key, value in (manifest.get(section) or {}).items():
             lines.append((f"{section}.{key}", value))
     for task in manifest.get("tasks", []):

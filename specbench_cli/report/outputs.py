@@ -8,6 +8,8 @@ from pathlib import Path
 from specbench_cli.report.export import write_csv, write_json
 from specbench_cli.report.figure import write_figure
 from specbench_cli.report.markdown import report
+from specbench_cli.report.pareto import sweep_of, write_points
+from specbench_cli.report.pareto_figure import write_pareto
 from specbench_cli.report.reading import Reading, read
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
@@ -24,10 +26,15 @@ def write_outputs(run: RunDir) -> Reading:
 
 
 def _markdown(reading: Reading, folder: Path) -> list[Path]:
-    figures = write_figure(reading.summary, folder / "figures")
+    manifest, place = reading.run.manifest, folder / "figures"
+    figures = write_figure(reading.summary, place)
+    sweep = sweep_of(reading.summary, manifest)
+    if sweep is not None:
+        figures += write_pareto(sweep, place)
+        figures.append(write_points(sweep, place / "pareto.csv"))
     links = [f"figures/{file.name}" for file in figures if file.suffix == ".svg"]
     page = folder / "report.md"
-    content = report(reading.summary, reading.run.manifest, reading.incidents, links)
+    content = report(reading.summary, manifest, reading.incidents, links, sweep)
     page.write_text(content, encoding="utf-8")
     return [page, *figures]
 

@@ -3,7 +3,11 @@
 A record's trace is replayed: every forward costs what the probe's curve says for its new tokens
 and the rows before it, every step what the host's work costs. The rows before a forward follow from
 the record: a prefill leaves the prompt's, a forward adds its own, and with a step all models forget
-what lies beyond the last committed token but one (that last one roots the next step).
+what lies beyond the last committed token but one (that last one roots the next step). A head reads
+the prompt after the target's prefill, in one forward that costs what its prefill does.
+
+A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
+found of trees, and the host's work with it and with heads has a line of its own (`Costs.hosts`).
 
 Where several workers compute at once, the busiest one counts: overlap is taken to be perfect.
 """
@@ -18,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from specbench_cli.measure.costs import Costs
+from specbench_cli.report.run_costs import heads_of, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
 ALL = "all"
@@ -90,7 +95,7 @@ def predict(
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     missing: dict[str, str] = {}
     for record in records:
-        why = _unpredictable(record, costs, against)
+        why = _unpredictable(record, manifest, costs, against)
         if why is not None:
             missing.setdefault(record.label, why)
             continue
@@ -128,10 +133,12 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
         trace.kinds[kind].role == "verify" and at not in trace.unused
         for at, kind in enumerate(trace.kind)
     )
+    trees = [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]
+    host_of = _host_of(trace, any(trees), costs)
     committed = list(accumulate(steps.committed, initial=0))
     prompt = verified = extrapolated = 0
     rows: dict[str, int] = defaultdict(int)
-    prefill = costs.host_ns()
+    prefill = costs.host_ns(of=host_of)
     busy: dict[int, float] = defaultdict(float)
     for at, (index, n) in enumerate(zip(trace.kind, trace.n_tokens, strict=True)):
         kind = trace.kinds[index]
@@ -142,20 +149,24 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
             if kind.model == "target":
                 prompt = n
             continue
-        context = rows[kind.model]
-        new = n * kind.batch
-        busy[kind.worker] += share * costs.forward_ns(kind.model, new, context)
-        extrapolated += not costs.covers(kind.model, new, context)
+        context, new = rows[kind.model], n * kind.batch
+        if context:
+            counts = kind.role == "verify" and at not in trace.unused
+            tree = counts and trees[verified * len(trees) // verifications]
+            busy[kind.worker] += share * costs.forward_ns(kind.model, new, context, tree=tree)
+            extrapolated += not costs.covers(kind.model, new, context, tree=tree)
+        else:
+            busy[kind.worker] += share * costs.prefill_ns(kind.model, new)
         if at in trace.unused:
             continue
         rows[kind.model] += n
         if kind.role == "verify":
             verified += 1
-            done = verified * len(steps.committed) // verifications
+            done = verified * len(trees) // verifications
             for model, length in rows.items():
                 rows[model] = min(length, prompt + committed[done])
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
-    host = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed))
+    host = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host_of)
     return Predicted(
         prefill=prefill,
         decode=max(busy.values(), default=0.0) + host,
@@ -170,16 +181,38 @@ def _share(layers: tuple[int, int], all_layers: int | None) -> float:
     return (end - first) / all_layers if all_layers else 1.0
 
 
-def _unpredictable(record: Record, costs: Costs, against: Costs | None) -> str | None:
-    """Why a record cannot be replayed."""
+def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:
+    """Whose line the host's time of an output lies on (see `Costs.hosts`)."""
+    drafting = {kind.model for kind in trace.kinds} - {"target"}
+    lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
+    return lines[0] if lines else ""
+
+
+def _unpredictable(
+    record: Record, manifest: Mapping[str, Any], costs: Costs, against: Costs | None
+) -> str | None:
+    """Why a record cannot be replayed, and what to type to change that."""
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:
         return "its forwards are not metered"
     models = {kind.model for kind in record.forwards.kinds}
+    heads = {name: sha for name, sha in heads_of(manifest).items() if name in models}
     for each in filter(None, (costs, against)):
         if lacking := sorted(models - each.curves.keys()):
-            return f"the probe has no costs of its {', '.join(lacking)}"
+            why = f"the probe has no costs of its {', '.join(lacking)}"
+        elif other := sorted(name for name, sha in heads.items() if not each.knows({name: sha})):
+            why = f"the probe is of another {', '.join(other)}"
+        else:
+            continue
+        own = [("--method", record.method)] if heads else []
+        own += [
+            ("--set", f"{record.method}.{name}={value}")
+            for name, value in record.params.passed.items()
+            if name == "head"
+        ]
+        more = [word for pair in own for word in pair]
+        return f"{why}; {probe_command(manifest, *more)}"
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from specbench_cli import output
-from specbench_cli.measure.costs import Costs, Curve, Difference
+from specbench_cli.measure.costs import Costs, Difference, Point
 from specbench_cli.report.prediction import Prediction, Row
 from specbench_cli.report.text import NONE, percent
 
@@ -55,10 +55,15 @@ def print_costs(costs: Costs) -> None:
     head = [f"costs of {costs.label}"]
     if costs.quietness.noisy:
         head.append("noisy: other programs were running and the times were kept (--allow-noise)")
-    host = costs.host
+    lines = {"host": costs.host}
+    for model, line in costs.hosts.items():
+        lines["host, trees of draft" if model == "draft" else f"host, {model}"] = line
     notes = [
-        f"host: {_micro(host.step)} a step, {_micro(host.draft)} more for each draft forward,"
-        f" {_micro(host.node)} for each drafted token",
+        *(
+            f"{name}: {_micro(host.step)} a step, {_micro(host.draft)} more for each draft forward,"
+            f" {_micro(host.node)} for each drafted token"
+            for name, host in lines.items()
+        ),
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
         " kept; times are medians",
     ]
@@ -68,7 +73,9 @@ def print_costs(costs: Costs) -> None:
     for role, curve in costs.curves.items():
         title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
         prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
-        _print([*head, title], _grid(curve), [f"prefill: {prefills}"])
+        _print([*head, title], _grid(curve.forwards), [f"prefill: {prefills}"])
+        if curve.trees:
+            _print([f"{role}: the same over a tree, its root included"], _grid(curve.trees), [])
         head = []
     _print((), (), notes)
 
@@ -130,21 +137,23 @@ def _drawn(row: Row, elsewhere: bool) -> dict[str, str]:
     return cells | ({"elsewhere": _seconds(row.elsewhere)} if elsewhere else {})
 
 
-def _grid(curve: Curve) -> list[dict[str, Any]]:
+def _grid(points: Sequence[Point]) -> list[dict[str, Any]]:
+    contexts = sorted({point.context for point in points})
     rows = {
-        n: {"tokens": str(n), **{f"after {context}": "" for context, _ in curve.by_context}}
-        for n in sorted({point.n_tokens for point in curve.forwards})
+        n: {"tokens": str(n), **{f"after {context}": "" for context in contexts}}
+        for n in sorted({point.n_tokens for point in points})
     }
-    for point in curve.forwards:
+    for point in points:
         rows[point.n_tokens][f"after {point.context}"] = _milli(point.ns)
     return list(rows.values())
 
 
 def _points(costs: Costs) -> list[dict[str, Any]]:
     return [
-        {"model": role, **point.model_dump()}
+        {"model": role, "tree": tree, **point.model_dump()}
         for role, curve in costs.curves.items()
-        for point in (*curve.forwards, *curve.prefills)
+        for tree, points in ((False, (*curve.forwards, *curve.prefills)), (True, curve.trees))
+        for point in points
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +31,20 @@ class Speedup:
 class Row:
     """All figures of a method; null where it has none (`-` in tables).
 
+    params: as they took effect. params_from: "paper", "default", "tuned(n)" or "set"; null in runs
+        that did not keep it.
     broken_why: what is wrong with a broken row.
+    upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
     letters: group letters among the rows it is ranked with.
     speedup, speedup_low, speedup_high, decode_speedup: see `summary`; speedup_note says why the
         first or its interval is missing.
     mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
         each output's last step, which the end of the output may cut. mat_note: why there is none.
     acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
-        at level k / steps that drafted level k, from k = 1. node_yield: accepted / nodes.
+        at level k / steps that drafted level k, from k = 1. nodes_per_step: drafted tokens a step,
+        which trees have more of than levels. node_yield: accepted / nodes.
+    discard_rate: drafted tokens that were not accepted / tokens. verification_rate: target forwards
+        / tokens; of peers, whose forwards are not seen, one for prefill and one a step.
     tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
         committed in it, over outputs. share_*: of decode; with several workers of their sum.
     identical to reference: outputs by verdict, each by its worst pass.
@@ -55,8 +62,11 @@ class Row:
     sampling: str
     guarantee: str
     lossless: bool
+    params: dict[str, Any]
+    params_from: str | None
     broken: bool
     broken_why: str | None
+    upper_bound: bool = False
     letters: str = ""
     speedup: float | None
     speedup_low: float | None
@@ -70,7 +80,10 @@ class Row:
     acceptance_rate: float | None
     alpha: float | None
     acceptance_by_position: tuple[float, ...]
+    nodes_per_step: float | None
     node_yield: float | None
+    discard_rate: float | None
+    verification_rate: float | None
     tokens_per_s: float | None
     ttft_p50_ms: float | None
     ms_per_token_p50: float | None
@@ -115,16 +128,18 @@ def make_row(
     broken_why: str | None,
     ties: NearTies,
     evidence: Evidence,
+    bound: bool = False,
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld."""
     first, broken = cells[0], broken_why is not None
     likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
-    accepted = _sum(s.accepted for s in steps)
+    accepted, nodes = _sum(s.accepted for s in steps), _sum(s.nodes for s in steps)
     mat = _ratio(_sum(s.committed for s in steps), sum(len(s.levels) for s in steps))
     timed = [r for r in cells if not r.void and r.error is None]
     target, draft, host = _shares(timed)
+    discarded, verified = _rates(cells)
     per_token = [
         r.ns.decode / (r.n_tokens - 1) / 1e6
         for r in timed
@@ -141,8 +156,11 @@ def make_row(
         sampling=first.sampling,
         guarantee=first.guarantee,
         lossless=first.guarantee in LOSSLESS,
+        params=first.params.effective,
+        params_from=first.params.source,
         broken=broken,
         broken_why=broken_why,
+        upper_bound=bound,
         speedup=None if broken else speedup.ratio,
         speedup_low=None if broken else speedup.low,
         speedup_high=None if broken else speedup.high,
@@ -157,7 +175,10 @@ def make_row(
         acceptance_rate=_ratio(accepted, drafted),
         alpha=_ratio(accepted, tested),
         acceptance_by_position=_by_position(steps),
-        node_yield=_ratio(accepted, _sum(s.nodes for s in steps)),
+        nodes_per_step=_ratio(nodes, sum(len(s.nodes) for s in steps)),
+        node_yield=_ratio(accepted, nodes),
+        discard_rate=discarded,
+        verification_rate=verified,
         tokens_per_s=_tokens_per_s(timed),
         ttft_p50_ms=_percentile(
             [r.ns.prefill / 1e6 for r in timed if r.ns.prefill is not None], 50
@@ -232,6 +253,17 @@ def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float 
         return None, None, None
     target, draft, host = (spent / spent.sum()).tolist()
     return target, draft, host
+
+
+def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:
+    """Discard rate and verification rate, over the outputs whose steps are known."""
+    discarded = verified = tokens = 0
+    for r in cells:
+        if r.steps is not None and r.n_tokens:
+            discarded += sum(r.steps.nodes) - sum(r.steps.accepted)
+            verified += r.target_forwards or 1 + len(r.steps.levels)
+            tokens += r.n_tokens
+    return _ratio(discarded, tokens), _ratio(verified, tokens)
 
 
 def _tokens_per_s(timed: Iterable[Record]) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.measure.costs import Costs, Setup
@@ -17,25 +19,38 @@ def own(run: RunDir) -> Costs:
         EnvironmentFault: there are none.
     """
     machine, setup = run.manifest.get("machine", {}), _setup(run)
-    found = find(machine.get("id"), _weights(run), setup)
+    found = find(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
     if found is not None:
         return found
     from specbench_cli.measure.machine import fingerprint  # torch takes a second to import
 
-    probe = ["specbench", "predict", "--probe"]
-    for role, facts in run.manifest.get("models", {}).items():
-        probe += [f"--{role}", str(facts["label"])]
-    for option, value in setup.model_dump().items():
-        probe += [f"--{option}", str(value)]
-    models = " and ".join(facts["label"] for facts in run.manifest.get("models", {}).values())
-    wanted = f"there are no costs of {models} ({setup}) on"
+    probe = probe_command(run.manifest)
+    labels = " and ".join(facts["label"] for facts in run.manifest.get("models", {}).values())
+    wanted = f"there are no costs of {labels} ({setup}) on"
     if machine.get("id") == fingerprint()["id"]:
-        raise EnvironmentFault(f"{wanted} this machine yet", shlex.join(probe))
+        raise EnvironmentFault(f"{wanted} this machine yet", probe)
     raise EnvironmentFault(
         f"{wanted} the machine that {run.path} was made on, which is another one",
-        f"there: {shlex.join(probe)} --out FILE, then here: specbench predict {run.path}"
-        " --costs FILE",
+        f"there: {probe} --out FILE, then here: specbench predict {run.path} --costs FILE",
     )
+
+
+def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
+    """What measures the costs that a run is predicted by; `more` are further words."""
+    words = ["specbench", "predict", "--probe"]
+    for role, facts in manifest.get("models", {}).items():
+        words += [f"--{role}", str(facts["label"])]
+    config = manifest.get("config", {}).get("effective", {})
+    for option in Setup.model_fields:
+        if config.get(option) is not None:
+            words += [f"--{option}", str(config[option])]
+    return shlex.join([*words, *more])
+
+
+def heads_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each head of a run, by its name in traces."""
+    held = manifest.get("heads") or {}
+    return {name.partition(" ")[0]: facts["sha256"] for name, facts in held.items()}
 
 
 def fitting(costs: Costs, run: RunDir) -> Costs:
@@ -48,10 +63,7 @@ def fitting(costs: Costs, run: RunDir) -> Costs:
     raise UsageError(
         f"these are costs of other models: {theirs}; {run.path} has {ours},"
         " and weights are compared by their hash",
-        shlex.join(
-            ["specbench", "predict", "--probe"]
-            + [word for role, facts in models.items() for word in (f"--{role}", facts["label"])]
-        ),
+        probe_command(run.manifest),
     )
 
 

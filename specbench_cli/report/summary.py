@@ -117,8 +117,9 @@ def _rows(
     *,
     evident: bool,
 ) -> tuple[list[Row], dict[str, Speedup]]:
-    """The rows of some records, best first, those without a speedup last; and all speedups, those
-    of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
+    """The rows of some records, best first, those without a speedup behind them and upper bounds
+    last; and all speedups, those of broken rows too. `evident`: whether sampled outputs are
+    compared with vanilla's."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
@@ -133,6 +134,7 @@ def _rows(
                     estimate.ratio, estimate.low, estimate.high, estimate.reason
                 )
     decodes = pair(baseline, cells, decode).ratios()
+    bounds = manifest.get("upper_bounds", [])
     rows = [
         make_row(
             own,
@@ -141,16 +143,21 @@ def _rows(
             broken_why=whys.get(label),
             ties=near_ties(own, manifest),
             evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
+            bound=label in bounds,
         )
         for label, own in cells.items()
     ]
-    rows.sort(key=lambda row: (row.speedup is None, -(row.speedup or 0.0)))
+    rows.sort(key=lambda row: (row.upper_bound, row.speedup is None, -(row.speedup or 0.0)))
     if drawn is not None:
         named = {
             label: letter
             for lossless in (True, False)
             for label, letter in _letters(
-                [r.label for r in rows if r.lossless == lossless and r.speedup is not None],
+                [
+                    r.label
+                    for r in rows
+                    if r.lossless == lossless and r.speedup is not None and not r.upper_bound
+                ],
                 pairs.labels,
                 drawn,
             )

@@ -61,6 +61,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
         *text.evidence(summary),
         *text.quality(summary),
@@ -88,6 +89,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "speedup": "BROKEN" if row.broken else row.speedup,
             "ci_low": row.speedup_low,
             "ci_high": row.speedup_high,
+            "params_from": row.params_from,
             "mat": row.mat,
             "accept": row.acceptance_rate,
             "tokens_per_s": row.tokens_per_s,
@@ -115,6 +117,8 @@ def _drawn(summary: Summary) -> list[Text]:
         _Column("time goes to", _bar, "<", 2),
         _Column("output", _output, "<"),
     ]
+    if any(row.params_from not in (None, "default") for row in summary.rows):
+        columns.insert(7, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2))
     lines = _grid(columns, summary.rows)
     if summary.lossy:
         split = 1 + len(summary.lossless)

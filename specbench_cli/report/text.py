@@ -50,7 +50,8 @@ def verdicts(row: Row) -> str:
         "near-tie": row.near_tie,
         "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
     }
-    words = [f"{n} {kind}" for kind, n in counts.items() if n]
+    words = ["upper bound"] * row.upper_bound
+    words += [f"{n} {kind}" for kind, n in counts.items() if n]
     return ", ".join(words + ["reference"] * bool(row.reference))
 
 
@@ -150,6 +151,11 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         for task in facts.plumbing
     ]
     for row in summary.rows:
+        if row.upper_bound:
+            lines.append(
+                f"{row.label}: an upper bound, not ranked: it read vanilla's output to know where"
+                " to stop"
+            )
         if row.broken:
             lines.append(f"{row.label}: {row.speedup_note}")
         elif row.speedup_note is not None:

@@ -15,12 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the record written now; every older one stays readable.
 
-2 added `log_likelihood` and `verdict.rounding`; an older record lacks them, which reads as null.
+2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`; an older record lacks them,
+which reads as null.
 """
-ADDED = frozenset({"log_likelihood", "rounding"})
+ADDED = frozenset({"log_likelihood", "rounding", "source"})
 """Fields that schema 1 did not have."""
 
 FAMILIES = (
@@ -41,10 +42,12 @@ GUARANTEES = (*LOSSLESS, "bounded", "quality_only", "workflow")
 
 @dataclass(slots=True)
 class Params:
-    """Parameters as the user gave them, and all of them as they took effect."""
+    """Parameters as the user gave them, all of them as they took effect, and where those come
+    from: "paper", "default", "tuned(n)" (the best of n) or "set"."""
 
     passed: dict[str, Any] = field(default_factory=dict)
     effective: dict[str, Any] = field(default_factory=dict)
+    source: str | None = None
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ finished model reads it back first.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import nn
@@ -36,23 +36,43 @@ class StagePlan:
     reads: Literal["corpus", "open", "hard", "replies"] = "corpus"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Shape and schedule of one model (the head size is `hidden` / `heads`).
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long, on what and how fast a model called `name` learns.
 
     horizon: where the learning rate would reach its end, for a training that stops before.
     """
 
     name: str
+    stages: tuple[StagePlan, ...]
+    peak_lr: float
+    warmup_steps: int = 100
+    horizon: int | None = None
+
+    def scaled(self, factor: float) -> Self:
+        """The same with its steps and warm-up multiplied, at least one of each."""
+        return replace(
+            self,
+            stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
+            warmup_steps=max(1, round(self.warmup_steps * factor)),
+            horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
+        )
+
+    def smoke(self) -> Self:
+        """Two small steps of every stage."""
+        stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
+        return replace(self, stages=stages, warmup_steps=1, horizon=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Schedule):
+    """Shape and schedule of one model (the head size is `hidden` / `heads`)."""
+
     hidden: int
     layers: int
     heads: int
     mlp: int
-    stages: tuple[StagePlan, ...]
-    peak_lr: float
     vocabulary: int = VOCAB_SIZE
-    warmup_steps: int = 100
-    horizon: int | None = None
 
     def config(self) -> LlamaConfig:
         """The model in transformers' terms."""
@@ -72,26 +92,12 @@ class Recipe:
             pad_token_id=pad,
         )
 
-    def scaled(self, factor: float) -> "Recipe":
-        """The same recipe with its steps and warm-up multiplied, at least one of each."""
-        return replace(
-            self,
-            stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
-            warmup_steps=max(1, round(self.warmup_steps * factor)),
-            horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
-        )
-
-    def smoke(self) -> "Recipe":
-        """Two small steps of every stage."""
-        stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
-        return replace(self, stages=stages, warmup_steps=1, horizon=None)
-
 
 # Small updates, many of them: at equal tokens 2,048 an update learn faster than 4,096. Nearly all
 # chats fit in 256 tokens, where attention on a CPU costs least; the last fifth of the tokens is
 # read 1,024 at a time.
 BASE = Recipe(
-    "embedded-7m-base",
+    name="embedded-7m-base",
     hidden=256,
     layers=8,
     heads=4,
@@ -116,7 +122,7 @@ HARD = (
 )
 """Whose turn it is in the second cycle: facts are learnt soonest, sums and retrieval last."""
 DRAFT = Recipe(
-    "embedded-1m",
+    name="embedded-1m",
     hidden=128,
     layers=2,
     heads=4,

@@ -1,8 +1,8 @@
 """A target's own answers to training questions: what its draft has to agree with.
 
 Sampled at temperature 1 (DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461, trains on samples
-of the models, not on the data alone). Kept as JSON lines, so that a stopped run goes on where it
-was.
+of the models, not on the data alone), or greedy. Kept as JSON lines, so that a stopped run goes on
+where it was.
 """
 
 import json
@@ -27,12 +27,14 @@ def sample_replies(
     file: Path,
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
+    greedy: bool = False,
 ) -> list[list[int]]:
     """The target's answer to each chat's first question; those that `file` holds are kept.
 
     Args:
         target: in evaluation mode.
         progress: told how many answers there are, after each batch.
+        greedy: the likeliest token each time; nothing is drawn.
 
     Returns:
         Token ids of each answer, ending by the EOS where that came within `MAX_ANSWER` tokens.
@@ -48,7 +50,7 @@ def sample_replies(
                 continue
             torch.manual_seed(seed * len(batches) + number)
             for index, ids in zip(
-                batch, _answers(target, encode, [prompts[i] for i in batch]), strict=True
+                batch, _answers(target, encode, [prompts[i] for i in batch], greedy), strict=True
             ):
                 done[index] = ids
                 log.write(json.dumps({"chat": index, "answer": ids}) + "\n")
@@ -93,9 +95,9 @@ class Replies(Packed):
 
 @torch.no_grad()
 def _answers(
-    target: LlamaForCausalLM, encode: Encoder, prompts: Sequence[Sequence[int]]
+    target: LlamaForCausalLM, encode: Encoder, prompts: Sequence[Sequence[int]], greedy: bool
 ) -> Iterator[list[int]]:
-    """One sampled answer a prompt, cut after its EOS."""
+    """One answer a prompt, cut after its EOS."""
     pad, end = encode.padding, encode.end
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
@@ -104,8 +106,7 @@ def _answers(
         answered = model.generate(
             ids.to(target.device),
             attention_mask=ids.ne(pad).long().to(target.device),
-            do_sample=True,
-            top_k=0,
+            **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}),
             max_new_tokens=MAX_ANSWER,
         )
     for answer in answered[:, longest:].tolist():

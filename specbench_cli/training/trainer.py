@@ -90,7 +90,7 @@ class Trainer:
             warmup_steps=recipe.warmup_steps,
             horizon=recipe.horizon,
         )
-        with _deterministic(self.device):
+        with deterministic(self.device):
             result = loop.train(
                 model,
                 self._stages(recipe, model, Encoder(tokenizer), target),
@@ -154,7 +154,7 @@ class Trainer:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """On a CPU, make two runs equal: compiled embedding gradients else add up in any order."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(before or device.type == "cpu")

@@ -1,11 +1,14 @@
 """The checks: what they walk, what they say, and that every registered method passes them."""
 
+from typing import get_args
+
 import pytest
 
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.api import Field, Method, MethodParams
+from specbench_cli.audit import checks_law, checks_sampled
 from specbench_cli.audit.cases import Case, walked_cases
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks_bounds import check_bounds
@@ -13,14 +16,17 @@ from specbench_cli.audit.choice import outcomes
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import TableState, rows_out_of_place
+from specbench_cli.audit.table_model import Row, TableState, rows_out_of_place
+from specbench_cli.engine.sampling import Rule
 from specbench_cli.errors import MethodFault
 
 OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_registered_method_passes_on_tables(name):
+def test_every_registered_method_passes_on_tables(name, monkeypatch):
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 1_500, "block": 300})
+    monkeypatch.setattr(checks_sampled, "TOKENS", 1_000)
     found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
@@ -72,6 +78,26 @@ def test_a_subject_has_short_variants_and_every_choice_of_a_parameter():
     assert "ngram=2 length=2 rule=transformers" in words
     assert len(set(words)) == len(words)
     assert {longest(params) for params in subject.promising("rejection", walkable=True)} == {1, 2}
+
+
+def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
+    words = [passed(params) for params in Subject.of("sps", Sps).variants]
+    assert words[:3] == ["default parameters", "length=2 max=2", "length=1 max=1"]
+    rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
+    assert words[3:] == [f"length={rule} max=2" for rule in rules]
+
+
+def test_an_upper_bound_is_not_audited_where_there_is_no_vanilla_output():
+    subject = Subject.of("sps", Sps)
+    promising = {rule: [p.length for p in subject.promising(rule)] for rule in get_args(Rule)}
+    known = {rule for rule, lengths in promising.items() if "oracle" in lengths}
+    assert known == {"greedy", "coupled"}
+
+
+def test_a_trees_size_makes_no_step_too_long_to_walk():
+    subject = Subject.of("eagle2", registry.load("eagle2"))
+    walked = [passed(params) for params in subject.promising("rejection", walkable=True)]
+    assert "nodes=4 depth=2 width=2" in walked
 
 
 def test_bounds_of_a_parameter_are_kept_by_its_variants():
@@ -157,7 +183,7 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
 )
 def test_rows_out_of_place_are_named(rows, says):
     state = TableState(8)
-    state.append(rows)
+    state.append([Row(*row) for row in rows])
     assert rows_out_of_place(state, (1, 2, 3)) == says
 
 

@@ -1,4 +1,4 @@
-"""Planted faults of chains: each is caught, by the check that is there for it; so are plug-ins'."""
+"""Planted faults: each is caught, by the check that is there for it."""
 
 import pytest
 
@@ -36,12 +36,12 @@ def test_nothing_is_caught_where_nothing_is_planted(by):
     for subject in honest.values():
         short = Subject(subject.name, subject.method, subject.variants[-1:])
         (caught,) = self_test([Fault("none", by, short)])
-        assert not caught.caught
+        assert not caught.caught, (subject.name, caught.facts())
         assert caught.facts()["caught by"] == "NOT CAUGHT"
 
 
-def test_there_are_at_least_twenty_faults_with_names_of_their_own():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 20
+def test_there_are_at_least_forty_faults_with_names_of_their_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
 
 
 def test_a_crash_counts_as_no_catch():

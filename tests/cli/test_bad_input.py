@@ -144,7 +144,7 @@ REFUSED = [
     (
         "run --set sps.length=many",
         2,
-        "sps.length must be a whole number, got 'many'",
+        "sps.length must be a whole number, or heuristic, confidence,",
         "methods sps",
     ),
     ("run --set sps.length=0", 2, "sps.length must be at least 1, got 0", "list methods sps"),

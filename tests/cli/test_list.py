@@ -41,7 +41,7 @@ def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed
         "guarantee\tgreedy exact_tokens, rejection exact_law, block exact_law, coupled exact_tokens"
         in out
     )
-    assert "sps.length\t5\tint\tdraft tokens a step" in out
+    assert "sps.length\t5\tint | heuristic | confidence | " in out
     assert "Exact because" in out
 
 

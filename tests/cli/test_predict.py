@@ -5,15 +5,22 @@ import io
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
+from methods._heads.eagle import EagleHead
 from specbench_cli import app
+from specbench_cli.commands import _probe
 from specbench_cli.commands.predict import EXAMPLES
+from specbench_cli.engine.load import load_decoder
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.kept import kept_at
+from specbench_cli.measure.rounds import Grid
+from specbench_cli.models.resolve import resolve
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "default-2cores"
 METHODS = ["vanilla", "sps", "pld", "all"]
@@ -237,8 +244,9 @@ def test_help_has_examples_of_every_use(run):
 @pytest.fixture
 def small_probe(monkeypatch):
     """A probe of a few points."""
-    monkeypatch.setattr(probe, "GRID", (1, 6))
-    monkeypatch.setattr(probe, "CONTEXTS", (16, 64))
+    grid = Grid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
+    monkeypatch.setitem(probe.probe.__kwdefaults__, "grid", grid)
+    monkeypatch.setitem(_probe.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
 
 
 @pytest.mark.smoke
@@ -268,7 +276,50 @@ def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, m
     assert code == 0, err
     assert "in costs.json" in err
     assert {row["model"] for row in table_of(out)} == {"target"}
-    assert len(table_of(out)) == 2 * 2 + 2
+    assert len(table_of(out)) == (2 + 1) * 2 + 2
+    assert sum(row["tree"] == "True" for row in table_of(out)) == 2
+
+
+@pytest.fixture
+def make_head(tmp_path):
+    """Writes a random EAGLE head for embedded-1m in the authors' layout."""
+    target = load_decoder(resolve("embedded-1m").path, name="target")
+
+    def make(seed):
+        files, folder = EagleHead.random_files(target, seed), tmp_path / f"head-{seed}"
+        folder.mkdir()
+        tensors = {
+            re.sub("^layer", "layers.0", name): tensor.contiguous()
+            for name, tensor in files.tensors.items()
+        }
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(asdict(files.shape)))
+        return f"eagle2.head={folder}"
+
+    return make
+
+
+@pytest.mark.smoke
+def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
+    run, small_probe, make_head, monkeypatch
+):
+    monkeypatch.setitem(_probe.DRAFTING, "eagle2", ({"depth": 2, "nodes": 4},))
+    head, other = make_head(1), make_head(2)
+    asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise", "-m", "eagle2"]
+    code, out, err = run("predict", "--probe", "--rounds", "1", *asked, "--set", head)
+    assert code == 0, err
+    assert {row["model"] for row in table_of(out)} == {"target", "eagle"}
+    assert "host, eagle: " in err
+    small = ["--limit", "1", "--max-new-tokens", "8"]
+    assert run("run", *asked, *small, "--set", head)[0] == 0
+    code, out, err = run("predict", "last")
+    assert [row["label"] for row in table_of(out)] == ["vanilla", "eagle2", "all"]
+    assert float(table_of(out)[1]["predicted"]) > 0
+    assert run("run", *asked, *small, "--set", other)[0] == 0
+    code, out, err = run("predict", "last")
+    assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
+    assert "eagle2: no prediction: the probe is of another eagle; specbench predict --probe" in err
+    assert f"--method eagle2 --set {other}" in err
 
 
 def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import Law, walk
+from specbench_cli.audit.table_head import make_on_tables
 from specbench_cli.audit.table_model import TableDecoder
 from specbench_cli.engine.random import Random
 from specbench_cli.engine.sampling import Sampling
@@ -55,7 +57,11 @@ def open_session() -> Callable[..., Session]:
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
         return Session(
-            Workspace(decoders, capacity=len(prompt) + budget),
+            Workspace(
+                decoders,
+                capacity=len(prompt) + budget,
+                make=partial(make_on_tables, decoders),
+            ),
             Request("table/0", 0, tuple(prompt), StopRule(frozenset(eos), budget, **stop)),
             sampling or Sampling(),
             **rest,

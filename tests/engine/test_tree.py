@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.tree import ROOT, child_of, rows_of, tree_of
+from specbench_cli.engine.tree import ROOT, child_of, merge, rows_of, tree_of
 
 CPU = torch.device("cpu")
 
@@ -80,3 +80,46 @@ def test_an_empty_tree_is_the_root_alone():
     mask, depths = rows_of((), CPU)
     assert (mask.tolist(), depths.tolist()) == ([[True]], [0])
     assert (tree_of(()).levels, list(tree_of(()).paths())) == (0, [])
+
+
+# ---- several trees as one -----------------------------------------------------------------------
+
+PARTS = st.lists(
+    trees(8).flatmap(
+        lambda parents: st.tuples(
+            st.lists(st.integers(0, 2), min_size=len(parents), max_size=len(parents)),
+            st.just(parents),
+        )
+    ),
+    max_size=4,
+)
+
+
+def texts(ids, parents):
+    """Each node's path as ids."""
+    tree = tree_of(tuple(parents))
+    return [tuple(ids[step] for step in tree.path(node)) for node in range(len(ids))]
+
+
+@given(PARTS)
+def test_a_merged_tree_holds_every_path_once_and_no_other(parts):
+    merged = merge(parts)
+    found = texts(merged.ids, merged.parents)
+    assert len(set(found)) == len(found)
+    assert set(found) == {path for part in parts for path in texts(*part)}
+    assert all(parent < node for node, parent in enumerate(merged.parents))
+
+
+@given(PARTS)
+def test_each_parts_nodes_are_found_in_the_merged_tree(parts):
+    merged = merge(parts)
+    found = texts(merged.ids, merged.parents)
+    for part, places in zip(parts, merged.places, strict=True):
+        assert [found[place] for place in places] == texts(*part)
+
+
+def test_chains_with_one_beginning_share_it():
+    merged = merge([((5, 6, 7), None), ((5, 6, 8), None), ((9,), None)])
+    assert merged.ids == (5, 6, 7, 8, 9)
+    assert merged.parents == (-1, 0, 1, 1, -1)
+    assert merged.places == ((0, 1, 2), (0, 1, 3), (4,))

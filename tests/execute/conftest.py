@@ -54,6 +54,12 @@ class Outcome:
         return [record for record in self.records if record.label == label]
 
 
+@pytest.fixture(scope="session")
+def log():
+    """The class of views that remember."""
+    return Log
+
+
 @pytest.fixture
 def specbench(tmp_path):
     """Run a configuration through plan, cells and records; returns an `Outcome`."""

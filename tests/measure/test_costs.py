@@ -201,6 +201,32 @@ def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
     assert find("abc", {"target": "aa"}, newer.setup) == newer
 
 
+def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
+    setup = Setup(device="cpu", dtype="float32", threads=2)
+    models = facts()["models"]
+    heads = {"eagle3": {"label": "head", "sha256": "cc"}}
+    knowing = costs(models=models | heads)
+    keep(knowing)
+    newer = costs(created_utc="2026-11-22T12:00:00+00:00")
+    keep(newer)
+    wanted = {"target": "aa", "draft": "bb"}
+    assert find("abc", wanted, setup) == newer
+    assert find("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
+    assert find("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
+
+
+def test_costs_of_before_trees_and_heads_stay_readable():
+    old = costs(schema=1)
+    assert old.forward_ns("target", 4, 16, tree=True) == old.forward_ns("target", 4, 16)
+    assert old.host_ns(2, 3, of="eagle3") == old.host_ns(2, 3)
+
+
+def test_host_of_a_head_is_its_own():
+    found = costs(hosts={"eagle3": {"step": 500.0, "draft": 20.0, "node": 2.0}})
+    assert found.host_ns(2, 3, steps=4, of="eagle3") == 4 * 500 + 2 * 20 + 3 * 2
+    assert found.host_ns(2, 3, steps=4) == 4 * 100 + 2 * 10 + 3 * 1
+
+
 def test_differences_name_the_worst_point_first():
     slow = facts()
     slow["curves"]["target"] = json.loads(json.dumps(slow["curves"]["target"]))

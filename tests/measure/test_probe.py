@@ -1,5 +1,7 @@
 """The probe on decoders whose times are programmed: what it finds is what was put in."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from types import SimpleNamespace
 
@@ -9,16 +11,22 @@ import torch
 from methods.sps import Sps, SpsParams
 from specbench_cli.engine import meter, session
 from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.head import NORMED, Head
 from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.session import Session, Workspace
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.types import Draft, Features, Out
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
-from specbench_cli.measure import probe as module
-from specbench_cli.measure.probe import CONTEXTS, GRID, probe
+from specbench_cli.measure import rounds as module
+from specbench_cli.measure.probe import FULL, probe
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""
+TREE = 5_000
+"""Ns that a mask adds to a forward."""
 
 
 class Rows:
@@ -59,7 +67,7 @@ class Timed(Decoder):
 
     def forward(self, x, state, *, logits_at="last", **rest):
         n, context = x.ids.shape[1], state.length()
-        self._clock.now += self._cost(n, context)
+        self._clock.now += self._cost(n, context) + TREE * ("mask" in rest)
         self.log.append((n, context))
         state.written += n
         rows = {"last": 1, "all": n}.get(logits_at)
@@ -68,6 +76,19 @@ class Timed(Decoder):
             logits = torch.zeros(1, rows, self.vocab_size)
             logits[..., 1] = 1.0
         return Out(logits, torch.zeros(1, n, 1))
+
+
+class TimedHead(Timed, Head):
+    """The same, and looks at what it is fed: `WIDTH` numbers beside a token."""
+
+    taps = (0, NORMED)
+
+    def forward(self, x, state, **rest):
+        assert isinstance(x, Features)
+        assert x.rows.shape[:2] == x.ids.shape
+        own = state.length() > 0 and x.rows.shape[-1] == self.hidden_size
+        assert own or x.rows.shape[-1] == len(self.taps) * 1
+        return super().forward(x, state, **rest)
 
 
 class Meter:
@@ -114,18 +135,23 @@ def clock(monkeypatch):
 def measure(clock):
     """Probes a target that takes 1 ms and 50 us a token, and a draft that takes a tenth."""
 
-    def run(*shares, allow_noise=False, context_ns=0, drafts=("draft",), **options):
+    def run(
+        *shares, allow_noise=False, context_ns=0, drafts=("draft",), heads=(), more=(), **options
+    ):
         def cost(base):
             return lambda n, context: base + base // 20 * n + context_ns * context
 
         decoders = {"target": Timed("target", clock, cost(1_000_000))}
         decoders |= {name: Timed(name, clock, cost(100_000)) for name in drafts}
         workspace = Workspace(decoders, 0)
+        for name in heads:
+            workspace._artifacts[name] = TimedHead(name, clock, cost(200_000))
+            decoders[name] = workspace._artifacts[name]
         drafting = {f"sps of {n}": Sps(SpsParams(length=n)).generate for n in (2, 6)}
         found = probe(
             workspace,
             Windows(Meter(shares), allow_noise=allow_noise),
-            drafting if "draft" in drafts else {},
+            (drafting if "draft" in drafts else {}) | dict(more),
             **{"positions": 4096, "rounds": 3, **options},
         )
         return found, decoders
@@ -136,18 +162,30 @@ def measure(clock):
 def test_every_point_of_the_grid_has_its_programmed_time(measure):
     found, _ = measure()
     target = {(p.n_tokens, p.context): p for p in found.curves["target"].forwards}
-    assert target.keys() == {(n, context) for n in GRID for context in CONTEXTS}
+    assert target.keys() == {(n, context) for n in FULL.chains for context in FULL.contexts}
     assert all(p.ns == 1_000_000 + 50_000 * n for (n, _), p in target.items())
     assert {(p.spread, p.samples) for p in target.values()} == {(0.0, 3)}
     draft = {(p.n_tokens, p.context): p.ns for p in found.curves["draft"].forwards}
-    assert draft == {(n, c): 100_000 + 5_000 * n for n in (1, 2, 3) for c in CONTEXTS}
+    assert draft.keys() == {(n, c) for n in (1, 2, 3, *FULL.levels) for c in FULL.contexts}
+    for (n, _), ns in draft.items():
+        assert ns == 100_000 + 5_000 * n + TREE * (n in FULL.levels)
+
+
+def test_trees_have_points_of_their_own(measure):
+    target = measure()[0].curves["target"]
+    assert {(p.n_tokens, p.context) for p in target.trees} == {
+        (n, context) for n in FULL.trees for context in FULL.contexts
+    }
+    assert all(p.ns == 1_000_000 + 50_000 * p.n_tokens + TREE for p in target.trees)
+    assert target.ns(16, 64, tree=True) - target.ns(16, 64) == TREE
+    assert target.ns(1, 64, tree=True) == target.ns(1, 64)
 
 
 def test_prefills_are_timed_where_contexts_are_built_up(measure):
     found, _ = measure()
     for role, base in (("target", 1_000_000), ("draft", 100_000)):
         times = {p.n_tokens: p.ns for p in found.curves[role].prefills}
-        assert times == {n: base + base // 20 * n for n in CONTEXTS}
+        assert times == {n: base + base // 20 * n for n in FULL.contexts}
 
 
 def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure):
@@ -161,9 +199,9 @@ def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure
 def test_visits_lie_around_their_context(measure):
     """Each keeps a row, so that a context is met at several lengths, as in life."""
     found, decoders = measure(context_ns=1_000, rounds=5)
-    contexts = {context for n, context in decoders["target"].log if n == GRID[-2]}
-    assert contexts <= {c + d for c in CONTEXTS for d in range(-8, 8)}
-    assert len(contexts) > len(CONTEXTS)
+    contexts = {context for n, context in decoders["target"].log if n == FULL.chains[-2]}
+    assert contexts <= {c + d for c in FULL.contexts for d in range(-8, 8 + 1)}
+    assert len(contexts) > len(FULL.contexts)
     for point in found.curves["target"].forwards:
         expected = 1_000_000 + 50_000 * point.n_tokens + 1_000 * point.context
         assert point.ns == pytest.approx(expected, abs=8_000)
@@ -171,8 +209,8 @@ def test_visits_lie_around_their_context(measure):
 
 def test_target_is_timed_after_draft_forwards(measure):
     _, decoders = measure(rounds=1)
-    visits = len(GRID) * len(CONTEXTS) * 2  # the first round warms up
-    assert len(decoders["draft"].log) >= visits * module.DRAFTED
+    visits = len(FULL.chains) * len(FULL.contexts) * 2  # the first round warms up
+    assert len(decoders["draft"].log) >= visits * FULL.drafted
 
 
 def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measure):
@@ -191,9 +229,57 @@ def test_target_alone_and_several_drafters_are_probed_too(measure):
     alone, _ = measure(drafts=())
     assert list(alone.curves) == ["target"]
     assert (alone.host.draft, alone.host.node) == (0.0, pytest.approx(NODE))
-    several, _ = measure(drafts=("draft", "head"), rounds=4)
-    assert list(several.curves) == ["target", "draft", "head"]
-    assert len(several.curves["head"].forwards) == 3 * len(CONTEXTS)
+    several, _ = measure(drafts=("draft", "other"), rounds=4)
+    assert list(several.curves) == ["target", "draft", "other"]
+    assert {p.n_tokens for p in several.curves["other"].forwards} == {1, 2, 3, *FULL.levels}
+
+
+def test_heads_of_the_workspace_are_probed_beside_the_draft(measure):
+    found, _ = measure(heads=("eagle3",), rounds=4)
+    head = found.curves["eagle3"]
+    assert {p.n_tokens: p.ns for p in head.prefills} == {
+        n: 200_000 + 10_000 * n for n in FULL.contexts
+    }
+    assert all(
+        p.ns == 200_000 + 10_000 * p.n_tokens + TREE * (p.n_tokens in FULL.levels)
+        for p in head.forwards
+    )
+
+
+class Star:
+    """Drafts a root's children, at no cost."""
+
+    def __init__(self, nodes):
+        self._nodes = nodes
+
+    def start(self, session):
+        session.reserve(self._nodes)
+        self._model = session.draft()
+        self._state = session.new_state(self._model)
+        self._read(session)
+
+    def propose(self, session, limit):
+        if limit < 1:
+            return session.chain(())
+        self._read(session)
+        return Draft(torch.arange(self._nodes), (ROOT,) * self._nodes)
+
+    def _read(self, session):
+        unseen = session.since(self._state.length())
+        self._model.forward(unseen, self._state)
+        self._state.commit(0, range(unseen.ids.shape[1]))
+
+    def observe(self, session, outcome):
+        """Nothing to learn."""
+
+
+def test_host_has_a_line_of_its_own_for_trees(measure):
+    more = {f"star of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
+    found, _ = measure(more=more)
+    assert list(found.hosts) == ["draft"]
+    assert {point.name for point in found.hosts["draft"].points} == more.keys()
+    assert found.host.node == pytest.approx(NODE)
+    assert found.hosts["draft"].node > 0
 
 
 def test_contexts_are_those_that_the_models_have_room_for(measure):
@@ -215,6 +301,7 @@ def test_real_decoders_of_either_kind_are_probed(tiny_checkpoint, family):
         Windows(Meter(()), allow_noise=True),
         {"sps of 2": Sps(SpsParams(length=2)).generate},
         positions=256,
+        grid=replace(FULL, chains=(1, 6), trees=(4,), levels=(2,)),
         rounds=1,
     )
     assert {len(found.curves[role].by_context) for role in decoders} == {2}

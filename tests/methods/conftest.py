@@ -20,12 +20,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specbench_cli.audit.cases import nominal_costs
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.load import load_decoder
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.sampling import Noise, Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 VOCAB = 96
@@ -210,7 +212,12 @@ def open_session(family: Family) -> Callable[..., Watched]:
         if draft not in workspaces:
             model = family.decoders[draft] if isinstance(draft, str) else draft
             decoders = {"target": family.decoders["target"], "draft": model}
-            workspaces[draft] = Workspace(decoders, CAPACITY)
+            workspaces[draft] = Workspace(
+                decoders,
+                CAPACITY,
+                make=lambda wanted: wanted.kind.random(decoders),
+                costs=nominal_costs,
+            )
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
         return Watched(workspaces[draft], request, sampling or Sampling(), **rest)

@@ -15,9 +15,10 @@ from specbench_cli.engine.fused import FusedDecoder
 from specbench_cli.engine.hosted import HostedDecoder
 from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.workspace import Workspace
 
 FUSED = {
     "llama": ("llama", {}),

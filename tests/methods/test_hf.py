@@ -17,9 +17,10 @@ from methods.vanilla import Vanilla
 from specbench_cli.api import Session, Step
 from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.session import Request, Workspace
+from specbench_cli.engine.session import Request
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.workspace import Workspace
 
 VOCAB = 48
 EOS = 1

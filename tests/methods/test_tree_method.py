@@ -23,9 +23,10 @@ from specbench_cli.engine.hosted import HostedDecoder
 from specbench_cli.engine.load import load_decoder
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.sampling import Sampling, warp
-from specbench_cli.engine.session import Request, Session, Workspace
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Out, Step, Tokens
+from specbench_cli.engine.workspace import Workspace
 
 FILE = Path(__file__).with_name("tree_method.py")
 spec = importlib.util.spec_from_file_location("specbench_test_tree_method", FILE)

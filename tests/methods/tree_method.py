@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
-from specbench_cli.engine.tree import ROOT, rows_of
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
+from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.tree import ROOT
 
 
 class PlainTreeParams(MethodParams):
@@ -48,11 +49,9 @@ class PlainTree(Method):
         """Make room for the largest tree and prefill the draft."""
         nodes = sum(self.params.width**level for level in range(1, self.params.depth + 1))
         session.reserve(nodes)
-        self.model = session.draft()
-        self.state = session.new_state(self.model, slack=nodes)
-        prompt = session.since(0)
-        self.model.forward(prompt, self.state, logits_at=None)
-        self.state.commit(0, range(prompt.ids.shape[1]))
+        model = session.draft()
+        self.levels = Levels(session, model, session.new_state(model, slack=nodes))
+        self.levels.begin(session.since(0))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
@@ -60,25 +59,15 @@ class PlainTree(Method):
         depth = min(self.params.depth, limit)
         if depth < 1:
             return session.chain(())
-        x = session.since(self.state.length())
-        rows = self.model.forward(x, self.state).logits[0]
-        self.state.commit(0, range(x.ids.shape[1]))
-        root = len(session.tokens()) - 1  # its position
+        out = self.levels.begin(session.since(self.levels.state.length()))
         tokens, laws = [], []
         parents: list[int] = []
         level = [ROOT]
         for ahead in range(depth):
             if ahead:
-                n = len(level)
-                mask, depths = rows_of(tuple(parents), session.device)
-                rows = self.model.forward(
-                    Tokens(tokens[-1][None]),
-                    self.state,
-                    positions=(root + depths[-n:])[None],
-                    mask=mask[-n:, 1:],
-                    logits_at="all",
-                ).logits[0]
-            children, q = session.branch(rows, width, how=how, ahead=ahead)
+                above = torch.arange(len(level), device=session.device) // width
+                out = self.levels.feed(tokens[-1], above)
+            children, q = session.branch(out.logits[0], width, how=how, ahead=ahead)
             tokens.append(children.flatten())
             if q is not None:
                 laws.append(q.repeat_interleave(width, 0))
@@ -89,7 +78,5 @@ class PlainTree(Method):
         return Draft(torch.cat(tokens), tuple(parents), law=how, q=torch.cat(laws))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: the deepest level was never fed, and the last committed token roots the next."""
-        fed = self.state.length() - (len(session.tokens()) - len(outcome.committed))
-        nodes = outcome.path[: len(outcome.committed) - 1]
-        self.state.commit(0, [node for node in nodes if node < fed])
+        """Step 4: nodes are numbered as they are fed; the deepest level never is."""
+        self.levels.keep(outcome.path)

@@ -17,7 +17,11 @@ KINDS = [
 PLAIN = Steps([0], [0], [0], [0], [1])
 
 
-def make_costs(factor=1.0, **roles):
+TREE = 500
+"""What a tree's forward costs more than a chain's."""
+
+
+def make_costs(factor=1.0, hosts=None, **roles):
     """A forward takes `base` a token and 1 a row before it; a prefill 10 a token; a step 100, 10
     more for a draft forward and 1 more for a drafted token."""
     point = {"spread": 0.0, "samples": 1}
@@ -32,6 +36,11 @@ def make_costs(factor=1.0, **roles):
             "prefills": [
                 {"n_tokens": n, "context": 0, "ns": factor * 10 * n, **point} for n in (16, 1024)
             ],
+            "trees": [
+                {"n_tokens": n, "context": c, "ns": factor * (base * n + c + TREE), **point}
+                for n in (2, 8)
+                for c in (16, 1024)
+            ],
         }
 
     return Costs.model_validate(
@@ -41,13 +50,14 @@ def make_costs(factor=1.0, **roles):
             "created_utc": "2026-11-21T12:00:00+00:00",
             "machine": {"id": "abc"},
             "models": {role: {"label": role, "sha256": role, "n_layers": n} for role, n in
-                       (("target", 8), ("draft", 2))},
+                       (("target", 8), ("draft", 2), ("eagle3", 1))},
             "setup": {"device": "cpu", "dtype": "float32", "threads": 2},
             "seed": 0,
             "quietness": {"rounds": 1, "void": 0, "other_cpu": None, "noisy": False},
             "curves": {role: curve(base) for role, base in
                        (roles or {"target": 1000, "draft": 50}).items()},
             "host": {"step": 100 * factor, "draft": 10 * factor, "node": factor},
+            "hosts": hosts or {},
         }
     )  # fmt: skip
 
@@ -138,6 +148,32 @@ def test_part_of_the_layers_is_part_of_the_cost():
     assert found.decode == pytest.approx(1020 / 4 + 1021 + 100 + 10)
 
 
+def test_tree_costs_what_trees_do_and_its_host_line_counts():
+    hosts = {"draft": {"step": 300, "draft": 0, "node": 2}}
+    steps = Steps([2, 2], [6, 2], [2, 1], [2, 0], [3, 1])
+    kinds = [*KINDS, ForwardKind("draft", "prefill", 0, 1, (0, 2))]
+    forwards = trace((3, 20), (PREFILL, 20), (DRAFT, 1), (VERIFY, 7), (VERIFY, 3), kinds=kinds)
+    found = replay(forwards, steps, make_costs(hosts=hosts))
+    draft, tree, chain = 50 + 20, 7000 + 20 + TREE, 3000 + 23
+    assert found.decode == pytest.approx(draft + tree + chain + 2 * 300 + 8 * 2)
+    chains = Steps([2], [2], [2], [2], [3])
+    found = replay(trace((PREFILL, 20), (VERIFY, 3)), chains, make_costs(hosts=hosts))
+    assert found.decode == pytest.approx(3020 + 100 + 2)
+
+
+def test_head_reads_the_prompt_while_decoding_and_has_a_host_line_of_its_own():
+    kinds = [*KINDS, ForwardKind("eagle3", "draft", 0, 1, (0, 1))]
+    hosts = {"eagle3": {"step": 400, "draft": 3, "node": 0}}
+    costs = make_costs(hosts=hosts, target=1000, eagle3=30)
+    forwards = trace((PREFILL, 20), (3, 20), (3, 1), (VERIFY, 3), (3, 2), (VERIFY, 1), kinds=kinds)
+    steps = Steps([2, 0], [2, 0], [1, 0], [1, 0], [2, 1])
+    found = replay(forwards, steps, costs)
+    # The whole prompt as a prefill, then after its 20 rows and the drafted one; 22 are the text's.
+    head = 200 + (30 + 20) + (60 + 21)
+    assert found.decode == pytest.approx(head + 3020 + 1022 + 2 * 400 + 3 * 3)
+    assert found.prefill == pytest.approx(200 + 400)
+
+
 def test_of_several_workers_the_busiest_counts():
     kinds = [*KINDS, ForwardKind("draft", "draft", 1, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (3, 1), (VERIFY, 1), kinds=kinds)
@@ -205,17 +241,32 @@ def test_costs_of_another_machine_are_replayed_beside():
 
 
 def test_method_that_cannot_be_replayed_says_why():
-    head = [*KINDS, ForwardKind("head", "draft", 0, 1, (0, 1))]
+    head, other = (
+        [*KINDS, ForwardKind(name, "draft", 0, 1, (0, 1))] for name in ("eagle", "eagle3")
+    )
+    costs = make_costs(target=1000, draft=50, eagle3=30)
+    manifest = MANIFEST | {
+        "models": {"target": {"label": "big"}},
+        "heads": {"eagle a": {"sha256": "aa"}, "eagle3 b": {"sha256": "bb"}},
+    }
     records = [
         plain("vanilla", 1120),
         plain("hf:vanilla", 0, forwards=None, peer=True),
         plain("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
+        plain(
+            "eagle3",
+            0,
+            forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=other),
+            params=Params({"head": "mine"}),
+        ),
         plain("sps", 0, error="broke", finish="error", forwards=None, steps=None),
     ]
-    found = predict(records, MANIFEST, make_costs(), None)
+    found = predict(records, manifest, costs, None)
     assert [row.label for row in found.rows] == ["vanilla"]
+    probe = "specbench predict --probe --target big --method"
     assert found.missing == {
         "hf:vanilla": "its forwards are not metered",
-        "eagle": "the probe has no costs of its head",
+        "eagle": f"the probe has no costs of its eagle; {probe} eagle",
+        "eagle3": f"the probe is of another eagle3; {probe} eagle3 --set eagle3.head=mine",
         "sps": "failed",
     }

@@ -185,3 +185,20 @@ def test_no_color_takes_colours_away(make_reading, capsys, monkeypatch):
 def test_run_without_records_prints_its_heading(make_reading, manifest, tmp_path):
     summary = summarise([], manifest)
     assert "speedup" in run_text(summary, Facts.of(manifest))
+
+
+def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
+    synthetic, manifest, capsys
+):
+    records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=12)
+    for record in records:
+        record.params.source = "default"
+    assert "params" not in run_text(summarise(records, manifest, resamples=99), Facts.of(manifest))
+    for record in records:
+        record.params.source = "tuned(8)" if record.label == "sps" else "default"
+    text = run_text(summarise(records, manifest, resamples=99), Facts.of(manifest))
+    (heading,) = (line for line in text.splitlines() if "params" in line)
+    (row,) = (line for line in text.splitlines() if "tuned(8)" in line)
+    assert row.split()[1] == "sps"
+    assert row.index("tuned(8)") == heading.index("params")
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,192 @@
+"""A draft head on disk: its tensors under our names, its sizes, the target that it was made for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from methods._heads.layouts import recognise, renamed
+from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.fused import ROPE_TYPES
+from specbench_cli.engine.load import sha256_of
+from specbench_cli.errors import EnvironmentFault
+
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head's layer, under the names of transformers' configs."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    num_hidden_layers: int = 1
+    model_type: str = "llama"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A head as it was read, or made up.
+
+    Attributes:
+        source: where it comes from, for messages.
+        tensors: by our names: see `layouts`.
+        shape: of its layer.
+        rope: rotary settings, under the names of transformers' configs.
+        hidden_first: whether `fc` reads the features before the embedding.
+        config: config.json.
+    """
+
+    source: str
+    tensors: Mapping[str, Tensor]
+    shape: HeadShape
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    hidden_first: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def taps(self, n_layers: int) -> tuple[int, ...]:
+        """The target's layers whose outgoing rows an EAGLE-3 head reads.
+
+        We and SpecForge count the layers that rows leave; vLLM, whose numbers speculators stores,
+        those that they enter. Without numbers: the official three.
+
+        Raises:
+            EnvironmentFault: a number that is not a layer's.
+        """
+        config, ids = self.config, "eagle_aux_hidden_state_layer_ids"
+        leaving = (config.get("specbench") or {}).get("taps")
+        leaving = leaving or (config.get("eagle_config") or {}).get(ids)
+        if leaving is None and config.get(ids):
+            leaving = [layer - 1 for layer in config[ids]]
+        taps = tuple(leaving or official_taps(n_layers))
+        if not all(0 <= tap < n_layers for tap in taps):
+            raise EnvironmentFault(
+                f"{self.source} reads rows that leave the layers {list(taps)} (counted from 0);"
+                f" the target has {n_layers}",
+                "specbench list models",
+            )
+        return taps
+
+    def check_target(self, target: Decoder) -> None:
+        """Raise EnvironmentFault if the head says that it was trained for another target."""
+        trained_for = (self.config.get("specbench") or {}).get("target_sha256")
+        if trained_for is None:
+            return
+        loaded = sha256_of(target)
+        if loaded is not None and loaded != trained_for:
+            raise EnvironmentFault(
+                f"{self.source} was trained for a target whose weights have the SHA-256"
+                f" {trained_for[:12]}...; this run's have {loaded[:12]}...",
+                "specbench train --help",
+            )
+
+
+def official_taps(n_layers: int) -> tuple[int, ...]:
+    """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
+
+    Kept inside of targets that have fewer than five layers.
+    """
+    wanted = (1, n_layers // 2 - 1, n_layers - 4)
+    return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
+
+
+def read_head(folder: Path, kind: str) -> HeadFiles:
+    """Read the head in a folder, whatever its layout.
+
+    Args:
+        kind: what it must be ("eagle", "eagle3", "mtp").
+
+    Raises:
+        EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
+            kind, or a layer that is not a Llama's.
+    """
+    config = _config(folder)
+    weights = Weights(folder)
+    layout, caught = recognise(folder, weights)
+    if layout.kind != kind:
+        raise EnvironmentFault(
+            f"{folder} holds a head of kind {layout.kind}: {layout.name}; {kind} was asked for",
+            f"specbench run -m {layout.kind} --set {layout.kind}.head={folder}",
+        )
+    tensors = renamed(folder, layout, caught, weights)
+    inner = config.get("transformer_layer_config") or config.get("text_config") or config
+    return HeadFiles(
+        source=f"{folder} ({layout.name})",
+        tensors=tensors,
+        shape=_shape(folder, inner, tensors),
+        rope=_rope(folder, inner),
+        hidden_first=layout.hidden_first,
+        config=config,
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise EnvironmentFault(
+            f"{folder} holds no head: it has no config.json", "specbench list methods"
+        )
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise EnvironmentFault(
+            f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
+            f"specbench train convert {folder} --out DIR --unpickle",
+        )
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if config.get("layernorms"):
+        raise EnvironmentFault(
+            f"{folder}: `layernorms` is true in config.json; norms around the layer of an EAGLE-1"
+            " head are not computed here",
+            "convert a head without them",
+        )
+    return config
+
+
+def _shape(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadShape:
+    """Sizes of the layer: from its tensors, but for the number of heads."""
+    heads = config["num_attention_heads"]
+    rows = {part: len(tensors[f"layer.self_attn.{part}_proj.weight"]) for part in "qkv"}
+    hidden, mixed = tensors["layer.self_attn.o_proj.weight"].shape
+    head_dim = mixed // heads
+    act = config.get("hidden_act", "silu")
+    if act != "silu" or rows["q"] != mixed or mixed % heads or rows["k"] % head_dim:
+        raise EnvironmentFault(
+            f"{folder}: a layer with {heads} heads, {rows['q']} rows of queries, {rows['k']} of"
+            f" keys, an output that reads {mixed} numbers, and {act}; a Llama-like layer's queries"
+            " have as many rows as the output reads (no gate), and silu",
+            "specbench list methods",
+        )
+    return HeadShape(
+        hidden_size=hidden,
+        intermediate_size=len(tensors["layer.mlp.gate_proj.weight"]),
+        num_attention_heads=heads,
+        num_key_value_heads=rows["k"] // head_dim,
+        head_dim=head_dim,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        max_position_embeddings=config.get("max_position_embeddings", 2048),
+    )
+
+
+def _rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = {key: config[key] for key in _ROPE if config.get(key) is not None}
+    scaling = rope.get("rope_parameters") or rope.get("rope_scaling") or {}
+    variant = scaling.get("rope_type", scaling.get("type", "default"))
+    share = rope.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
+    if variant not in ROPE_TYPES or share != 1.0:
+        raise EnvironmentFault(
+            f"{folder}: rotary embeddings of type {variant!r} over {share:g} of a head; computed"
+            f" are {', '.join(ROPE_TYPES)} over the whole of it",
+            "specbench list methods",
+        )
+    return rope

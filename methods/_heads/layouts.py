@@ -1,0 +1,235 @@
+"""Checkpoint layouts of draft heads: the one place that knows how others name their tensors.
+
+Whatever the layout, a head is read as `HeadFiles`: one transformer layer and what is around it,
+under these names:
+
+* `layer.*`: the layer, named as transformers names a Llama's;
+* `enorm`, `hnorm`: norms of the token's embedding and of the features before they meet;
+* `fc_norm`, `fc`: norm of features laid side by side, and the matrix that brings the input to the
+  layer's width;
+* `norm`, `lm_head`, `embed_tokens`: final norm, output matrix, embedding, where it has its own;
+* `d2t`, `t2d`: its vocabulary as offsets to the target's ids, and as a mask over them.
+
+Names and conventions are those of github.com/SafeAILab/EAGLE, vllm-project/speculators,
+sgl-project/SpecForge, XiaomiMiMo/MiMo and, for Qwen3-Next's, DeepSeek's and GLM's layers inside
+target checkpoints, vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from specbench_cli.errors import EnvironmentFault
+
+DROPPED = ""
+"""What a tensor is renamed to that is not needed: a copy of the target's, or a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one family of checkpoints stores a head.
+
+    Attributes:
+        kind: the head's kind (`Artifact.kind`).
+        name: for people.
+        mark: pattern of a tensor's name that no layout listed before this one has.
+        renames: beginnings of names, to ours; `{n}` is what `mark` caught; the longest wins.
+        in_target: whether the head lies inside the target's checkpoint, among its other tensors.
+        hidden_first: whether `fc` reads the features before the embedding.
+        centred: whether norms are stored less one.
+    """
+
+    kind: str
+    name: str
+    mark: str
+    renames: Mapping[str, str]
+    in_target: bool = False
+    hidden_first: bool = False
+    centred: bool = False
+
+
+_OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
+_EAGLE3 = _OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
+_MTP_LAYER = {
+    "token_layernorm.": "enorm.",
+    "hidden_layernorm.": "hnorm.",
+    "input_proj.": "fc.",
+    "final_layernorm.": "norm.",
+    "": "layer.",
+}
+_COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
+
+
+def _under(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
+    return {prefix + theirs: ours for theirs, ours in renames.items()}
+
+
+_EAGLE3_LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
+
+LAYOUTS = (
+    Layout(
+        "eagle3",
+        "EAGLE-3 (SafeAILab, SpecForge)",
+        r"midlayer\.hidden_norm\.weight",
+        _EAGLE3 | _under("midlayer.", _EAGLE3_LAYER),
+    ),
+    Layout(
+        "eagle3",
+        "EAGLE-3 (speculators)",
+        r"layers\.0\.hidden_norm\.weight",
+        _EAGLE3 | _under("layers.0.", _EAGLE3_LAYER),
+    ),
+    Layout(
+        "eagle",
+        "EAGLE (speculators)",
+        r"fusion_fc\.weight",
+        _COPIES | {"fusion_fc.": "fc.", "transformer.": "layer."},
+    ),
+    Layout(
+        "mtp",
+        "MTP (MiMo)",
+        r"model\.mtp_layers\.0\.input_proj\.weight",
+        _under("model.mtp_layers.0.", _MTP_LAYER),
+        in_target=True,
+        hidden_first=True,
+    ),
+    Layout(
+        "mtp",
+        "MTP (speculators)",
+        r"mtp_layers\.0\.input_proj\.weight",
+        _COPIES | {"verifier_": DROPPED} | _under("mtp_layers.0.", _MTP_LAYER),
+    ),
+    Layout(
+        "mtp",
+        "MTP (Qwen3-Next)",
+        r"mtp\.pre_fc_norm_hidden\.weight",
+        _under(
+            "mtp.",
+            {
+                "pre_fc_norm_embedding.": "enorm.",
+                "pre_fc_norm_hidden.": "hnorm.",
+                "fc.": "fc.",
+                "norm.": "norm.",
+                "layers.0.": "layer.",
+            },
+        ),
+        in_target=True,
+        centred=True,
+    ),
+    Layout(
+        "mtp",
+        "MTP (DeepSeek, GLM)",
+        r"model\.layers\.(\d+)\.eh_proj\.weight",
+        _under(
+            "model.layers.{n}.",
+            {
+                "enorm.": "enorm.",
+                "hnorm.": "hnorm.",
+                "eh_proj.": "fc.",
+                "shared_head.norm.": "norm.",
+                "shared_head.head.": DROPPED,
+                "embed_tokens.": DROPPED,
+                "": "layer.",
+            },
+        ),
+        in_target=True,
+    ),
+    Layout(
+        "eagle",
+        "EAGLE-1 and EAGLE-2 (SafeAILab)",
+        r"layers\.0\.self_attn\.q_proj\.weight",
+        _COPIES | {"fc.": "fc.", "layers.0.": "layer."},
+    ),
+)
+"""In the order of recognition."""
+
+_WEIGHTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+"""What every layer has."""
+
+_MAY_HAVE = (
+    *(f"self_attn.{part}_proj.bias" for part in "qkvo"),
+    *(f"self_attn.{part}_norm.weight" for part in "qk"),
+    "input_layernorm.weight",
+)
+
+_OTHERS = {
+    "experts": "a mixture of experts",
+    "mlp.gate.": "a mixture of experts",
+    "kv_a_proj": "attention with a latent cache",
+}
+"""Signs of layers that are not a Llama's, and what they are."""
+
+
+def recognise(folder: Path, names: Mapping[str, Tensor]) -> tuple[Layout, str]:
+    """The layout, and what its mark caught."""
+    for layout in LAYOUTS:
+        found = [match for name in names if (match := re.fullmatch(layout.mark, name))]
+        if found:
+            return layout, min(("".join(match.groups()) for match in found), key=_number)
+    shown = ", ".join(sorted(names)[:6])
+    raise EnvironmentFault(
+        f"{folder}: no head's layout is known with tensors like {shown}"
+        f" ({len(names)} in all); known are {'; '.join(layout.name for layout in LAYOUTS)}",
+        "specbench list methods eagle",
+    )
+
+
+def _number(digits: str) -> int:
+    return int(digits or 0)
+
+
+def renamed(
+    folder: Path, layout: Layout, caught: str, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The head's tensors under our names; raises EnvironmentFault for one that has no place."""
+    renames = {theirs.replace("{n}", caught): ours for theirs, ours in layout.renames.items()}
+    tensors = {}
+    for name in weights:
+        fits = [theirs for theirs in renames if name.startswith(theirs)]
+        if not fits:
+            if layout.in_target:
+                continue
+            raise _no_place(folder, layout, name)
+        theirs = max(fits, key=len)
+        if renames[theirs] == DROPPED or name.endswith("rotary_emb.inv_freq"):
+            continue
+        ours = renames[theirs] + name[len(theirs) :]
+        if ours.startswith("layer.") and not _in_layer(ours.removeprefix("layer.")):
+            raise _no_place(folder, layout, name)
+        less_one = layout.centred and ours.endswith("norm.weight")
+        tensors[ours] = weights[name].float() + 1.0 if less_one else weights[name]
+    missing = [f"layer.{name}.weight" for name in _WEIGHTS if f"layer.{name}.weight" not in tensors]
+    missing += [name for name in ("fc.weight",) if name not in tensors]
+    if missing:
+        raise EnvironmentFault(
+            f"{folder}: {layout.name} without {', '.join(missing)}", "specbench list methods"
+        )
+    return tensors
+
+
+def _in_layer(name: str) -> bool:
+    return name in _MAY_HAVE or name.removesuffix(".weight") in _WEIGHTS
+
+
+def _no_place(folder: Path, layout: Layout, name: str) -> EnvironmentFault:
+    what = next((what for sign, what in _OTHERS.items() if sign in name), None)
+    return EnvironmentFault(
+        f"{folder}: {layout.name} with {name}"
+        + (f": {what}" if what else "")
+        + "; heads of one dense Llama-like layer are computed here",
+        "specbench list methods",
+    )

@@ -1,0 +1,89 @@
+"""EAGLE: autoregression on features, and a static draft tree.
+
+Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE: Speculative Sampling Requires Rethinking
+Feature Uncertainty, ICML 2024, arXiv:2401.15077.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from methods._heads.eagle import EagleHead
+from methods._heads.layer import LayerHead
+from methods._heads.method import HeadMethod, HeadParams
+from specbench_cli.api import Draft, Field, MethodParams, Session
+from specbench_cli.engine.template import best_tree, fill, tree_of_choices, tree_of_widths
+
+AUTHORS = tree_of_choices(
+    tuple(map(int, ranks))
+    for ranks in (
+        "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100"
+        "  0000 0001 0002  00000 00001"
+    ).split()
+)
+"""The tree of the authors' code: each node by the ranks of the children on its path."""
+
+
+class EagleParams(HeadParams):
+    """Parameters of `Eagle`."""
+
+    shape: Literal["tree", "chain"] = Field(
+        "tree", description="a static tree, or the likeliest token alone at every level"
+    )
+    depth: int = Field(5, ge=1, description="most levels: one forward of the head each")
+    nodes: int = Field(
+        25,
+        ge=1,
+        description="size of the tree; 25 is the authors', others are made of the likeliest ranks",
+    )
+
+
+class Eagle(HeadMethod):
+    """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: children are the head's likeliest tokens, each of which stands with the target's
+    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
+    Differs from the paper: under rejection children are not drawn but the likeliest, with which
+    drafting needs no law (the authors' code has come to do so too); nothing is drafted past the
+    budget; in coupled decoding the head's scores carry the target's noise.
+
+    One step:
+    1. Feed the head the committed tokens that it has not read, each beside the target's true
+       feature of the token before; what it drafted of them before is forgotten.
+    2. Level by level, take the children that the tree names from the head's ranking at their
+       parent; feed those that have children themselves, each beside its parent's predicted feature.
+    3. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "eagle"
+    Params: ClassVar[type[MethodParams]] = EagleParams
+    params: EagleParams
+    head: ClassVar[type[LayerHead]] = EagleHead
+    paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
+
+    def start(self, session: Session) -> None:
+        """Choose the tree and make room for it."""
+        params = self.params
+        if params.shape == "chain":
+            whole = tree_of_widths((1,) * params.depth)
+        elif params.nodes == len(AUTHORS.nodes):
+            whole = AUTHORS
+        else:
+            whole = best_tree(params.nodes, depth=params.depth)
+        self.tree = whole.within(params.depth, session.target.vocab_size)
+        session.reserve(len(self.tree.nodes))
+        self.ready(session, fed=len(self.tree.nodes))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        if limit < 1:
+            return session.chain(())
+        levels = self.levels
+        first = levels.begin(session.unread(levels.state.length()))
+        tree = self.tree.within(limit, session.target.vocab_size)
+        draft = fill(tree, levels, first, session).draft
+        levels.drop()
+        return draft if self.params.shape == "tree" else Draft(draft.tokens)

@@ -1,0 +1,63 @@
+"""A multi-token-prediction layer, drafting a chain as EAGLE does.
+
+DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; layers of this form also ship with
+XiaomiMiMo/MiMo and others.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from methods._heads.layer import LayerHead
+from methods._heads.method import HeadMethod, HeadParams
+from methods._heads.mtp import MtpHead
+from specbench_cli.api import Draft, Field, MethodParams, Session
+
+
+class MtpParams(HeadParams):
+    """Parameters of `Mtp`."""
+
+    length: int = Field(3, ge=1, description="draft tokens a step; one forward of the layer each")
+
+
+class Mtp(HeadMethod):
+    """Multi-token prediction: a layer trained with the target drafts a chain, fed its own output.
+
+    Exact because each token is drawn from the layer's law q, or taken without a draw, and stands
+    as a draft model's would: with probability min(1, p(x)/q(x)), a rejected one replaced by a draw
+    from norm(max(p - q, 0)); in greedy and coupled decoding iff it is the target's own choice.
+    Differs from the report: one layer makes all tokens of a draft, as engines that serve such
+    checkpoints use it, though it may have been trained for the first of them alone.
+
+    One step:
+    1. Feed the layer the committed tokens that it has not read, each beside the target's true row
+       of the token before; what it drafted of them before is forgotten.
+    2. Draw `length` tokens; each further one is fed beside the row that the layer left last.
+    3. (engine) One target forward over the last committed token and the draft; verify; commit.
+    """
+
+    name: ClassVar[str] = "mtp"
+    Params: ClassVar[type[MethodParams]] = MtpParams
+    params: MtpParams
+    head: ClassVar[type[LayerHead]] = MtpHead
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def start(self, session: Session) -> None:
+        """Get the layer ready."""
+        self.ready(session, fed=self.params.length - 1)
+        self.root = torch.zeros(1, dtype=torch.int64, device=session.device)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        length, levels = min(self.params.length, limit), self.levels
+        if length < 1:
+            return session.chain(())
+        out = levels.begin(session.unread(levels.state.length()))
+        picks = [session.pick(out)]
+        for ahead in range(1, length):
+            out = levels.feed(picks[-1][0], self.root)
+            picks.append(session.pick(out, ahead))
+        levels.drop()
+        return session.drawn(picks)

@@ -1,0 +1,121 @@
+"""Speculative sampling with a token tree of the draft model.
+
+Xupeng Miao et al.: SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative
+Inference and Verification, ASPLOS 2024, arXiv:2305.09781. Children without replacement: Wonseok
+Jeon et al.: Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
+Replacement, 2024, arXiv:2402.14160. Dynamic trees: Yuhui Li et al.: EAGLE-2, EMNLP 2024,
+arXiv:2406.16858.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
+from specbench_cli.engine.growth import Grown, grow
+from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.template import fill, tree_of_widths
+from specbench_cli.engine.tree_size import AUTO, Nodes, most, size_of
+
+
+def _listed(value: Any) -> Any:
+    """ "3,2,1", as a command line has it, or a single number."""
+    if isinstance(value, str):
+        return value.split(",")
+    return (value,) if isinstance(value, int) else value
+
+
+Widths = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)
+]
+
+
+class SpsTreeParams(MethodParams):
+    """Parameters of `SpsTree`."""
+
+    width: int = Field(2, ge=1, description="children of the root; in a dynamic tree of every node")
+    depth: int = Field(8, ge=1, description="levels of the tree: one draft forward each")
+    widths: Widths | None = Field(
+        None,
+        description="children of a node, level by level, as 3,2,1,1 (SpecInfer's expansion vector);"
+        " default: `width`, then 1 to `depth`",
+    )
+    law: Literal["wor", "iid", "point"] = Field(
+        "wor",
+        description="children under rejection: drawn without replacement, independently, or the"
+        " likeliest; in a dynamic tree the likeliest",
+    )
+    shape: Literal["static", "dynamic"] = Field(
+        "static", description="by `widths`, or the best `nodes` of what the draft finds likeliest"
+    )
+    nodes: Nodes = Field(
+        16,
+        description="size of a dynamic tree, or auto: as many as pay at what forwards cost here",
+    )
+
+
+class SpsTree(Method):
+    """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
+
+    Exact because at every node children are tested in the order of their draws, each against what
+    the earlier ones left of the target's law, and the token after the last rejected one is drawn
+    from what is left; children that are not drawn (the likeliest) stand with the target's own
+    probability; in greedy and coupled decoding a child stands iff it is the target's own choice.
+    Differs from SpecInfer: one draft model, whose law is the one that siblings are drawn from.
+
+    One step:
+    1. Feed the draft the committed tokens that it has not seen; choose the root's children.
+    2. For each further level, feed it the nodes of the level above in one forward, each seeing its
+       own ancestors alone, and choose theirs. In a dynamic tree: feed the best `width` nodes of
+       each level, by the probability of their paths, and keep the best `nodes` of all in the end.
+    3. (engine) One target forward over the last committed token and all nodes; verify; commit.
+    4. Keep the draft's rows of the nodes that stood.
+    """
+
+    name: ClassVar[str] = "sps-tree"
+    Params: ClassVar[type[MethodParams]] = SpsTreeParams
+    params: SpsTreeParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether the tree's size is chosen by them."""
+        return self.params.shape == "dynamic" and self.params.nodes == AUTO
+
+    def start(self, session: Session) -> None:
+        """Make room for the largest tree and prefill the draft."""
+        params = self.params
+        widths = params.widths or (params.width, *[1] * (params.depth - 1))
+        self.shape = tree_of_widths(widths).within(len(widths), session.target.vocab_size)
+        if params.shape == "dynamic":
+            largest, fed = most(params.nodes), params.width * (params.depth - 1)
+        else:
+            largest, fed = len(self.shape.nodes), 1 + max(self.shape.fed)
+        session.reserve(largest)
+        model = session.draft()
+        self.levels = Levels(session, model, session.new_state(model, slack=fed))
+        self.levels.begin(session.since(0))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        params, levels = self.params, self.levels
+        if limit < 1:
+            self.grown = Grown(session.chain(()), ())
+            return self.grown.draft
+        first = levels.begin(session.since(levels.state.length()))
+        if params.shape == "dynamic":
+            nodes, width, depth = params.nodes, params.width, min(params.depth, limit)
+            size = size_of(session, levels.model, nodes, width=width, depth=depth)
+            self.grown = grow(
+                levels, first, session, k=width, depth=depth, nodes=most(nodes), size=size
+            )
+        else:
+            shape = self.shape.within(limit, session.target.vocab_size)
+            self.grown = fill(shape, levels, first, session, how=params.law)
+        return self.grown.draft
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 4."""
+        self.levels.keep(self.grown.rows(outcome.path))

@@ -1,0 +1,158 @@
+"""What the commands of `specbench train` share: options, recipes, progress bars and curves."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specbench_cli import output
+from specbench_cli.errors import EnvironmentFault, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench_cli.training.family import Schedule
+    from specbench_cli.training.head_mat import Estimate
+    from specbench_cli.training.loop import Point, Result
+    from specbench_cli.training.trainer import Report
+
+    Plan = TypeVar("Plan", bound=Schedule)
+
+CURVE_POINTS = 100
+CURVES = "training_curve"
+
+
+class Device(StrEnum):
+    """Where to train."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Out = Annotated[Path, typer.Option(help="Folder for the models and the work in progress.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights and data.", min=0)]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume/--fresh", help="Continue what OUT holds, or start this model over."),
+]
+Scale = Annotated[
+    float, typer.Option(help="Factor on the steps of the recipe; 1 made the shipped models.")
+]
+Smoke = Annotated[
+    bool, typer.Option("--smoke", help="A few steps on generated text: does it run at all?")
+]
+Where = Annotated[Device, typer.Option(help="Where to train.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with gsm8k_train.jsonl; else it is downloaded.",
+        envvar="SPECBENCH_DATA",
+        show_default=False,
+    ),
+]
+
+
+def recipes(
+    recipes: "tuple[Plan, ...]", scale: float, smoke: bool, out: Path, resume: bool
+) -> "list[Plan]":
+    """The recipes to follow; their earlier work is deleted where it is not to be resumed."""
+    from specbench_cli.training.trainer import WORK
+
+    if not scale > 0:
+        raise UsageError(f"--steps-scale is {scale}, it must be above 0")
+    if not resume:
+        for recipe in recipes:
+            shutil.rmtree(out / WORK / recipe.name, ignore_errors=True)
+    return [recipe.smoke() if smoke else recipe.scaled(scale) for recipe in recipes]
+
+
+def device(wanted: Device) -> "torch.device":
+    import torch
+
+    found = torch.cuda.is_available()
+    if wanted is Device.CUDA and not found:
+        raise EnvironmentFault("no CUDA device is here", "use --device cpu")
+    return torch.device("cuda" if found and wanted is not Device.CPU else "cpu")
+
+
+@contextmanager
+def bars() -> "Iterator[Report]":
+    """A progress bar a model, fed by the function yielded."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=output.console(stderr=True)) as bars:
+        tasks = {}
+
+        def report(name: str, point: "Point") -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=point.steps, loss=point.loss)
+            bars.update(tasks[name], completed=point.step, loss=point.loss)
+
+        yield report
+
+
+def finish(
+    results: "Mapping[str, Result]",
+    out: Path,
+    mat: "Mapping[str, Sequence[Estimate]] | None" = None,
+) -> None:
+    """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
+    path = out / f"{CURVES}.json"
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, result in results.items():
+        curve = _thin(result.curve)
+        last = result.curve[-1]
+        facts[name] = {
+            "steps": last.steps,
+            "tokens": last.tokens,
+            "seconds": round(result.seconds),
+            "final_loss": curve[-1]["loss"],
+            "curve": curve,
+        }
+        if mat:
+            facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
+        output.data(str(out / name))
+    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    _draw(facts, out / f"{CURVES}.png")
+
+
+def _draw(facts: "Mapping[str, dict[str, list[dict[str, float]]]]", path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="tokens read (millions)", ylabel="training loss (nats a token)", yscale="log"
+    )
+    for name, fact in facts.items():
+        curve = fact["curve"]
+        axes.plot([p["tokens"] / 1e6 for p in curve], [p["loss"] for p in curve], label=name)
+    axes.legend()
+    figure.savefig(path, dpi=100)
+
+
+def _thin(curve: "list[Point]") -> list[dict[str, float]]:
+    """About `CURVE_POINTS` means of neighbouring points; the last mean ends at the last step."""
+    width = max(1, len(curve) // CURVE_POINTS)
+    ends = range(len(curve), 0, -width)
+    parts = [curve[max(0, end - width) : end] for end in reversed(ends)]
+    return [
+        {
+            "step": part[-1].step,
+            "tokens": part[-1].tokens,
+            "loss": round(sum(p.loss for p in part) / len(part), 4),
+        }
+        for part in parts
+    ]

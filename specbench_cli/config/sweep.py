@@ -1,0 +1,109 @@
+"""Sweeps: ranges and lists of values of methods' parameters, and the rows that they stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from itertools import product
+from math import prod
+from typing import Any
+
+from specbench_cli.config.document import scalar
+
+MAX_ROWS = 64
+"""Rows of a run that sweeps: more are a mistake, or several runs."""
+
+FORM = "a range a:b:step, both ends included, or values separated by commas"
+
+_RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
+
+
+def values(text: str) -> list[Any]:
+    """What a parameter is swept over: `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic`, `1:4:1,8,16`; where
+    values have commas in them, `3,2,1;4,2`.
+
+    Raises:
+        ValueError: nothing, too much, or no range; the message says what is allowed.
+    """
+    found: list[Any] = []
+    for word in (word.strip() for word in text.split(";" if ";" in text else ",")):
+        if not word:
+            raise ValueError(f"must be {FORM}, got {text!r}")
+        found += _range(word) if _RANGE.fullmatch(word) else [scalar(word)]
+    return distinct(found)
+
+
+def distinct(found: Sequence[Any]) -> list[Any]:
+    """The values, of which there must be at least one and none twice. Raises ValueError."""
+    if not found:
+        raise ValueError(f"must be {FORM}, got nothing")
+    words = [written(value) for value in found]
+    for word in words:
+        if words.count(word) > 1:
+            raise ValueError(f"has {word} twice")
+    return list(found)
+
+
+def _range(text: str) -> list[Any]:
+    first, last, step = _bounds(text)
+    if step == 0:
+        raise ValueError(f"has step 0 in {text}; a step is any other number")
+    if (last - first) * step < 0:
+        turned = f"{last}:{first}:{step} or {first}:{last}:{-step}"
+        raise ValueError(f"holds nothing: {text} goes the wrong way; write {turned}")
+    count = int((last - first) // step) + 1
+    if count > MAX_ROWS:
+        raise ValueError(f"has {count} values in {text}, and a run takes {MAX_ROWS} rows at most")
+    whole = first == first.to_integral_value() and step == step.to_integral_value()
+    kind = int if whole else float
+    return [kind(first + place * step) for place in range(count)]
+
+
+def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
+    """First, last and step of a range, none so large or so fine that arithmetic rounds."""
+    try:
+        first, last, step = (Decimal(word) for word in text.split(":"))
+        if step:
+            (last - first) // step
+    except (InvalidOperation, ValueError) as fault:
+        raise ValueError(f"must be {FORM}, got {text!r}") from fault
+    return first, last, step
+
+
+def rows(row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """A row of the configuration, once for each combination of its method's swept values.
+
+    A row is called by what is swept: `sps length=3`.
+    """
+    label = row.get("label") or row["name"]
+    return [
+        {
+            **row,
+            "label": " ".join([label, *settings(point)]),
+            "params": {**row.get("params", {}), **point},
+        }
+        for point in points(swept)
+    ]
+
+
+def points(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values, the last parameter's changing fastest."""
+    return [dict(zip(swept, chosen, strict=True)) for chosen in product(*swept.values())]
+
+
+def size(swept: Mapping[str, Sequence[Any]]) -> int:
+    """How many combinations there are."""
+    return prod(len(found) for found in swept.values())
+
+
+def settings(params: Mapping[str, Any]) -> list[str]:
+    """Parameters as they are typed: `length=3`."""
+    return [f"{name}={written(value)}" for name, value in params.items()]
+
+
+def written(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -1,0 +1,207 @@
+"""Trees of a fixed shape, filled with a draft's best tokens or draws by their rank.
+
+EAGLE (Li, Wei, Zhang and Zhang, ICML 2024, arXiv:2401.15077) and Medusa (Cai et al., ICML 2024,
+arXiv:2401.10774) draft such trees. A node is named by the ranks of the children on its path: (0, 2)
+is the third child of the first child of the root. All that depends on the shape alone is worked
+out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import groupby, product
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.growth import Grown
+from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.types import Draft, Law, Out
+
+Ranks = tuple[int, ...]
+"""A node by the ranks of the children on its path, 0 the best."""
+
+RATES = (0.6, 0.15, 0.07, 0.04, 0.025, 0.015, 0.01, 0.008, 0.006, 0.005)
+"""How often the child of each rank is the right one: an assumption, for shapes not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a template of n nodes, f of which have children and so are fed.
+
+    Attributes:
+        rows: [n] int64, each node's parent by its place in what was fed last; 0 for the first.
+        ranks: [n] int64, which of its parent's children each one is.
+        width: children that a parent must have.
+        fed: [f] int64, the places of those to feed; `above` [f], their parents as in `rows`.
+        mask: [f, fed before + f] bool, see `Levels.feed`.
+    """
+
+    rows: Tensor
+    ranks: Tensor
+    width: int
+    fed: Tensor
+    above: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The shape of a tree; made by `tree_of_choices`, `tree_of_widths` or `best_tree`.
+
+    Attributes:
+        nodes: level by level, siblings one after another by rank.
+        parents: as in `Draft`.
+        fed: each node's place in the order of feeding; -1 for leaves, which are not fed.
+    """
+
+    nodes: tuple[Ranks, ...]
+    parents: tuple[int, ...]
+    fed: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Number of levels."""
+        return len(self.nodes[-1]) if self.nodes else 0
+
+    def within(self, depth: int, width: int) -> Template:
+        """What of it lies in the first `depth` levels and needs no more than `width` children."""
+        return _within(self, depth, width)
+
+    def levels(self, device: torch.device) -> tuple[Level, ...]:
+        """All levels, with tensors on a device."""
+        return _levels(self, device)
+
+
+def tree_of_choices(choices: Iterable[Sequence[int]]) -> Template:
+    """The tree of these nodes.
+
+    Raises:
+        ValueError: a node whose parent is missing.
+    """
+    nodes = tuple(sorted(set(map(tuple, choices)), key=lambda node: (len(node), node)))
+    place: dict[Ranks, int] = {(): ROOT} | {node: at for at, node in enumerate(nodes)}
+    orphan = next((node for node in nodes if not node or node[:-1] not in place), None)
+    if orphan is not None:
+        raise ValueError(f"node {orphan} of a tree has no parent in it")
+    inner = {node[:-1] for node in nodes}
+    order = {node: at for at, node in enumerate(node for node in nodes if node in inner)}
+    return Template(
+        nodes,
+        tuple(place[node[:-1]] for node in nodes),
+        tuple(order.get(node, -1) for node in nodes),
+    )
+
+
+@lru_cache
+def tree_of_widths(widths: tuple[int, ...]) -> Template:
+    """The complete tree whose nodes have so many children, from the root down."""
+    ends = range(1, len(widths) + 1)
+    return tree_of_choices(node for end in ends for node in product(*map(range, widths[:end])))
+
+
+@lru_cache
+def best_tree(nodes: int, rates: tuple[float, ...] = RATES, depth: int | None = None) -> Template:
+    """The tree of n nodes with the most tokens to expect, if ranks are right independently.
+
+    Medusa's construction (Cai et al.): best first, by the product of the rates on a node's path.
+
+    Args:
+        rates: how often the child of each rank is the right one, not increasing.
+        depth: most levels.
+    """
+    heap: list[tuple[float, Ranks]] = [(-rates[0], (0,))]
+    chosen: list[Ranks] = []
+    while heap and len(chosen) < nodes:
+        value, node = heappop(heap)
+        chosen.append(node)
+        if node[-1] + 1 < len(rates):
+            rank = node[-1] + 1
+            heappush(heap, (value / rates[rank - 1] * rates[rank], (*node[:-1], rank)))
+        if depth is None or len(node) < depth:
+            heappush(heap, (value * rates[0], (*node, 0)))
+    return tree_of_choices(chosen)
+
+
+SPARSE_25 = tree_of_choices(
+    tuple(map(int, node))
+    for node in (
+        "0 1 2 3 00 01 02 03 10 11 20 30 000 001 002 010 011 020 100 200 0000 0001 0010 00000 00001"
+    ).split()
+)
+"""25 nodes on five levels, 4, 8, 8, 3 and 2, as many as in EAGLE's own tree."""
+
+
+def fill(
+    template: Template, levels: Levels, first: Out, session: Session, *, how: Law = "point"
+) -> Grown:
+    """A draft of a template's shape after the last committed token.
+
+    The model is called once for each level, `levels.begin` included.
+
+    Args:
+        template: no deeper than the `limit` that `propose` was given (`Template.within`).
+        levels: a draft model's or head's, after `begin`.
+        first: what `begin` gave.
+        how: how children are chosen where tokens are drawn, see `Session.branch`.
+    """
+    out, rows = first, cast(Tensor, first.logits)[0, -1:]
+    tokens: list[Tensor] = []
+    laws: list[Tensor] = []
+    for ahead, level in enumerate(template.levels(session.device)):
+        if ahead:
+            rows = cast(Tensor, out.logits)[0]
+        children, q = session.branch(rows, level.width, how=how, ahead=ahead)
+        tokens.append(children[level.rows, level.ranks])
+        if q is not None:
+            laws.append(q.index_select(0, level.rows))
+        if len(level.fed):
+            fed = tokens[-1].index_select(0, level.fed)
+            out = levels.feed(fed, level.above, mask=level.mask)
+    ids = torch.cat(tokens)
+    if laws:
+        draft = Draft(ids, template.parents, law=how, q=torch.cat(laws))
+    else:
+        draft = Draft(ids, template.parents)
+    return Grown(draft, template.fed)
+
+
+@lru_cache
+def _within(template: Template, depth: int, width: int) -> Template:
+    kept = [node for node in template.nodes if len(node) <= depth and max(node) < width]
+    return tree_of_choices(kept)
+
+
+@lru_cache
+def _levels(template: Template, device: torch.device) -> tuple[Level, ...]:
+    def tensor(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=device)
+
+    found = []
+    last: list[Ranks] = [()]  # what was fed last
+    seen: list[Ranks] = []  # and all that was fed
+    inner = {node[:-1] for node in template.nodes}
+    for _, group in groupby(template.nodes, key=len):
+        nodes = list(group)
+        rows = [last.index(node[:-1]) for node in nodes]
+        fed = [at for at, node in enumerate(nodes) if node in inner]
+        last = [nodes[at] for at in fed]
+        seen += last
+        mask = [[node[: len(other)] == other for other in seen] for node in last]
+        found.append(
+            Level(
+                rows=tensor(rows),
+                ranks=tensor(node[-1] for node in nodes),
+                width=1 + max(node[-1] for node in nodes),
+                fed=tensor(fed),
+                above=tensor(rows[at] for at in fed),
+                mask=torch.tensor(mask, dtype=torch.bool, device=device),
+            )
+        )
+    return tuple(found)

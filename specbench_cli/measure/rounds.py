@@ -1,0 +1,289 @@
+"""A round of the cost probe: every point once, in an order of its own.
+
+A round visits every context length and there every size of a target forward, in a seeded random
+order, so that a drift of the machine falls on all points alike. A visit is what a step of
+decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
+not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
+tree, then one transfer of the decision to the host. States, decoders and clocks are those of a run.
+Prefills are timed where a context is built up.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.head import Head
+from specbench_cli.engine.meter import Meter, Metered
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.tree import ROOT, rows_of
+from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
+from specbench_cli.engine.workspace import Workspace
+
+PROMPT, NEW_TOKENS = 64, 24
+"""Of the sessions that time the host."""
+
+Decoding = Callable[[Session], Iterable[Step]]
+"""What decodes a session: a method's `generate`."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of a probe.
+
+    Attributes:
+        contexts: rows before a forward.
+        chains: new tokens of a target forward.
+        trees: rows of a target forward over a tree, the root's included.
+        catch_up: new tokens of a draft model's first forward in a step.
+        levels: nodes of a level that a draft model is fed at once.
+        drafted: draft forwards of a visit.
+    """
+
+    contexts: tuple[int, ...]
+    chains: tuple[int, ...]
+    trees: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    catch_up: tuple[int, ...] = (1, 2, 3)
+    levels: tuple[int, ...] = (4, 8, 16)
+    drafted: int = 4
+
+    @property
+    def stride(self) -> int:
+        """Rows that the visits to a context keep: one for each chain, as if all was rejected."""
+        return len(self.chains)
+
+    @property
+    def spare(self) -> int:
+        """Rows that a visit needs beyond its context."""
+        drafted = max(self.catch_up) + (self.drafted - 1) * max(self.levels, default=1)
+        return self.stride + max(*self.chains, *self.trees, drafted)
+
+
+class HostSample(NamedTuple):
+    """A session: whose line of the host's time it belongs to (`Costs.hosts`), its draft forwards,
+    drafted tokens and host ns, all per step."""
+
+    of: str
+    drafts: float
+    nodes: float
+    ns: float
+
+
+class Visited(NamedTuple):
+    """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill."""
+
+    model: str
+    context: int
+    n_tokens: int
+    tree: bool
+
+
+@dataclass
+class Samples:
+    """Times in ns."""
+
+    forwards: dict[Visited, list[int]] = field(default_factory=lambda: defaultdict(list))
+    hosts: dict[str, list[HostSample]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, other: Samples) -> None:
+        """Take in another round's."""
+        for key, times in other.forwards.items():
+            self.forwards[key] += times
+        for name, sessions in other.hosts.items():
+            self.hosts[name] += sessions
+
+
+class Drafter:
+    """A draft model or head, fed what a step would feed it.
+
+    Args:
+        features: [1, n, width] what a head reads beside the ids [1, n]; None for draft models.
+    """
+
+    def __init__(
+        self, model: Metered, state: State, ids: Tensor, features: Tensor | None, grid: Grid
+    ) -> None:
+        self._model, self._state, self._ids, self._features = model, state, ids, features
+        self._grid = grid
+
+    def prefill(self, context: int) -> None:
+        """Read a prompt; of a head that is no prefill to the meter, as it comes later."""
+        self._model.forward(self._text(context), self._state, logits_at=None, role="prefill")
+
+    def chain(self, length: int, rng: random.Random) -> None:
+        """Draft a chain after `length` rows of text."""
+        out = self._begin(length, rng)
+        for _ in range(self._grid.drafted - 1):
+            token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
+            out = self._model.forward(self._after(out, token), self._state)
+
+    def tree(self, length: int, rng: random.Random) -> None:
+        """Draft a tree level by level, all levels of one width."""
+        out = self._begin(length, rng)
+        width = rng.choice(self._grid.levels)
+        mask = torch.eye(width, dtype=torch.bool, device=self._ids.device)
+        for _ in range(self._grid.drafted - 1):
+            positions = torch.full((1, width), self._state.length(), device=self._ids.device)
+            out = self._model.forward(
+                self._after(out, self._ids[:, :width]),
+                self._state,
+                positions=positions,
+                mask=mask,
+                logits_at="all",
+            )
+
+    def _begin(self, length: int, rng: random.Random) -> Out:
+        unseen = rng.choice(self._grid.catch_up)
+        self._state.truncate(0, length + 1 - unseen)
+        return self._model.forward(self._text(unseen), self._state)
+
+    def _text(self, n: int) -> Input:
+        ids = self._ids[:, :n]
+        return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
+
+    def _after(self, out: Out, ids: Tensor) -> Input:
+        """Drafted tokens [1, n]; a head reads them beside its own last row."""
+        if self._features is None:
+            return Tokens(ids)
+        return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
+
+
+class Round:
+    """All points once.
+
+    Args:
+        decodings: by name, what decodes the sessions that time the host.
+        ids: [1, n] tokens of the forwards and, the first of them, prompt of the sessions.
+        seed: of the order.
+
+    Attributes:
+        samples: the last measurement.
+        other_cpu, void: the window's verdict, once it is settled.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        grid: Grid,
+        decodings: Mapping[str, Decoding],
+        ids: Tensor,
+        seed: int,
+    ) -> None:
+        self._workspace = workspace
+        self._target = workspace.decoders["target"]
+        self._device = self._target.device
+        self._models = {**workspace.decoders, **workspace.heads}
+        self._grid = grid
+        self._decodings = decodings
+        self._ids = ids.to(self._device)
+        self._prompt = tuple(ids[0, :PROMPT].tolist())
+        self._seed = seed
+        self.samples = Samples()
+        self.other_cpu: float | None = None
+        self.void = False
+
+    def measure(self) -> None:
+        """Time everything once; a later call replaces the earlier times."""
+        rng = random.Random(self._seed)
+        contexts, names = self._grid.contexts, list(self._decodings)
+        self.samples = Samples()
+        gc.collect()
+        gc.disable()
+        try:
+            for context in rng.sample(contexts, len(contexts)):
+                self._visit(context, rng)
+            for name in rng.sample(names, len(names)):
+                self.samples.hosts[name].append(self._session(self._decodings[name]))
+        finally:
+            gc.enable()
+
+    def settle(self, other_cpu: float | None, void: bool) -> None:
+        """Take the window's verdict."""
+        self.other_cpu, self.void = other_cpu, void
+
+    def _visit(self, context: int, rng: random.Random) -> None:
+        """The forwards after `context` rows, on average."""
+        grid, meter = self._grid, Meter(self._device)
+        drafters = [
+            self._drafter(name, model, meter)
+            for name, model in self._models.items()
+            if name != "target"
+        ]
+        for drafter in drafters:
+            drafter.prefill(context)
+        target = Metered(self._target, meter, role="verify")
+        state = self._workspace.state(self._target, 0, 0)
+        target.forward(Tokens(self._ids[:, :context]), state)
+        state.commit(0, range(context))
+        state.truncate(0, context - grid.stride // 2)
+        points = [(n, False) for n in grid.chains] + [(n, True) for n in grid.trees]
+        trees = set()  # which of all forwards are the target's over trees
+        for place, (n, tree) in enumerate(rng.sample(points, len(points))):
+            length = state.length()
+            if drafters:
+                drafter = drafters[place % len(drafters)]
+                (drafter.tree if tree else drafter.chain)(length, rng)
+            x = Tokens(self._ids[:, :n])
+            if tree:
+                trees.add(len(meter.forwards))
+                mask, depths = rows_of(_binary(n - 1), self._device)
+                positions = (depths + length)[None]
+                out = target.forward(x, state, positions=positions, mask=mask, logits_at="all")
+            else:
+                out = target.forward(x, state, logits_at="all")
+            cast(Tensor, out.logits)[0].argmax(-1).tolist()
+            if tree:
+                state.truncate(0, length)
+            else:
+                state.commit(0, (0,))
+        meter.resolve()
+        for at, f in enumerate(meter.forwards):
+            before = 0 if f.role == "prefill" else context
+            point = Visited(f.model, before, f.n_tokens, at in trees)
+            self.samples.forwards[point].append(f.t1_ns - f.t0_ns)
+
+    def _drafter(self, name: str, model: Decoder, meter: Meter) -> Drafter:
+        metered = Metered(model, meter, role="draft")
+        features = None
+        if isinstance(model, Head):
+            width = len(model.taps) * self._target.hidden_size
+            shape = (1, self._ids.shape[1], width)
+            features = torch.zeros(shape, dtype=model.dtype, device=self._device)
+        return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
+
+    def _session(self, decoding: Decoding) -> HostSample:
+        request = Request("probe", 1, self._prompt, StopRule(frozenset(), NEW_TOKENS))
+        session = Session(self._workspace, request, Sampling())
+        steps = list(decoding(session))
+        session.meter.resolve()
+        forwards = [f for f in session.meter.forwards if f.role != "prefill"]
+        busy = sum(f.t1_ns - f.t0_ns for f in forwards)
+        models = {f.model for f in forwards} - {"target"}
+        drafts = sum(f.model != "target" for f in forwards)
+        drafted = [step.draft for step in steps if step.draft]
+        nodes = sum(draft.nodes for draft in drafted)
+        own_line = any(draft.nodes > draft.levels for draft in drafted) or any(
+            isinstance(self._models[model], Head) for model in models
+        )
+        host = max(0, session.last_ns - session.first_ns - busy)
+        return HostSample(
+            of=min(models, default="") if own_line else "",
+            drafts=drafts / len(steps),
+            nodes=nodes / len(steps),
+            ns=host / len(steps),
+        )
+
+
+def _binary(nodes: int) -> tuple[int, ...]:
+    """The parents of a tree in which every node, the root too, has two children."""
+    return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

@@ -1,0 +1,232 @@
+"""Training an acceptance head: labels, schedule, what it is worth on held-out replies, export."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.training import loop
+from specbench_cli.training.acceptance import (
+    AcceptanceRecipe,
+    Head,
+    Labelled,
+    Labels,
+    Rows,
+    label,
+    rows_of,
+    weighted_bce,
+)
+from specbench_cli.training.corpus import Chat, Encoder, reply_chats
+from specbench_cli.training.family import read
+from specbench_cli.training.head_trainer import GREEDY_SEED, claim
+from specbench_cli.training.packing import Batch
+from specbench_cli.training.replies import sample_replies
+from specbench_cli.training.trainer import WORK, Report, deterministic
+
+N_REPLIES = 3000
+HELD_OUT = 10
+"""One reply in so many measures, and is not trained on."""
+MEASURE_EVERY = 200
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Tokens whose predicted chances lie close together: how many, and both means."""
+
+    tokens: int
+    predicted: float
+    labelled: float
+
+
+@dataclass(frozen=True)
+class AcceptanceResult(loop.Result):
+    """A run so far, and what the head says of held-out replies.
+
+    divergence: by step, the mean of KL(label || prediction), in nats a token.
+    divergence_of_mean: the same of a prediction that is the labels' mean for all tokens.
+    bins: tenths of the tokens, by rising prediction.
+    """
+
+    divergence: dict[int, float]
+    divergence_of_mean: float
+    bins: list[Bin]
+
+
+@dataclass(frozen=True)
+class AcceptanceTrainer:
+    """What a head is trained for and with.
+
+    Args:
+        out: folder for the head; it may hold some of the work already.
+        target, draft: folders of Llama models with the family's chat tokens.
+        gsm8k: problems among the questions; empty = generated text alone.
+        labels: for sampling or for greedy decoding.
+        n_replies: questions that the target answers.
+        report: called after every step with the head's name.
+    """
+
+    out: Path
+    target: Path
+    draft: Path
+    gsm8k: Sequence[Chat]
+    seed: int
+    device: torch.device
+    labels: Labels = "sampled"
+    n_replies: int = N_REPLIES
+    report: Report = lambda _name, _point: None
+
+    def smoke(self) -> Self:
+        """The same with few replies."""
+        return replace(self, n_replies=64)
+
+    def train(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
+        """Train and export one head.
+
+        Raises:
+            UsageError: the folder holds the work of another recipe.
+        """
+        folder, facts = self.out / WORK / recipe.name, self._facts(recipe)
+        claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
+        claim(folder, facts)
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(self.target)
+        encode = Encoder(tokenizer)
+        replies = self._labelled(encode, folder / "labels.safetensors")
+        draft = read(self.draft, self.device)
+        trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
+        rows, told = rows_of(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
+        source = Rows(*rows_of(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
+        torch.manual_seed(self.seed)
+        head = Head(draft.config.hidden_size, recipe.depth, tied=recipe.tied).to(self.device)
+        log = folder / "divergence.jsonl"
+
+        def loss(batch: Batch) -> Tensor:
+            logits = head(batch.inputs)
+            counts = batch.weights.to(logits.device)
+            return weighted_bce(logits, batch.targets, counts, recipe.rejection_weight)
+
+        @torch.no_grad()
+        def predicted() -> Tensor:
+            chances: Tensor = head(rows).softmax(-1)[:, 1]
+            return chances
+
+        def progress(point: loop.Point) -> None:
+            if point.step % MEASURE_EVERY == 0 or point.step == point.steps:
+                with log.open("a", encoding="utf-8") as file:
+                    row = {"step": point.step, "kl": divergence(predicted(), told)}
+                    file.write(json.dumps(row) + "\n")
+            self.report(recipe.name, point)
+
+        with deterministic(self.device):
+            result = loop.train(
+                head,
+                [loop.Stage(s.steps, s.sequences, s.length, loss, source) for s in recipe.stages],
+                loop.Optimization(recipe.peak_lr, 0.0, recipe.warmup_steps),
+                folder,
+                checkpoint_every=MEASURE_EVERY,
+                progress=progress,
+            )
+        export(head, self.out / recipe.name, facts)
+        lines = log.read_text(encoding="utf-8").splitlines()
+        return AcceptanceResult(
+            result.curve,
+            result.seconds,
+            {row["step"]: row["kl"] for row in map(json.loads, lines)},
+            divergence(told.mean().expand_as(told), told),
+            calibration(predicted(), told),
+        )
+
+    def _facts(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
+        """What `config.json` says of where the head comes from."""
+        return {
+            "kind": "acceptance",
+            "target": self.target.name,
+            "target_sha256": Weights(self.target).sha256(),
+            "draft": self.draft.name,
+            "draft_sha256": Weights(self.draft).sha256(),
+            "labels": self.labels,
+            "mixing": recipe.mixing,
+            "rejection_weight": recipe.rejection_weight,
+        }
+
+    def _labelled(self, encode: Encoder, file: Path) -> list[Labelled]:
+        """The replies with their labels, made once and kept."""
+        greedy = self.labels == "greedy"
+        if not file.is_file():
+            target = read(self.target, self.device)
+            seed = self.seed + (GREEDY_SEED if greedy else 1)
+            chats = reply_chats(self.gsm8k, seed, self.n_replies)
+            kept = self.out / WORK / ("replies-greedy.jsonl" if greedy else "replies.jsonl")
+            answers = sample_replies(target, encode, chats, kept, self.seed, greedy=greedy)
+            prompts = [encode.prompt(chat[0][0]) for chat in chats]
+            # Neighbours of one length need little padding.
+            pairs = sorted(
+                zip(prompts, answers, strict=True), key=lambda pair: len(pair[0]) + len(pair[1])
+            )
+            _write(
+                list(label(target, read(self.draft, self.device), pairs, self.labels, self.seed)),
+                file,
+            )
+        return _read(file)
+
+
+def divergence(predicted: Tensor, labelled: Tensor) -> float:
+    """Mean KL(label || prediction) of chances [n], in nats: what the authors monitor."""
+    p, q = (torch.stack((1 - part, part), -1).double() for part in (labelled, predicted))
+    return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1).mean())
+
+
+def calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
+    """Predictions against labels, [n] each, in `BINS` bins of equally many tokens."""
+    order = predicted.argsort()
+    parts = [part for part in order.tensor_split(BINS) if len(part)]
+    return [
+        Bin(len(part), float(predicted[part].mean()), float(labelled[part].mean()))
+        for part in parts
+    ]
+
+
+def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
+    """Write model.safetensors (fp16, a repeated block once) and config.json, as the authors do;
+    `facts` go under "specbench"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def _write(replies: Sequence[Labelled], file: Path) -> None:
+    lengths = torch.tensor([0, *(len(reply.ids) for reply in replies)])
+    part = file.with_suffix(".part")
+    save_file(
+        {
+            "ids": torch.cat([reply.ids for reply in replies]),
+            "drafted": torch.cat([reply.drafted for reply in replies]),
+            "chances": torch.cat([reply.chances for reply in replies]),
+            "starts": torch.tensor([reply.start for reply in replies]),
+            "ends": lengths.cumsum(0),
+        },
+        part,
+    )
+    part.replace(file)
+
+
+def _read(file: Path) -> list[Labelled]:
+    held = load_file(file)
+    ids, drafted, chances = (held[name] for name in ("ids", "drafted", "chances"))
+    return [
+        Labelled(ids[first:end], drafted[first:end], chances[first:end], start)
+        for (first, end), start in zip(
+            pairwise(held["ends"].tolist()), held["starts"].tolist(), strict=True
+        )
+    ]

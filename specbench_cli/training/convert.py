@@ -1,0 +1,54 @@
+"""Pickled weights to safetensors, reading nothing but tensors."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench_cli.errors import EnvironmentFault, UsageError
+
+PATTERN = "pytorch_model*.bin"
+
+
+def convert(folder: Path, out: Path) -> Path:
+    """Write model.safetensors and config.json to `out`, from `folder`'s pickles.
+
+    The pickles are read by PyTorch's weights-only unpickler, which builds tensors and runs no code
+    of theirs.
+
+    Raises:
+        UsageError: no pickle or no config.json in `folder`.
+        EnvironmentFault: a pickle of more than tensors, or none at all.
+    """
+    files, config = sorted(folder.glob(PATTERN)), folder / "config.json"
+    if not files or not config.is_file():
+        missing = "config.json" if files else PATTERN
+        raise UsageError(f"{folder} has no {missing}", "specbench train convert FOLDER --out DIR")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _tensors(file)
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / "model.safetensors"
+    # A clone each: tensors that share memory cannot be stored beside each other.
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, written, {"format": "pt"})
+    shutil.copyfile(config, out / "config.json")
+    return written
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as fault:
+        reason = str(fault).strip().partition("\n")[0]
+        raise EnvironmentFault(
+            f"{file} is not read: it holds something else than tensors, or is damaged ({reason})",
+            "ask its authors for safetensors",
+        ) from fault
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise EnvironmentFault(
+            f"{file} is not a mapping of names to tensors", "ask its authors for safetensors"
+        )
+    return {str(name): tensor.contiguous() for name, tensor in loaded.items()}

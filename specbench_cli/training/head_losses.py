@@ -1,0 +1,218 @@
+"""What draft heads are trained towards: the target's next distributions, drafted step by step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from specbench_cli.engine.head import NORMED
+from specbench_cli.training.head_attention import Past, take
+from specbench_cli.training.heads import DraftHead
+from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
+from specbench_cli.training.packing import Batch
+
+SLOTS = 0.5
+"""Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
+The others are still read."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss: the mean over `steps` of what each step adds, later ones weighing `decay` less each.
+
+    steps: drafted in training; after the first the head reads its own output.
+    ce: weight of the cross-entropy to the target's distribution at temperature 1.
+    feature: weight of the smooth L1 distance to the target's final features.
+    noise: width of the uniform noise on the features read (EAGLE's augmentation).
+    text: cross-entropy to the text in place of the target's distribution.
+    """
+
+    steps: int
+    decay: float = 0.8
+    ce: float = 1.0
+    feature: float = 0.0
+    noise: float = 0.0
+    text: bool = False
+
+
+LOSSES: dict[str, dict[str, Objective]] = {
+    "paper": {
+        "eagle": Objective(steps=1, ce=0.1, feature=1.0, noise=0.2),
+        "eagle3": Objective(steps=7),
+        "mtp": Objective(steps=1, text=True),
+    },
+    "ttt": {
+        "eagle": Objective(steps=4, feature=0.1),
+        "eagle3": Objective(steps=5),
+        "mtp": Objective(steps=4),
+    },
+}
+"""By name and kind of head. `paper`: as published. `ttt`: every kind is drafted from for a few
+steps in training (EAGLE-3's training-time test), towards the target's distribution: what a chain
+needs from its second token on is learnt nowhere else."""
+
+
+class Read(NamedTuple):
+    """What the frozen target gives for ids [sequences, n].
+
+    features: rows of the tapped layers side by side; normed: those its output matrix reads.
+    """
+
+    chats: Chats
+    features: Tensor
+    normed: Tensor
+
+
+class Step(NamedTuple):
+    """A drafted step at slots [sequences, slots].
+
+    logits: over what the head says; at: the place whose next token is drafted; hidden: fed back;
+    valid: whether that token is in the slot's chat.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    at: Tensor
+    valid: Tensor
+
+
+def read_target(target: LlamaForCausalLM, ids: Tensor, taps: tuple[int, ...]) -> Read:
+    """The frozen target's rows; call it under autocast and no_grad."""
+    begin = target.config.bos_token_id
+    if begin is None:
+        raise ValueError("this model's config names no bos_token_id, and chats start with it")
+    chats = chats_of(ids, begin)
+    body = target.model
+    rows = body.embed_tokens(ids)
+    rotary = body.rotary_emb(rows, position_ids=chats.positions)
+    leaving = []
+    for layer in body.layers:
+        rows = layer(rows, attention_mask=chats.mask, position_embeddings=rotary)
+        leaving.append(rows)
+    normed = body.norm(rows)
+    read = [normed if tap == NORMED else leaving[tap] for tap in taps]
+    return Read(chats, torch.cat(read, -1), normed)
+
+
+def unroll(
+    head: DraftHead,
+    target: LlamaForCausalLM,
+    ids: Tensor,
+    read: Read,
+    slots: Tensor,
+    steps: int,
+) -> Iterator[Step]:
+    """Draft `steps` tokens from each slot, reading the text's own tokens (teacher forcing).
+
+    Args:
+        ids: [sequences, n].
+        read: of these ids.
+        slots: [sequences, slots], places of the text whose features are the last that are known:
+            the first step at slot t reads token t+1 and says token t+2.
+    """
+    last = ids.shape[1] - 1
+    starts = torch.arange(last + 1, device=ids.device) - read.chats.positions
+    start = starts.gather(1, slots)
+    past = Past(take(read.chats.mask[:, 0], slots)[:, None])
+    embed, weight = target.model.embed_tokens, target.lm_head.weight
+    if head.says is not None:
+        weight = weight[head.says]
+    following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
+    places = read.chats.positions
+    out = head(embed(following), head.read(read.features), places, past, slots)
+    for step in range(steps):
+        at = slots + step + 1
+        inside = at.clamp(max=last)
+        valid = (at <= last) & (starts.gather(1, inside) == start)
+        yield Step(F.linear(out.normed, weight), out.hidden, inside, valid)
+        if step + 1 < steps:
+            token = following.gather(1, inside)
+            out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
+
+
+def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: bool) -> Loss:
+    """The loss of a packed batch; features are computed with it, none are stored.
+
+    Args:
+        fast: compile it; the noise is drawn outside.
+    """
+
+    def loss(batch: Batch, noise: Tensor | None) -> Tensor:
+        ids = batch.inputs
+        with torch.autocast(ids.device.type, torch.bfloat16):
+            with torch.no_grad():
+                read = read_target(target, ids, head.taps)
+                said = target.lm_head(read.normed).float()
+            if noise is not None:
+                read = read._replace(features=read.features + noise)
+            weights = _within(batch, read.chats)
+            slots = _slots(weights)
+            total = torch.zeros((), device=ids.device)
+            for number, step in enumerate(unroll(head, target, ids, read, slots, aim.steps)):
+                weight = weights.gather(1, step.at) * step.valid
+                each = torch.zeros_like(weight)
+                if aim.ce:
+                    entropy, known = _cross_entropy(step, said, batch, head, aim.text)
+                    each = each + aim.ce * entropy
+                    weight = weight * known
+                if aim.feature:
+                    wanted = take(read.normed, step.at).float()
+                    apart = F.smooth_l1_loss(step.hidden.float(), wanted, reduction="none")
+                    each = each + aim.feature * apart.mean(-1)
+                mean = (each * weight).sum() / weight.sum().clamp(min=1e-6)
+                total = total + aim.decay**number * mean
+        return total / sum(aim.decay**number for number in range(aim.steps))
+
+    step = compiled(loss) if fast else loss
+    device = target.device
+
+    def drawn(batch: Batch) -> Tensor:
+        batch = Batch(*(part.to(device) for part in batch))
+        return step(batch, _noise(batch, head, aim.noise) if aim.noise else None)
+
+    return drawn
+
+
+def _cross_entropy(
+    step: Step, said: Tensor, batch: Batch, head: DraftHead, text: bool
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy at each slot, and whether the head can say what it should."""
+    logits = step.logits.float()
+    if text:
+        labels = batch.targets.gather(1, step.at)
+        entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        return entropy.view_as(labels), torch.ones_like(labels, dtype=torch.bool)
+    wanted = take(said, step.at)
+    known = torch.ones(wanted.shape[:2], dtype=torch.bool, device=wanted.device)
+    if head.says is not None:
+        among = wanted[..., head.says]
+        known = among.amax(-1) >= wanted.amax(-1)
+        wanted = among
+    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), known
+
+
+def _within(batch: Batch, chats: Chats) -> Tensor:
+    """The weight of each place's next token, 0 where that begins another chat."""
+    places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
+    starts = places - chats.positions
+    follows = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
+    return batch.weights * follows
+
+
+def _slots(weights: Tensor) -> Tensor:
+    """The slots to draft from: those before an answer's tokens, in the order of the text."""
+    after = torch.cat([weights[:, 1:], torch.zeros_like(weights[:, :1])], 1)
+    n = max(1, int(SLOTS * weights.shape[1]))
+    return after.sort(descending=True, stable=True).indices[:, :n].sort().values
+
+
+def _noise(batch: Batch, head: DraftHead, width: float) -> Tensor:
+    """Uniform noise on the features; a function of the batch, so a resumed run repeats it."""
+    rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
+    wide = len(head.taps) * head.config.hidden_size
+    drawn = torch.rand((*batch.inputs.shape, wide), generator=rng)
+    return ((drawn - 0.5) * width).to(batch.inputs.device)

@@ -1,0 +1,67 @@
+"""The head that is a table: what it says, and how it shows that it was fed wrongly."""
+
+import pytest
+import torch
+
+from methods.mtp import Mtp, MtpParams
+from specbench_cli.audit.cases import Case, Watched
+from specbench_cli.audit.table_head import TableHead, features_out_of_place
+from specbench_cli.audit.table_model import TableDecoder, random_table, rows_out_of_place
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Features, Tokens
+
+TEXT = (2, 0, 3, 1, 1)
+TARGET, TABLE = random_table(4, 1), random_table(4, 2)
+
+
+def true_features(n):
+    decoder = TableDecoder("target", TARGET)
+    return decoder.forward(Tokens(torch.tensor([TEXT[:n]])), decoder.new_state(9)).hidden
+
+
+def fed(ids, rows):
+    head = TableHead(TABLE, TARGET)
+    state = head.new_state(9)
+    return head, state, head.forward(Features(torch.tensor([ids]), rows), state, logits_at="all")
+
+
+def test_beside_true_features_it_says_what_a_draft_with_its_table_says():
+    _, state, out = fed(TEXT[1:], true_features(4))
+    assert torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
+    assert rows_out_of_place(state, TEXT, first=1) is None
+    assert features_out_of_place(state, TEXT, TARGET) is None
+
+
+def test_beside_its_own_features_it_drafts_on_and_the_row_is_known_as_predicted():
+    head, state, out = fed(TEXT[1:3], true_features(2))
+    following = head.forward(Features(torch.tensor([[TEXT[3]]]), out.hidden[:, -1:]), state)
+    assert torch.equal(following.logits[0, 0], TABLE[TEXT[2], TEXT[3]])
+    wrong = "row 2 was made of features that are not the target's of token 2"
+    assert features_out_of_place(state, TEXT, TARGET) == wrong
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_displaced_features_change_what_it_says(shift):
+    _, state, out = fed(TEXT[1:], true_features(4).roll(shift, 1))
+    assert not torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
+    assert features_out_of_place(state, TEXT, TARGET) is not None
+
+
+def test_a_table_reads_tokens_and_a_head_reads_features():
+    ids = torch.tensor([TEXT])
+    target, head = TableDecoder("target", TARGET), TableHead(TABLE, TARGET)
+    with pytest.raises(ValueError, match="reads Features"):
+        head.forward(Tokens(ids), head.new_state(9))
+    with pytest.raises(ValueError, match="reads Tokens"):
+        target.forward(Features(ids, true_features(5)), target.new_state(9))
+
+
+def test_whatever_head_a_method_asks_for_speaks_from_the_drafts_table():
+    case = Case("near", (TARGET, TABLE), Sampling())
+    session = case.open()
+    assert isinstance(session, Watched)
+    list(Mtp(MtpParams(length=2)).generate(session))
+    head, state = session.held[-1]
+    assert isinstance(head, TableHead)
+    assert torch.equal(head.table, TABLE)
+    assert 0 < state.length() < len(session.tokens()) - 1

@@ -1,0 +1,31 @@
+"""`specbench train eagle`, `eagle3` and `mtp`: what is refused before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specbench_cli.commands.train import app
+from specbench_cli.errors import UsageError
+
+HEADS = ("eagle", "eagle3", "mtp")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_each_head_has_its_command(head: str) -> None:
+    done = CliRunner().invoke(app, [head, "--help"])
+    assert done.exit_code == 0
+    assert "--loss" in done.output
+
+
+def test_a_loss_that_has_no_name_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["eagle", "--out", str(tmp_path), "--loss", "hinge"])
+    assert done.exit_code == 2
+    assert "paper" in done.output
+
+
+def test_an_unknown_target_is_a_usage_error(tmp_path: Path) -> None:
+    options = ["mtp", "--out", str(tmp_path), "--target", "embeded", "--smoke"]
+    done = CliRunner().invoke(app, options)
+    assert isinstance(done.exception, UsageError)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,185 @@
+"""Sweeps: what is understood as a range or a list, and which rows a run then has."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.config.load import load
+from specbench_cli.config.sweep import MAX_ROWS, rows, values
+from specbench_cli.errors import UsageError
+
+
+class Registry:
+    """Resolves a few names, without importing anything."""
+
+    def resolve(self, name):
+        return {"sd": "sps"}.get(name, name)
+
+    def load_plugin(self, path):
+        return []
+
+
+@pytest.fixture
+def compose(tmp_path):
+    def call(*sweeps, own=None, sets=(), **flags):
+        if own is not None:
+            (tmp_path / "specbench.yaml").write_text(own)
+        return load(flags, sets, None, methods=Registry(), env={}, folder=tmp_path, sweeps=sweeps)
+
+    return call
+
+
+def labels(config):
+    return [row.label for row in config.methods]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1:6:1", [1, 2, 3, 4, 5, 6]),
+        ("6:1:-2", [6, 4, 2]),
+        ("1:6:2", [1, 3, 5]),
+        ("3:3:1", [3]),
+        ("0.1:0.9:0.2", [0.1, 0.3, 0.5, 0.7, 0.9]),
+        ("1:2:0.5", [1.0, 1.5, 2.0]),
+        ("1e-3:3e-3:1e-3", [0.001, 0.002, 0.003]),
+        ("3,5,heuristic", [3, 5, "heuristic"]),
+        ("1:3:1, 8", [1, 2, 3, 8]),
+        ("true,false", [True, False]),
+        ("0.5", [0.5]),
+        ("null,0.3", [None, 0.3]),
+        ("3,2,1;4,2", ["3,2,1", "4,2"]),
+        ("a:b", ["a:b"]),
+    ],
+)
+def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
+    assert values(text) == found
+    assert [type(value) for value in values(text)] == [type(value) for value in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1:6:0", "has step 0 in 1:6:0"),
+        ("6:1:1", "goes the wrong way; write 1:6:1 or 6:1:-1"),
+        ("1:6:-1", "goes the wrong way; write 6:1:-1 or 1:6:1"),
+        ("1:6", "must be a range a:b:step, both ends included, or values separated"),
+        ("1::2", "must be a range a:b:step"),
+        ("1:2:3:4", "must be a range a:b:step"),
+        ("3,,5", "must be a range a:b:step"),
+        (",", "must be a range a:b:step"),
+        ("3,5,3", "has 3 twice"),
+        ("1:3:1,2", "has 2 twice"),
+        ("1:900:1", "has 900 values in 1:900:1, and a run takes 64 rows"),
+        ("1:9e99:1e-99", "must be a range a:b:step"),
+    ],
+)
+def test_what_is_no_sweep_is_told_with_what_is_allowed(text, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        values(text)
+
+
+@given(st.integers(-50, 50), st.integers(0, MAX_ROWS - 1), st.integers(1, 9))
+def test_range_has_every_step_from_end_to_end(first, steps, step):
+    last = first + steps * step
+    assert values(f"{first}:{last}:{step}") == list(range(first, last + 1, step))
+    assert values(f"{last}:{first}:{-step}") == list(range(last, first - 1, -step))
+
+
+def test_rows_are_called_by_what_is_swept_and_are_a_product():
+    found = rows({"name": "pld", "params": {"rule": "author"}}, {"ngram": [1, 2], "length": [5]})
+    assert [row["label"] for row in found] == ["pld ngram=1 length=5", "pld ngram=2 length=5"]
+    assert found[1]["params"] == {"rule": "author", "ngram": 2, "length": 5}
+
+
+def test_method_has_a_row_a_value_and_the_others_stay(compose):
+    config, sources = compose("sd.length=3,5,heuristic", methods=["sps", "pld"])
+    assert labels(config) == [
+        "vanilla", "sps length=3", "sps length=5", "sps length=heuristic", "pld"
+    ]  # fmt: skip
+    assert config.sweep == {"sps": {"length": [3, 5, "heuristic"]}}
+    assert sources["sweep.sps.length"] == "--sweep"
+
+
+def test_swept_methods_are_run_where_no_method_is_named(compose):
+    assert labels(compose("pld.ngram=1,2")[0]) == ["vanilla", "pld ngram=1", "pld ngram=2"]
+
+
+def test_sweep_makes_the_run_whole(compose):
+    assert compose("pld.ngram=1,2")[0].limit is None
+
+
+def test_labelled_rows_of_one_method_are_swept_each(compose):
+    own = (
+        "methods: [sps, {name: sps, label: wide, params: {max: 9}}]\nsweep: {sps: {length: 2:4:2}}"
+    )
+    assert labels(compose(own=own)[0])[1:] == [
+        "sps length=2", "sps length=4", "wide length=2", "wide length=4"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ["1:3:1", "'1:3:1'", "[1, 2, 3]", '"1,2,3"'])
+def test_config_file_sweeps_too_though_yaml_takes_a_range_for_a_number(compose, written):
+    config, sources = compose(own=f"seed: 3\nsweep:\n  sps: {{length: {written}}}\n")
+    assert labels(config)[1:] == ["sps length=1", "sps length=2", "sps length=3"]
+    assert sources["sweep.sps.length"] == "specbench.yaml:3"
+
+
+def test_command_line_beats_the_file(compose):
+    config, _ = compose("sps.length=7,8", own="sweep: {sps: {length: 1:3:1, max: [9]}}")
+    assert labels(config)[1:] == ["sps length=7 max=9", "sps length=8 max=9"]
+
+
+def test_sweep_beats_what_a_file_sets(compose):
+    config, _ = compose("sps.length=7", own="set: {sps: {length: 3, max: 4}}")
+    assert config.methods[1].params == {"length": 7, "max": 4}
+
+
+def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
+    config, _ = compose("sps.length=1:3:1", tune="4")
+    assert labels(config) == ["vanilla", "sps"]
+    assert config.sweep == {"sps": {"length": [1, 2, 3]}}
+    assert (config.tune, config.tune_by) == (4, "time")
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "given", "says"),
+    [
+        (["length=3"], {}, "--sweep must be METHOD.PARAM=VALUES, got 'length=3'"),
+        (["sps.length="], {}, "--sweep must be METHOD.PARAM=VALUES"),
+        (["sps.length=3:1:1"], {}, "--sweep sps.length holds nothing: 3:1:1 goes the wrong way"),
+        (["sps.length=3", "sps.length=4"], {}, "--sweep sps.length is given twice"),
+        (["sps.length=3"], {"methods": ["pld"]}, "--sweep sps.length is for a method that is not"),
+        (
+            ["sps.length=3"],
+            {"sets": ["sps.length=4"]},
+            "sps.length is both set (--set) and swept (--sweep)",
+        ),
+        (
+            ["sps.length=1:9:1", "sps.max=1:9:1"],
+            {},
+            "the sweep makes 82 rows (sps 81), and a run takes 64 at most",
+        ),
+        ([], {"own": "a: 1\nsweep: {sps: 7}"}, "specbench.yaml:2: sweep must hold methods"),
+        (
+            [],
+            {"own": "sweep:\n  sps:\n    length: 3:1:1"},
+            "specbench.yaml:3: sweep.sps.length holds nothing",
+        ),
+        (
+            [],
+            {"own": "sweep: {sps: {length: {a: 1}}}"},
+            "specbench.yaml:1: sweep.sps.length must be a range a:b:step",
+        ),
+        ([], {"own": "sweep: {sps: {length: []}}"}, "sweep.sps.length must be a range"),
+        ([], {"tune": "1"}, "--tune must be at least 2, got '1'"),
+        ([], {"tune": "many"}, "--tune must be a whole number, got 'many'"),
+        ([], {"tune_by": "forwards"}, "tune_by 'forwards' says how --tune chooses"),
+    ],
+)
+def test_error_names_the_place_the_value_and_what_is_allowed(compose, sweeps, given, says):
+    with pytest.raises(UsageError) as caught:
+        compose(*sweeps, **given)
+    assert says in caught.value.message

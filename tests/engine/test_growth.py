@@ -1,0 +1,238 @@
+"""Dynamic trees: connected, the best of all candidates, one call of the draft a level."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.engine.growth import Candidates, best_size, expand, grow, select
+from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.tree import ROOT, tree_of
+
+PROMPT = (2, 0, 1)
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, seed=5)
+REJECTION = Sampling("rejection", 0.8, seed=5)
+SAMPLINGS = st.sampled_from([GREEDY, COUPLED, REJECTION])
+
+
+@pytest.fixture(scope="module")
+def growth(open_session, random_table):
+    """A growth on a random table: the session, `Levels`, the draft's table, and what it found."""
+
+    def make(vocab=4, seed=0, sampling=GREEDY, budget=12, scale=1.5, **shape):
+        table = random_table(vocab, seed, scale)
+        session = open_session(table, table, prompt=PROMPT, sampling=sampling, budget=budget)
+        model = session.draft()
+        levels = Levels(session, model, session.new_state(model, slack=200))
+        levels.begin(session.since(0))
+        session.prefill()
+        first = levels.begin(session.since(levels.state.length()))
+        return session, levels, table, first
+
+    return make
+
+
+def path_value(session, table, tokens):
+    """Logarithm of a path's probability, from the table alone."""
+    text, total = [*session.tokens()], 0.0
+    for ahead, token in enumerate(tokens):
+        row = table[text[-2], text[-1]][None]
+        if session.sampling.rule == "coupled":
+            row = session.scores(row, len(session.output()) + ahead)
+        elif session.sampling.rule == "rejection":
+            row = row / session.sampling.temperature
+        total += float(row.log_softmax(-1)[0, token])
+        text.append(token)
+    return total
+
+
+def paths(draft):
+    """Each node's path as ids."""
+    ids, tree = draft.tokens.tolist(), tree_of(draft.parents)
+    return [tuple(ids[step] for step in tree.path(node)) for node in range(draft.nodes)]
+
+
+@st.composite
+def shapes(draw):
+    return {
+        "k": draw(st.integers(1, 5)),
+        "depth": draw(st.integers(1, 4)),
+        "nodes": draw(st.integers(1, 30)),
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS)
+def test_the_tree_is_connected_and_of_the_size_asked_for(growth, shape, vocab, seed, sampling):
+    session, levels, _, first = growth(vocab, seed, sampling)
+    grown = grow(levels, first, session, **shape)
+    draft = grown.draft
+    assert all(ROOT <= parent < node for node, parent in enumerate(draft.parents))
+    width, most = min(shape["k"], vocab), 0
+    level = width
+    for _ in range(shape["depth"]):
+        most += level
+        level = min(shape["k"], level) * width
+    assert draft.nodes == min(shape["nodes"], most)
+    assert draft.levels <= shape["depth"]
+    assert len(set(paths(draft))) == draft.nodes  # no twins among siblings
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS)
+def test_the_tree_is_the_best_of_all_candidates(growth, shape, vocab, seed, sampling):
+    session, levels, table, first = growth(vocab, seed, sampling)
+    draft = grow(levels, first, session, **shape).draft
+    k, width = shape["k"], min(shape["k"], vocab)
+    remembered, frontier = [], [((), 0.0)]
+    for _ in range(shape["depth"]):
+        below = []
+        for path, _ in frontier:
+            children = [(*path, token) for token in range(vocab)]
+            valued = [(child, path_value(session, table, child)) for child in children]
+            below += sorted(valued, key=lambda pair: -pair[1])[:width]
+        remembered += below
+        frontier = sorted(below, key=lambda pair: -pair[1])[:k]
+    expected = sorted((value for _, value in remembered), reverse=True)[: shape["nodes"]]
+    found = sorted((path_value(session, table, path) for path in paths(draft)), reverse=True)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 99))
+def test_with_room_for_all_it_is_the_best_of_all_trees(growth, nodes, depth, seed):
+    vocab = 3
+    session, levels, table, first = growth(vocab, seed)
+    draft = grow(levels, first, session, k=vocab**depth, depth=depth, nodes=nodes).draft
+    every = [()]
+    values = []
+    for _ in range(depth):
+        every = [(*path, token) for path in every for token in range(vocab)]
+        values += [path_value(session, table, path) for path in every]
+    found = sum(math.exp(path_value(session, table, path)) for path in paths(draft))
+    best = sum(math.exp(value) for value in sorted(values, reverse=True)[:nodes])
+    assert found == pytest.approx(best, abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes(), st.integers(0, 99), SAMPLINGS)
+def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
+    session, levels, _, first = growth(5, seed, sampling)
+    found = expand(levels, first, session, k=shape["k"], depth=shape["depth"])
+    parents = found.parents.tolist()
+    below = [node for node, parent in enumerate(parents) if parent != ROOT]
+    assert all(parents[node] < node for node in below)
+    above = found.values[[parents[node] for node in below]]
+    assert bool((found.values[below] <= above).all())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_a_tree_takes_a_call_of_the_draft_for_each_level(growth, depth, k):
+    session, levels, _, first = growth(4)
+    before = len(session.meter.forwards) - 1  # `begin` is the first of them
+    grow(levels, first, session, k=k, depth=depth, nodes=20)
+    calls = session.meter.forwards[before:]
+    assert len(calls) == depth
+    assert all((call.model, call.role) == ("draft", "draft") for call in calls)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
+def test_one_node_a_level_is_the_chain_of_likeliest_tokens(growth, sampling):
+    session, levels, table, first = growth(6, 3, sampling)
+    grown = grow(levels, first, session, k=1, depth=5, nodes=20)
+    assert grown.draft.parents == (-1, 0, 1, 2, 3)
+    assert grown.fed == (0, 1, 2, 3, -1)
+    path = ()
+    for _ in range(5):
+        path = max(
+            ((*path, token) for token in range(6)), key=lambda p: path_value(session, table, p)
+        )
+    assert tuple(grown.draft.tokens.tolist()) == path
+
+
+def test_of_equal_values_the_shallower_is_chosen():
+    found = Candidates(
+        torch.arange(6),
+        torch.tensor([-1, -1, 0, 0, 2, 2]),
+        torch.tensor([0.0, -1.0, 0.0, -1.0, 0.0, -1.0]),
+        torch.tensor([0, 1, 2]),
+    )
+    assert [select(found, n).draft.parents for n in range(4)] == [
+        (),
+        (-1,),
+        (-1, 0),
+        (-1, 0, 1),
+    ]
+    assert select(found, 4).draft.tokens.tolist() == [0, 1, 2, 4]
+    assert select(found, 5).draft.tokens.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("hole", [-math.inf, math.nan])
+def test_what_the_draft_rules_out_is_never_proposed(hole):
+    values = torch.tensor([-0.5, hole, -0.7, hole, hole])
+    parents = torch.tensor([-1, -1, 0, 0, 1])
+    found = Candidates(torch.arange(5), parents, values, torch.tensor([0, 1]))
+    assert select(found, 5).draft.tokens.tolist() == [0, 2]
+    assert select(found, 5).fed == (0, -1)
+
+
+def test_the_rows_that_a_path_left_in_the_draft_are_found(growth):
+    session, levels, _, first = growth(4, 8)
+    grown = grow(levels, first, session, k=3, depth=4, nodes=9)
+    state, start = levels.state, levels.state.kept
+    for node, path in enumerate(paths(grown.draft)):
+        nodes = tree_of(grown.draft.parents).path(node)
+        rows = [row for row in grown.rows(nodes) if row >= 0]
+        assert rows == sorted(rows)
+        assert [state.ids[start + row] for row in rows] == list(path[: len(rows)])
+
+
+def test_a_smaller_size_keeps_the_best_nodes(growth):
+    session, levels, _, first = growth(5, 2)
+    found = expand(levels, first, session, k=4, depth=3)
+    asked = []
+
+    def size(values):
+        asked.extend(values)
+        return 5
+
+    whole, small = select(found, 12), select(found, 12, size)
+    assert small.draft.nodes == 5
+    assert set(paths(small.draft)) <= set(paths(whole.draft))
+    assert asked == sorted(found.values.tolist(), reverse=True)[:12]
+    assert select(found, 12, lambda _: 99).draft.nodes == 12
+    assert select(found, 12, lambda _: 0).draft.parents == ()
+
+
+# ---- the size that pays -------------------------------------------------------------------------
+
+CHANCES = st.lists(st.floats(0.0, 1.0), max_size=30).map(lambda ps: sorted(ps, reverse=True))
+
+
+@given(CHANCES, st.floats(0.01, 5.0), st.floats(0.0, 1.0))
+def test_the_best_size_gives_most_tokens_a_second(chances, fixed, slope):
+    def rate(n):
+        return (1 + sum(chances[:n])) / (fixed + 1.0 + slope * (n + 1))
+
+    values = [math.log(p) if p else -math.inf for p in chances]
+    n = best_size(values, lambda rows: 1.0 + slope * rows, fixed)
+    assert rate(n) == pytest.approx(max(map(rate, range(len(chances) + 1))), rel=1e-9)
+
+
+def test_free_rows_are_all_used_and_dear_ones_not_at_all():
+    values = [math.log(0.9), math.log(0.5), math.log(0.1)]
+    assert best_size(values, lambda rows: 1.0, 0.0) == 3
+    assert best_size(values, float, 0.0) == 0
+    assert best_size([], float, 1.0) == 0
+
+
+def test_a_step_in_the_cost_is_where_a_tree_ends():
+    values = [math.log(0.6)] * 10
+    costs = defaultdict(lambda: 9.0) | dict.fromkeys(range(1, 9), 1.0)
+    assert best_size(values, lambda rows: costs[rows], 0.5) == 7

@@ -1,0 +1,190 @@
+"""Trees of a fixed shape: their order, their levels, and what is filled into them."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.template import (
+    SPARSE_25,
+    best_tree,
+    fill,
+    tree_of_choices,
+    tree_of_widths,
+)
+from specbench_cli.engine.tree import ROOT, rows_of, tree_of
+
+CPU = torch.device("cpu")
+GREEDY = Sampling()
+REJECTION = Sampling("rejection", 0.8, seed=5)
+
+
+@st.composite
+def templates(draw, most=12):
+    nodes = [()]
+    for _ in range(draw(st.integers(1, most))):
+        parent = draw(st.sampled_from(nodes))
+        nodes.append((*parent, draw(st.integers(0, 3))))
+    return tree_of_choices(nodes[1:])
+
+
+@given(templates())
+def test_nodes_come_level_by_level_and_siblings_by_rank(template):
+    tree = tree_of(template.parents)
+    assert list(tree.depths) == sorted(tree.depths) == [len(node) for node in template.nodes]
+    for children in tree.children:
+        ranks = [template.nodes[child][-1] for child in children]
+        assert ranks == sorted(set(ranks))
+    for node, ranks in enumerate(template.nodes):
+        path = tree.path(node)
+        assert tuple(template.nodes[step][-1] for step in path) == ranks
+
+
+@given(templates())
+def test_nodes_with_children_are_fed_and_leaves_are_not(template):
+    inner = set(template.parents) - {ROOT}
+    assert [at for at, place in enumerate(template.fed) if place >= 0] == sorted(inner)
+    assert [place for place in template.fed if place >= 0] == list(range(len(inner)))
+
+
+@given(templates())
+def test_the_mask_of_a_level_is_a_part_of_the_whole_trees(template):
+    whole, _ = rows_of(template.parents, CPU)
+    fed = [node for node, place in enumerate(template.fed) if place >= 0]
+    before = 0
+    for level in template.levels(CPU):
+        f = len(level.fed)
+        rows = [node + 1 for node in fed[before : before + f]]
+        columns = [node + 1 for node in fed[: before + f]]
+        assert level.mask.tolist() == whole[rows][:, columns].tolist()
+        before += f
+
+
+def test_the_tensors_of_a_template_are_made_once():
+    assert SPARSE_25.levels(CPU) is SPARSE_25.levels(CPU)
+    assert tree_of_widths((3, 2)) is tree_of_widths((3, 2))
+
+
+def test_widths_make_the_complete_tree():
+    template = tree_of_widths((2, 3))
+    assert template.parents == (-1, -1, 0, 0, 0, 1, 1, 1)
+    assert template.nodes[-1] == (1, 2)
+    assert tree_of_widths(()).depth == 0
+
+
+def test_a_node_without_its_parent_is_refused():
+    with pytest.raises(ValueError, match=r"\(1, 0\)"):
+        tree_of_choices([(0,), (1, 0)])
+
+
+def test_the_sparse_tree_has_as_many_nodes_a_level_as_eagles():
+    depths = tree_of(SPARSE_25.parents).depths
+    assert [depths.count(depth) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
+    assert SPARSE_25.depth == 5
+
+
+@given(templates(), st.integers(1, 4), st.integers(1, 4))
+def test_a_template_cut_short_is_a_part_of_it(template, depth, width):
+    cut = template.within(depth, width)
+    assert cut.nodes == tuple(
+        node for node in template.nodes if len(node) <= depth and max(node) < width
+    )
+
+
+# ---- the best shape -----------------------------------------------------------------------------
+
+
+def expected(nodes, rates):
+    total = 0.0
+    for node in nodes:
+        product = 1.0
+        for rank in node:
+            product *= rates[rank]
+        total += product
+    return total
+
+
+@pytest.mark.parametrize("rates", [(0.6, 0.3), (0.5, 0.4), (0.9, 0.05)])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_best_tree_is_the_best_of_all_trees(rates, n):
+    every = [node for node in tree_of_widths((2,) * 4).nodes if len(node) <= n]
+    best = 0.0
+    for nodes in combinations(every, n):
+        chosen = {(), *nodes}
+        if all(node[:-1] in chosen for node in nodes):
+            best = max(best, expected(nodes, rates))
+    template = best_tree(n, rates)
+    assert len(template.nodes) == n
+    assert expected(template.nodes, rates) == pytest.approx(best)
+
+
+def test_a_sure_first_child_makes_a_chain_and_a_limit_a_bush():
+    assert best_tree(4, (1.0, 0.0)).parents == (-1, 0, 1, 2)
+    assert best_tree(4, (0.3, 0.3, 0.2, 0.2), depth=1).parents == (-1, -1, -1, -1)
+    assert len(best_tree(30, (0.5, 0.5), depth=2).nodes) == 6  # there are no more
+
+
+# ---- filling ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready(open_session, random_table):
+    def make(sampling=GREEDY, vocab=6, seed=2):
+        table = random_table(vocab, seed, 1.5)
+        session = open_session(table, table, prompt=(2, 0, 1), sampling=sampling, budget=12)
+        model = session.draft()
+        levels = Levels(session, model, session.new_state(model, slack=40))
+        session.reserve(25)
+        levels.begin(session.since(0))
+        session.prefill()
+        first = levels.begin(session.since(levels.state.length()))
+        return session, levels, first, table
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "template", [SPARSE_25, tree_of_widths((2, 2)), tree_of_widths((1, 1, 2)), best_tree(9)]
+)
+def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
+    session, levels, first, table = ready()
+    before = len(session.meter.forwards) - 1
+    grown = fill(template, levels, first, session)
+    assert grown.draft.parents == template.parents
+    assert len(session.meter.forwards) - before == template.depth
+    ids, tree = grown.draft.tokens.tolist(), tree_of(template.parents)
+    for node, ranks in enumerate(template.nodes):
+        text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
+        best = table[text[-2], text[-1]].argsort(descending=True)
+        assert ids[node] == best[ranks[-1]]
+
+
+@pytest.mark.parametrize("how", ["point", "iid", "wor"])
+def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
+    session, levels, first, table = ready(REJECTION)
+    template = best_tree(8, (0.5, 0.3, 0.2))
+    draft = fill(template, levels, first, session, how=how).draft
+    assert draft.law == how
+    assert (draft.q is None) == (how == "point")
+    if draft.q is not None:
+        ids, tree = draft.tokens.tolist(), tree_of(template.parents)
+        for node in range(draft.nodes):
+            text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
+            law = session.warp(table[text[-2], text[-1]])
+            torch.testing.assert_close(draft.q[node], law)
+    session.verify(draft, session.score(draft))
+
+
+def test_the_rows_of_an_accepted_path_stay(ready):
+    session, levels, first, _ = ready()
+    grown = fill(SPARSE_25, levels, first, session)
+    outcome = session.commit(session.verify(grown.draft, session.score(grown.draft)))
+    assert len(outcome.path) == 5  # the draft is the target
+    levels.keep(grown.rows(outcome.path))
+    text = session.tokens()
+    assert levels.state.ids == list(text[: levels.state.length()])
+    assert levels.state.length() == len(text) - 2  # the deepest level was never fed

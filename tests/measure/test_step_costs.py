@@ -1,0 +1,111 @@
+"""Relative costs: read off a probe's curves, or measured within seconds."""
+
+import pytest
+
+from specbench_cli.engine.growth import best_size
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.window import Windows
+from specbench_cli.measure import step_costs as module
+from specbench_cli.measure.costs import Curve
+from specbench_cli.measure.step_costs import StepCosts, quick
+
+SURE = [-0.05 * n for n in range(63)]
+"""Logarithms of path probabilities, best first."""
+
+
+def curve(ns, sizes, trees=()):
+    """A model's, `ns(n, context)` a forward; 1 us more over a tree."""
+    point = {"spread": 0.0, "samples": 3}
+    return Curve.model_validate(
+        {
+            "forwards": [
+                {"n_tokens": n, "context": c, "ns": ns(n, c), **point}
+                for n in sizes
+                for c in (16, 1024)
+            ],
+            "trees": [
+                {"n_tokens": n, "context": c, "ns": ns(n, c) + 1000, **point}
+                for n in trees
+                for c in (16, 1024)
+            ],
+            "prefills": [{"n_tokens": 16, "context": 0, "ns": 1.0, **point}],
+        }
+    )
+
+
+def costs(slope):
+    """A target whose forward takes 10 us, and `slope` ns for each further row; a draft at 1 us."""
+    found = {
+        "target": curve(lambda n, c: 10_000 + slope * (n - 1), (1, 2, 64)),
+        "draft": curve(lambda n, c: 1_000, (1, 4)),
+    }
+    return StepCosts.of(found, 256, source="test")
+
+
+def test_unit_is_a_target_forward_over_one_row():
+    found = costs(100)
+    assert found("target", 1) == 1.0
+    assert found("target", 33) == pytest.approx(1 + 32 * 0.01)
+    assert found("draft", 1) == found("draft", 64) == pytest.approx(0.1)
+    assert found.target_ns == 10_000
+
+
+def test_target_is_that_of_trees_where_these_were_measured():
+    target = curve(lambda n, c: 10_000 + c, (1, 64), trees=(8, 64))
+    found = StepCosts.of({"target": target}, 256, source="test")
+    assert found("target", 8) == pytest.approx(11_256 / 10_256, abs=1e-4)
+    assert found("target", 1) == 1.0
+
+
+def test_costs_never_fall_with_rows():
+    dip = {1: 10.0, 2: 30.0, 64: 20.0, 80: 40.0}
+    found = StepCosts.of({"target": curve(lambda n, c: dip[n], dip)}, 256, source="test")
+    assert [found("target", n) for n in (1, 2, 33, 64, 80)] == pytest.approx([1, 2.5, 2.5, 2.5, 4])
+
+
+def test_manifest_gives_back_the_same_costs():
+    found = costs(100)
+    assert StepCosts.model_validate_json(found.model_dump_json()) == found
+
+
+def test_tree_is_small_on_a_steep_curve_and_large_on_a_flat_one():
+    def size(slope):
+        found = costs(slope)
+        return best_size(SURE, lambda rows: found("target", rows), fixed=found("draft", 1))
+
+    sizes = [size(slope) for slope in (0, 200, 1_000, 50_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (63, 0)
+    assert len(set(sizes)) == 4
+
+
+class Meter:
+    """Says that nothing else runs."""
+
+    def open(self):
+        """Nothing to read."""
+
+    def full(self):
+        return True
+
+    def close(self):
+        return 0.0
+
+
+def test_quick_probe_measures_models_within_its_time(tiny_checkpoint, monkeypatch):
+    folder = tiny_checkpoint("llama")
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
+    found = quick(Workspace(decoders, 0), Windows(Meter(), allow_noise=True), 256)
+    assert (found.context, found.noisy) == (256 - 65, False)
+    assert list(found.relative["target"]) == [1, 2, 4, 8, 16, 32, 64]
+    assert found("target", 1) == 1.0
+    assert found("draft", 1) > 0
+
+
+def test_models_too_short_to_be_measured_are_refused():
+    with pytest.raises(UsageError, match="models with 64 positions") as caught:
+        quick(Workspace({}, 0), Windows(Meter(), allow_noise=True), 64)
+    assert caught.value.hint == "give a number in place of auto"

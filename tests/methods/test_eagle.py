@@ -1,0 +1,338 @@
+"""EAGLE, EAGLE-2, EAGLE-3 and MTP: the tokens of plain decoding, trees as asked, honest heads."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from methods._heads.eagle import EagleHead
+from methods._heads.eagle3 import Eagle3Head
+from methods._heads.mtp import MtpHead
+from methods.eagle import AUTHORS, Eagle
+from methods.eagle2 import Eagle2
+from methods.eagle3 import Eagle3
+from methods.mtp import Mtp
+from specbench_cli.api import Session
+from specbench_cli.engine.head import NORMED, Head, features
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.tree import tree_of
+from specbench_cli.engine.types import Features, Out, Tokens
+from specbench_cli.engine.workspace import Workspace
+
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
+REJECTION = Sampling("rejection", 0.8, seed=3)
+EXACT = pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
+RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
+LONGEST, CAPACITY = 40, 96
+
+
+def method(kind, **params):
+    return kind(kind.Params(**params))
+
+
+MAKERS = {
+    "eagle": partial(method, Eagle),
+    "eagle-chain": partial(method, Eagle, shape="chain", depth=3),
+    "eagle2": partial(method, Eagle2),
+    "eagle2-wide": partial(method, Eagle2, nodes=40, depth=3, width=9),
+    "eagle3": partial(method, Eagle3),
+    "mtp": partial(method, Mtp),
+}
+METHODS = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+ODD = {
+    "eagle-one": partial(method, Eagle, nodes=1),
+    "eagle2-one": partial(method, Eagle2, nodes=1, depth=1, width=1),
+    "eagle2-wide": MAKERS["eagle2-wide"],
+    "eagle2-auto": partial(method, Eagle2, nodes="auto", depth=3),
+    "eagle3-chain": partial(method, Eagle3, width=1, depth=4),
+    "mtp-one": partial(method, Mtp, length=1),
+}
+
+
+@pytest.fixture(scope="module")
+def open_heads(family):
+    """A session on prompt i whose heads are random ones, or those of `make`."""
+    decoders = {"target": family.decoders["target"]}
+    spaces = {}
+
+    def at_random(wanted):
+        return wanted.kind.random(decoders, seed=5)
+
+    def make(prompt, sampling=GREEDY, *, heads=at_random, budget=LONGEST, eos=()):
+        if heads not in spaces:
+            costs = {"costs": lambda model, rows: 0.1}
+            spaces[heads] = Workspace(decoders, CAPACITY, make=heads, **costs)
+        stop = StopRule(frozenset(eos), budget)
+        request = Request(f"tiny/{prompt}", 0, family.prompts[prompt], stop)
+        return Session(spaces[heads], request, sampling)
+
+    return make
+
+
+def decode(made, session):
+    steps = list(made.generate(session))
+    assert 1 + sum(len(step.outcome.committed) for step in steps) == len(session.output())
+    return session.output()
+
+
+# ---- plain decoding's tokens --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD.keys())
+@EXACT
+def test_the_output_is_that_of_plain_decoding_with_odd_parameters_too(
+    open_heads, clear_prompts, plain, make, sampling
+):
+    """With the defaults the contract of all methods says so."""
+    for budget, prompt in zip((1, 2, 3, 24), clear_prompts(sampling, 4), strict=True):
+        ids = plain(prompt, sampling).ids
+        assert decode(make(), open_heads(prompt, sampling, budget=budget)) == ids[:budget]
+
+
+# ---- the head's state ---------------------------------------------------------------------------
+
+
+@METHODS
+@RULES
+def test_the_heads_rows_are_those_of_true_features_after_every_step(open_heads, make, sampling):
+    session = open_heads(9, sampling, budget=16)
+    made = make()
+    for _ in made.generate(session):
+        head, state = made.levels.model.decoder, made.levels.state
+        n = state.length()
+        if n == 0:  # nothing was drafted at the end of the budget
+            continue
+        ids = torch.tensor([session.tokens()])
+        target, whole = session.target.decoder, head.new_state(CAPACITY)
+        layers = tuple(tap for tap in head.taps if tap != NORMED)
+        out = target.forward(Tokens(ids), target.new_state(CAPACITY), taps=layers)
+        rows = features(out, head.taps, target)[None, :n]
+        head.forward(Features(ids[:, 1 : n + 1], rows), whole)
+        for part in ("keys", "values"):
+            kept, fresh = (getattr(s, part)(0)[:, :, :n] for s in (state, whole))
+            torch.testing.assert_close(kept, fresh, rtol=1e-4, atol=1e-4)
+
+
+@METHODS
+def test_every_step_reads_the_committed_tokens_that_are_new(open_heads, make):
+    session = open_heads(9, budget=16)
+    made = make()
+    behind = len(session.tokens())  # the prompt but its first token, and the first committed one
+    for step in made.generate(session):
+        *drafting, verifying = step.forwards
+        assert (verifying.model, verifying.n_tokens) == ("target", step.draft.nodes + 1)
+        if drafting:
+            assert drafting[0].n_tokens == behind
+            behind = 0
+        behind += len(step.outcome.committed)
+
+
+# ---- trees --------------------------------------------------------------------------------------
+
+
+@METHODS
+def test_the_head_is_called_once_a_level(open_heads, make):
+    session, made = open_heads(4), make()
+    asked = getattr(made.params, "depth", None) or made.params.length
+    left = LONGEST - 1
+    for step in made.generate(session):
+        *drafting, _ = step.forwards
+        assert len(drafting) == min(asked, left - 1) >= step.draft.levels
+        assert {forward.role for forward in drafting} <= {"draft"}
+        left -= len(step.outcome.committed)
+
+
+def test_eagles_tree_is_the_authors(open_heads):
+    assert len(AUTHORS.nodes) == 25
+    step = next(iter(Eagle().generate(open_heads(4))))
+    tree = tree_of(step.draft.parents)
+    assert [tree.depths.count(depth) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
+    assert [forward.n_tokens for forward in step.forwards[1:-1]] == [4, 4, 1, 1]
+
+
+@pytest.mark.parametrize("nodes", [1, 16, 40])
+def test_a_tree_of_eagles_has_the_size_asked_for(open_heads, nodes):
+    step = next(iter(method(Eagle, nodes=nodes).generate(open_heads(4))))
+    assert step.draft.nodes == nodes
+
+
+@pytest.mark.parametrize("limit", range(1, 6))
+def test_a_tree_is_no_deeper_than_what_is_of_use(open_heads, limit):
+    for kind in (Eagle, Eagle2, Eagle3, Mtp):
+        made = method(kind)
+        session = open_heads(4)
+        made.start(session)
+        session.prefill()
+        levels = made.propose(session, limit).levels
+        if kind in (Eagle, Mtp):
+            assert levels == min(limit, 3 if kind is Mtp else 5)
+        else:
+            assert 1 <= levels <= limit
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle2, Eagle3])
+def test_siblings_are_the_heads_likeliest_tokens(open_heads, kind):
+    session = open_heads(4)
+    made = method(kind)
+    made.start(session)
+    session.prefill()
+    head, read = made.levels.model.decoder, []
+    forward = head.forward
+    head.forward = lambda *args, **rest: read.append(forward(*args, **rest)) or read[-1]
+    draft = made.propose(session, 5)
+    del head.forward
+    children = tree_of(draft.parents).children
+    ids = draft.tokens.tolist()
+    ranked = read[0].logits[0, -1].argsort(descending=True, stable=True).tolist()
+    found = [ids[node] for node in children[-1]]
+    assert found == ranked[: len(found)]
+
+
+def test_a_size_chosen_by_costs_is_what_is_worth_verifying(open_heads):
+    for dear, least, most in ((0.0, 12, 63), (9.0, 0, 2)):
+        session = open_heads(4)
+        session._workspace.costs = lambda model, n, dear=dear: (
+            1 + dear * n if model == "target" else 0.1
+        )
+        made = method(Eagle2, nodes="auto", depth=3)
+        made.start(session)
+        session.prefill()
+        assert made.uses_costs and not made.timing_free
+        assert least <= made.propose(session, 5).nodes <= most
+    assert not Eagle2().uses_costs
+
+
+def test_a_token_that_the_head_cannot_say_is_never_drafted(open_heads):
+    for sampling in (GREEDY, COUPLED, REJECTION):
+        for prompt in range(2):
+            made = method(Eagle3, width=8, nodes=40, depth=3)
+            session = open_heads(prompt, sampling, budget=16)
+            for step in made.generate(session):
+                said = made.levels.model.decoder._ids.tolist()
+                assert set(step.draft.tokens.tolist()) <= set(said)
+
+
+def test_the_children_of_a_wide_tree_stop_at_the_vocabulary(family):
+    """Trees wider than the vocabulary, as the audit's tables of three tokens make them."""
+    from specbench_cli.audit.table_model import TableDecoder
+
+    table = TableDecoder("target", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)))
+    decoders = {"target": table}
+    for kind in (Eagle, Eagle2, Eagle3, Mtp):
+        space = Workspace(decoders, 64, make=lambda wanted: wanted.kind.random(decoders))
+        session = Session(space, Request("t", 0, (1, 0), StopRule(frozenset(), 12)), GREEDY)
+        decode(method(kind), session)
+
+
+# ---- bounds -------------------------------------------------------------------------------------
+
+
+class Shifted:
+    """A target's state as a head's: the first token of the text, which heads never read, is in it
+    and does not count."""
+
+    def __init__(self, state):
+        self.inner = state
+
+    @property
+    def nbytes(self):
+        return self.inner.nbytes
+
+    def length(self, seq=0, layer=0):
+        return max(self.inner.length() - 1, 0)
+
+    def commit(self, seq, path):
+        self.inner.commit(0, path if self.begun else (0, *(row + 1 for row in path)))
+        self.begun = True
+
+    def clear(self):
+        self.inner.clear()
+        self.begun = False
+
+
+class Oracle(Head):
+    """A head that is the target itself; `sharp` makes it as sure of its first choice.
+
+    Its features are not read. Where they come from says what the text's first token is.
+    """
+
+    name = "oracle"
+    taps = (NORMED,)
+    weight_bytes = 0
+
+    def __init__(self, target, first_token, sharp):
+        self.target, self.token, self.sharp = target, torch.tensor([[first_token]]), sharp
+        for name in ("vocab_size", "n_layers", "hidden_size", "max_positions", "device", "dtype"):
+            setattr(self, name, getattr(target, name))
+
+    def new_state(self, capacity, n_seqs=1):
+        return Shifted(self.target.new_state(capacity + 1, n_seqs))
+
+    def embed(self, ids):
+        return self.target.embed(ids)
+
+    def norm(self, rows):
+        return self.target.norm(rows)
+
+    def unembed(self, rows):
+        return self.target.unembed(rows)
+
+    def forward(self, x, state, *, positions=None, mask=None, logits_at="last", **rest):
+        ids = x.ids if state.inner.length() else torch.cat((self.token, x.ids), 1)
+        if positions is not None:
+            positions = positions + 1
+        out = self.target.forward(
+            Tokens(ids), state.inner, positions=positions, mask=mask, logits_at=logits_at
+        )
+        return Out(out.logits * self.sharp, out.hidden)
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "sampling", "sharp"),
+    [
+        (Eagle, 5, GREEDY, 1),
+        (Eagle, 5, COUPLED, 1),
+        (Eagle2, 5, GREEDY, 50),
+        (Eagle3, 5, GREEDY, 50),
+        (Mtp, 3, GREEDY, 1),
+        (Mtp, 3, COUPLED, 1),
+    ],
+)
+def test_a_head_that_is_the_target_reaches_the_depth_of_the_tree(
+    family, open_heads, clear_prompts, kind, depth, sampling, sharp
+):
+    for prompt in clear_prompts(sampling, 2):
+        head = Oracle(family.decoders["target"], family.prompts[prompt][0], sharp)
+        session = open_heads(prompt, sampling, heads=lambda wanted, head=head: head)
+        *full, _ = method(kind).generate(session)
+        assert {len(step.outcome.committed) for step in full} == {depth + 1}
+
+
+@EXACT
+def test_a_chain_of_eagles_drafts_what_a_tree_of_width_one_does(open_heads, sampling):
+    drafts = []
+    for made in (method(Eagle, shape="chain", depth=4), method(Eagle2, width=1, depth=4)):
+        session = open_heads(6, sampling, budget=16)
+        drafts.append([step.draft.tokens.tolist() for step in made.generate(session)])
+    assert drafts[0] == drafts[1]
+
+
+def test_mtp_hands_over_the_law_that_its_tokens_were_drawn_from(open_heads):
+    for step in method(Mtp).generate(open_heads(6, REJECTION)):
+        if step.draft.nodes:
+            assert step.draft.law == "iid"
+            drawn = step.draft.q.gather(1, step.draft.tokens[:, None])
+            assert (drawn > 0).all()
+
+
+def test_methods_ask_for_the_head_of_their_kind():
+    asked = [method(kind, head="here").artifacts() for kind in (Eagle, Eagle2, Eagle3, Mtp)]
+    assert [(wanted.kind, wanted.source) for (wanted,) in asked] == [
+        (EagleHead, "here"),
+        (EagleHead, "here"),
+        (Eagle3Head, "here"),
+        (MtpHead, "here"),
+    ]

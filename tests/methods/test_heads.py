@@ -1,0 +1,317 @@
+"""Draft heads: what a slot reads, against plain sums over the whole text, cached or not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from methods._heads.eagle import EagleHead
+from methods._heads.eagle3 import Eagle3Head
+from methods._heads.files import HeadFiles, HeadShape, official_taps
+from methods._heads.mtp import MtpHead
+from specbench_cli.engine.head import NORMED, features
+from specbench_cli.engine.types import Features, Tokens
+from specbench_cli.errors import EnvironmentFault
+
+KINDS = [EagleHead, Eagle3Head, MtpHead]
+HEADS = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def rms(x, weight):
+    return weight * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def block(files, reads, residual, positions):
+    """A Llama layer over a whole text [n, ...] whose row t sees the rows up to it."""
+    shape, n = files.shape, len(residual)
+    weight = {
+        name.removeprefix("layer.").removesuffix(".weight"): tensor
+        for name, tensor in files.tensors.items()
+        if name.startswith("layer.")
+    }
+    q, k, v = (
+        (reads @ weight[f"self_attn.{part}_proj"].T).view(n, -1, shape.head_dim).transpose(0, 1)
+        for part in "qkv"
+    )
+    config = LlamaConfig(
+        hidden_size=shape.num_attention_heads * shape.head_dim,
+        num_attention_heads=shape.num_attention_heads,
+        head_dim=shape.head_dim,
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
+    q, k = apply_rotary_pos_emb(q[None], k[None], cos, sin)
+    mixed = scaled_dot_product_attention(q, k, v[None], is_causal=True, enable_gqa=True)
+    x = residual + mixed[0].transpose(0, 1).reshape(n, -1) @ weight["self_attn.o_proj"].T
+    y = rms(x, weight["post_attention_layernorm"])
+    gate, up = y @ weight["mlp.gate_proj"].T, y @ weight["mlp.up_proj"].T
+    return x + (silu(gate) * up) @ weight["mlp.down_proj"].T
+
+
+def by_definition(kind, files, target, ids, rows, *, true=True):
+    """(logits over the target's ids, rows fed back) of a head over a whole text, by the papers."""
+    given, tokens = files.tensors, target.embed(ids)
+    positions = torch.arange(len(ids))
+    fc = given["fc.weight"].T
+    if kind is EagleHead:
+        joined = torch.cat((tokens, rows), -1) @ fc
+        left = block(files, joined, joined, positions)
+        return target.unembed(left), left
+    if kind is MtpHead:
+        joined = torch.cat(
+            (rms(tokens, given["enorm.weight"]), rms(rows, given["hnorm.weight"])), -1
+        )
+        joined = joined @ fc
+        reads = rms(joined, given["layer.input_layernorm.weight"])
+        left = rms(block(files, reads, joined, positions), given["norm.weight"])
+        return target.unembed(left), left
+    g = rows @ fc if true else rows
+    reads = torch.cat((rms(tokens, given["enorm.weight"]), rms(g, given["hnorm.weight"])), -1)
+    left = block(files, reads, g, positions)
+    said = rms(left, given["norm.weight"]) @ given["lm_head.weight"].T
+    logits = torch.full((len(ids), target.vocab_size), -torch.inf)
+    for at, offset in enumerate(given["d2t"].tolist()):
+        logits[:, at + offset] = said[:, at]
+    return logits, left
+
+
+def grouped(files, seed):
+    """The same head with three heads of attention that share one head's keys."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, tensors = files.shape, dict(files.tensors)
+    reads, d = tensors["layer.self_attn.q_proj.weight"].shape[1], shape.head_dim
+    for name, size in (("q_proj", (3 * d, reads)), ("o_proj", (shape.hidden_size, 3 * d))):
+        drawn = torch.randn(size, generator=generator) / size[1] ** 0.5
+        tensors[f"layer.self_attn.{name}.weight"] = drawn
+    for name in ("enorm", "hnorm", "norm", "layer.input_layernorm"):
+        if f"{name}.weight" in tensors:
+            noise = torch.rand(shape.hidden_size, generator=generator)
+            tensors[f"{name}.weight"] = 0.5 + noise
+    return replace(files, tensors=tensors, shape=replace(shape, num_attention_heads=3))
+
+
+@pytest.fixture(scope="module")
+def target(family):
+    return family.decoders["target"]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
+def made(request, target):
+    """A head, what it was made of, and the target's features of TEXT."""
+    kind = request.param
+    files = grouped(kind.random_files(target, seed=7), seed=8)
+    head = kind(files, target)
+    return kind, files, head, read(target, head.taps)
+
+
+def read(target, taps):
+    layers = tuple(tap for tap in taps if tap != NORMED)
+    out = target.forward(Tokens(TEXT), target.new_state(32), taps=layers, logits_at="all")
+    return features(out, taps, target)
+
+
+def all_slots(head, rows):
+    return Features(TEXT[:, 1:], rows[None, :-1])
+
+
+def test_a_head_computes_what_its_paper_says(made, target):
+    kind, files, head, rows = made
+    out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
+    logits, left = by_definition(kind, files, target, TEXT[0, 1:], rows[:-1])
+    torch.testing.assert_close(out.logits[0], logits, **CLOSE)
+    torch.testing.assert_close(out.hidden[0], left, **CLOSE)
+
+
+def test_rows_fed_in_pieces_give_what_the_whole_gives(made):
+    _, _, head, rows = made
+    whole, state = head.new_state(32), head.new_state(32)
+    expected = head.forward(all_slots(head, rows), whole, logits_at="all")
+    pieces = []
+    for start, end in ((0, 4), (4, 5), (5, 12), (12, 13)):
+        x = Features(TEXT[:, start + 1 : end + 1], rows[None, start:end])
+        pieces.append(head.forward(x, state, logits_at="all").logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), expected.logits, **CLOSE)
+    assert state.length() == whole.length() == 13
+    for part in ("keys", "values"):
+        torch.testing.assert_close(getattr(state, part)(0), getattr(whole, part)(0), **CLOSE)
+
+
+def test_slot_t_reads_the_token_after_it_and_no_later_one(made):
+    _, _, head, rows = made
+    before = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all").logits[0]
+    t = 6
+    for ahead in (1, 2, 3):
+        ids = TEXT[:, 1:].clone()
+        ids[0, t + ahead - 1] = 77  # x_{t + ahead}
+        x = Features(ids, rows[None, :-1])
+        after = head.forward(x, head.new_state(32), logits_at="all").logits[0]
+        changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert changed == [slot >= t + ahead - 1 for slot in range(13)]
+
+
+def test_a_head_fed_its_own_rows_computes_what_its_paper_says(made, target):
+    """A chain of three levels after five true slots."""
+    kind, files, head, rows = made
+    state = head.new_state(32)
+    out = head.forward(Features(TEXT[:, 1:6], rows[None, :5]), state)
+    ids, fed = TEXT[0, 1:6], rows[:5]
+    if kind is Eagle3Head:  # by definition features enter through fc, later rows as they are
+        fed = fed @ files.tensors["fc.weight"].T
+    for token in (44, 45, 46):
+        fed = torch.cat((fed, out.hidden[0, -1:]))
+        ids = torch.cat((ids, torch.tensor([token])))
+        out = head.forward(Features(torch.tensor([[token]]), out.hidden[:, -1:]), state)
+        logits, left = by_definition(kind, files, target, ids, fed, true=False)
+        torch.testing.assert_close(out.logits[0, -1], logits[-1], **CLOSE)
+        torch.testing.assert_close(out.hidden[0, -1], left[-1], **CLOSE)
+
+
+def test_what_is_fed_back_is_not_written_to(made):
+    _, _, head, rows = made
+    state = head.new_state(32)
+    left = head.forward(all_slots(head, rows), state).hidden
+    kept, given = left.clone(), rows.clone()
+    head.forward(Features(torch.tensor([[3]]), left[:, -1:]), state)
+    head.forward(all_slots(head, rows), head.new_state(32))
+    assert torch.equal(left, kept)
+    assert torch.equal(rows, given)
+
+
+def test_eagles_feature_through_the_output_matrix_is_the_targets_logits(target):
+    rows = read(target, EagleHead.taps)
+    expected = target.forward(Tokens(TEXT), target.new_state(32), logits_at="all").logits[0]
+    assert torch.equal(target.unembed(rows), expected)
+
+
+@HEADS
+def test_a_random_head_says_only_what_it_can_and_not_always_the_same(target, kind):
+    first, again, other = (kind.random({"target": target}, seed=s) for s in (1, 1, 2))
+    rows = read(target, first.taps)
+    logits = [
+        head.forward(all_slots(head, rows), head.new_state(32), logits_at="all").logits[0]
+        for head in (first, again, other)
+    ]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+    assert len(logits[0].argmax(-1).unique()) > 3
+    assert (first.first, first.vocab_size, first.name) == (1, target.vocab_size, kind.kind)
+    assert first.weight_bytes > 0
+
+
+def test_embedding_and_output_matrix_cost_nothing_twice(target):
+    head = EagleHead.random({"target": target})
+    width = target.hidden_size
+    own = 2 * width * width + 3 * 8 * width + 8 * width + 3 * 2 * width * width + width
+    assert head.weight_bytes == 4 * own
+
+
+def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(target):
+    files = Eagle3Head.random_files(target, seed=1)
+    ids = files.tensors["t2d"].nonzero()[:, 0]
+    rest = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
+    head = Eagle3Head(replace(files, tensors=rest), target)
+    rows = torch.randn(3, target.hidden_size)
+    logits, whole = head.unembed(rows), target.unembed(rows)
+    torch.testing.assert_close(logits[:, ids], whole[:, ids], **CLOSE)
+    silent = [token for token in range(target.vocab_size) if token not in ids.tolist()]
+    assert (logits[:, silent] == -torch.inf).all()
+
+
+def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
+    files = Eagle3Head.random_files(target, seed=1)
+    kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
+    rows = torch.randn(3, target.hidden_size)
+    head = Eagle3Head(replace(files, tensors=kept), target)
+    assert torch.equal(head.unembed(rows), target.unembed(rows))
+    matrix = torch.randn(target.vocab_size, target.hidden_size)
+    head = Eagle3Head(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
+    torch.testing.assert_close(head.unembed(rows), rows @ matrix.T, **CLOSE)
+
+
+def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(target):
+    files = grouped(Eagle3Head.random_files(target, seed=1), seed=2)
+    given = files.tensors
+    head = Eagle3Head(replace(files, config={"norm_before_residual": True}), target)
+    rows = read(target, head.taps)
+    out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
+    g = rms(rows[:-1] @ given["fc.weight"].T, given["hnorm.weight"])
+    reads = torch.cat((rms(target.embed(TEXT[0, 1:]), given["enorm.weight"]), g), -1)
+    left = block(files, reads, g, torch.arange(13))
+    torch.testing.assert_close(out.hidden[0], left, **CLOSE)
+
+
+def test_d2t_is_an_offset_and_t2d_its_mask(target):
+    files = Eagle3Head.random_files(target, seed=1)
+    offsets, mask = files.tensors["d2t"], files.tensors["t2d"]
+    ids = [at + offset for at, offset in enumerate(offsets.tolist())]
+    assert ids == sorted(set(ids))
+    assert mask.nonzero()[:, 0].tolist() == ids
+    only_mask = {name: tensor for name, tensor in files.tensors.items() if name != "d2t"}
+    rows = torch.randn(3, target.hidden_size)
+    both = Eagle3Head(files, target).unembed(rows)
+    assert torch.equal(both, Eagle3Head(replace(files, tensors=only_mask), target).unembed(rows))
+
+
+def test_official_taps_are_the_rows_that_enter_layers_2_half_and_three_from_the_end():
+    assert official_taps(32) == (1, 15, 28)
+    assert official_taps(8) == (1, 3, 4)
+    assert official_taps(1) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "taps"),
+    [
+        ({}, (1, 3, 4)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 7]}}, (0, 2, 7)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}, (0, 3, 5)),
+        ({"specbench": {"taps": [2, 3, 6]}}, (2, 3, 6)),
+    ],
+)
+def test_the_config_may_name_the_layers_to_read(config, taps):
+    files = HeadFiles("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
+    assert files.taps(8) == taps
+
+
+def test_layers_that_the_target_lacks_are_refused():
+    config = {"eagle_aux_hidden_state_layer_ids": [0, 4, 6]}
+    files = HeadFiles("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
+    with pytest.raises(EnvironmentFault, match=r"a head reads .* \[-1, 3, 5\] .* target has 8"):
+        files.taps(8)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_a_head_of_another_width_is_refused(target, family, kind):
+    with pytest.raises(EnvironmentFault, match="a random head: fc is"):
+        kind(kind.random_files(family.decoders["far"], seed=1), target)
+
+
+def test_another_vocabulary_is_refused(target):
+    files = Eagle3Head.random_files(target, seed=1)
+    for change in (
+        {"d2t": files.tensors["d2t"] + target.vocab_size},
+        {"d2t": files.tensors["d2t"][:-1]},
+        {"t2d": ~files.tensors["t2d"]},
+    ):
+        with pytest.raises(EnvironmentFault, match="a random head: d2t"):
+            Eagle3Head(replace(files, tensors={**files.tensors, **change}), target)
+    kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d")}
+    with pytest.raises(EnvironmentFault, match="neither d2t nor t2d"):
+        Eagle3Head(replace(files, tensors=kept), target)
+
+
+def test_features_of_no_known_width_are_refused(target):
+    head = Eagle3Head.random({"target": target})
+    x = Features(TEXT[:, :2], torch.zeros(1, 2, 7))
+    with pytest.raises(ValueError, match="features of 7 numbers"):
+        head.forward(x, head.new_state(8))
+
+
+@HEADS
+def test_a_head_reads_features_only(target, kind):
+    head = kind.random({"target": target})
+    with pytest.raises(ValueError, match="reads tokens beside features, not Tokens"):
+        head.forward(Tokens(TEXT), head.new_state(32))

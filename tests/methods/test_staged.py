@@ -1,0 +1,387 @@
+"""Staged decoding: what the stages below change (forwards of the draft) and what they do not."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from methods.staged import Staged, StagedParams
+from specbench_cli import registry
+from specbench_cli.audit.choice import distance, law_of, outcomes, walk
+from specbench_cli.audit.reference import Reference
+from specbench_cli.audit.table_model import TableDecoder, pair, random_table, rows_out_of_place
+from specbench_cli.engine.ngram import KatzModel
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.stages import Counts, Guess
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.tree import ROOT, tree_of
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import MethodFault, UsageError
+
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, top_k=6, top_p=0.95, seed=3)
+REJECTION = Sampling("rejection", 0.8, seed=3)
+RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
+EXACT = pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
+VOCAB = 12
+PROMPTS = ((1, 0, 1), (5, 3, 2, 7, 11, 0), (4, 9))
+
+TARGET = random_table(VOCAB, 1, 2.0)
+DRAFT = TARGET + 0.5 * random_table(VOCAB, 2, 2.0)
+SMALL = DRAFT + 0.5 * random_table(VOCAB, 3, 2.0)
+STRANGER = random_table(VOCAB, 4, 2.0)
+
+
+class Watched(Session):
+    """A session that remembers every state it handed out."""
+
+    def new_state(self, decoder, slack=0):
+        state = super().new_state(decoder, slack)
+        self.__dict__.setdefault("held", []).append(state)
+        return state
+
+
+def on_tables(tables, sampling=GREEDY, *, prompt=PROMPTS[0], budget=30, eos=(), **rest):
+    """A session on models that are tables, by role."""
+    decoders = {role: TableDecoder(role, table) for role, table in tables.items()}
+    request = Request(f"table/{prompt}", 0, prompt, StopRule(frozenset(eos), budget))
+    return Watched(Workspace(decoders, len(prompt) + budget), request, sampling, **rest)
+
+
+def models(**others):
+    return {"target": TARGET, "draft": DRAFT} | others
+
+
+def run(session, **params):
+    return list(Staged(StagedParams(**params)).generate(session))
+
+
+def trees(steps):
+    return [(step.draft.tokens.tolist(), step.draft.parents) for step in steps]
+
+
+def trunk(draft):
+    """How many nodes were generated, before the branches."""
+    parents = draft.parents or tuple(range(-1, draft.nodes - 1))
+    return sum(parent == node - 1 and node < draft.levels for node, parent in enumerate(parents))
+
+
+def forwards(steps, model="draft"):
+    return [sum(f.model == model for f in step.forwards) for step in steps]
+
+
+def vanilla(tables, sampling, prompt, budget):
+    return Reference(tables["target"], sampling).tokens(f"table/{prompt}", prompt, budget)
+
+
+# ---- parameters ---------------------------------------------------------------------------------
+
+
+def test_stages_are_typed_as_a_list():
+    params = registry.parameters("staged", {"stages": "ngram,small,draft"})
+    assert params.stages == ("ngram", "small", "draft")
+
+
+@pytest.mark.parametrize("given", ["ngram", "draft,ngram", "draft,draft", []])
+def test_stages_that_end_in_no_model_or_repeat_one_are_refused(given):
+    with pytest.raises(ValidationError):
+        StagedParams(stages=given)
+    with pytest.raises(UsageError, match=r"staged\.stages"):
+        registry.parameters("staged", {"stages": given})
+
+
+def test_a_stage_that_the_run_does_not_have_is_named():
+    with pytest.raises(MethodFault, match="small"):
+        run(on_tables(models()), stages=("small", "draft"))
+
+
+# ---- the stages below change forwards and nothing else ------------------------------------------
+
+
+class Nonsense(Counts):
+    """Proposes tokens that the draft does not choose, in a tree."""
+
+    def propose(self, path, depth):
+        text = [*PROMPTS[0], *self.session.output(), *path]
+        worst = int(DRAFT[text[-2], text[-1]].argmin())
+        return Guess([worst, worst], (ROOT, 0)) if depth > 1 else Guess([], ())
+
+
+def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_tree(monkeypatch):
+    plain = run(on_tables(models()), stages=("draft",))
+    assert forwards(plain) == [trunk(step.draft) for step in plain]
+    monkeypatch.setattr("methods.staged.Counts", Nonsense)
+    session = on_tables(models())
+    steps = run(session)
+    assert trees(steps) == trees(plain)
+    assert forwards(steps) == forwards(plain)
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 5, 9])
+def test_a_draft_of_the_draft_that_is_the_draft_saves_all_that_can_be_saved(lookahead):
+    steps = run(
+        on_tables(models(small=DRAFT)),
+        stages=("small", "draft"),
+        lookahead=lookahead,
+        width=1,
+        depth=7,
+        threshold=0,
+    )
+    full = [step for step in steps if step.draft.levels == 7]
+    assert full
+    assert forwards(full) == [math.ceil(7 / (lookahead + 1))] * len(full)
+
+
+@EXACT
+def test_the_better_the_draft_of_the_draft_the_fewer_forwards_of_the_draft(sampling):
+    taken = []
+    for small in (STRANGER, SMALL, DRAFT):
+        steps = []
+        for prompt in PROMPTS:
+            session = on_tables(models(small=small), sampling, prompt=prompt)
+            steps += run(session, stages=("small", "draft"), depth=8, threshold=0)
+        taken.append(sum(forwards(steps)))
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] > taken[1] > taken[2]
+
+
+STAGES = [
+    ("ngram", "draft"),
+    ("small", "draft"),
+    ("stranger", "draft"),
+    ("ngram", "small", "draft"),
+    ("ngram", "stranger", "small", "draft"),
+]
+
+
+@EXACT
+@pytest.mark.parametrize("stages", [("draft",), *STAGES], ids="-".join)
+def test_the_output_is_that_of_plain_decoding_and_the_trees_are_the_drafts_own(sampling, stages):
+    tables = models(small=SMALL, stranger=STRANGER)
+    for prompt in PROMPTS:
+        for budget in (1, 2, 6, 7, 8, 30):
+            due = vanilla(tables, sampling, prompt, budget)
+            alone = run(on_tables(tables, sampling, prompt=prompt, budget=budget), stages="draft")
+            session = on_tables(tables, sampling, prompt=prompt, budget=budget)
+            steps = run(session, stages=stages)
+            assert list(session.output()) == due
+            assert trees(steps) == trees(alone)
+
+
+@EXACT
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_an_eos_ends_the_output_wherever_it_stands(sampling, at):
+    tables = models(small=SMALL)
+    due = vanilla(tables, sampling, PROMPTS[1], 30)
+    session = on_tables(tables, sampling, prompt=PROMPTS[1], eos=(due[at],))
+    run(session, stages=("ngram", "small", "draft"))
+    assert list(session.output()) == due[: due.index(due[at]) + 1]
+
+
+@RULES
+@pytest.mark.parametrize("stages", STAGES, ids="-".join)
+@pytest.mark.parametrize("law", ["point", "wor"])
+def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stages, law):
+    params = StagedParams(stages=stages, law=law, width=2)
+    for prompt in PROMPTS:
+        session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
+        for _ in Staged(params).generate(session):
+            for state in session.held:
+                assert rows_out_of_place(state, session.tokens()[:-1]) is None
+
+
+# ---- the tree -----------------------------------------------------------------------------------
+
+
+@EXACT
+@pytest.mark.parametrize("nodes", [6, 9, 16])
+def test_the_branches_are_the_likeliest_of_all_next_best_children(sampling, nodes):
+    session = on_tables(models(), sampling)
+    for step in Staged(StagedParams(depth=6, nodes=nodes, threshold=0)).generate(session):
+        draft, n = step.draft, len(step.outcome.committed)
+        if draft.levels < 6:
+            continue
+        ids, text = draft.tokens.tolist(), list(session.tokens()[:-n])
+        first = len(text) - len(PROMPTS[0])
+        others, reach = [], 0.0
+        for node in range(6):
+            context = [*text, *ids[:node]][-2:]
+            scores = session.scores(DRAFT[context[0], context[1]][None], first + node)[0]
+            values, best = scores.log_softmax(-1).topk(3)
+            assert ids[node] == best[0]
+            others += [
+                (reach + v, node - 1, token)
+                for v, token in zip(values[1:].tolist(), best[1:].tolist(), strict=True)
+            ]
+            reach += float(values[0])
+        parents = draft.parents or tuple(range(-1, 5))
+        assert parents[:6] == (-1, 0, 1, 2, 3, 4)
+        due = sorted((o for o in others if o[0] > -math.inf), reverse=True)[: nodes - 6]
+        assert list(zip(parents[6:], ids[6:], strict=True)) == [o[1:] for o in due]
+        assert draft.nodes == 6 + len(due)
+
+
+def test_with_no_room_for_branches_the_draft_is_a_chain():
+    steps = run(on_tables(models()), depth=9, nodes=5, threshold=0)
+    assert all(step.draft.nodes <= 5 for step in steps)
+    assert all(step.draft.parents is None for step in steps if step.draft.levels == 5)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=["chosen", "drawn"])
+def test_generation_stops_behind_the_first_token_that_is_too_unlikely(sampling):
+    stopped = 0
+    for prompt in PROMPTS:
+        session = on_tables(models(), sampling, prompt=prompt)
+        method = Staged(StagedParams(threshold=0.4, law="wor", width=1, depth=5))
+        for step in method.generate(session):
+            text = list(session.tokens()[: -len(step.outcome.committed)])
+            room, reach = 30 - (len(text) - len(prompt)) - 1, 1.0
+            for level, token in enumerate(step.draft.tokens.tolist(), start=1):
+                row = DRAFT[text[-2], text[-1]][None]
+                law = row.softmax(-1) if sampling is GREEDY else session.warp(row)
+                reach *= float(law[0, token])
+                text.append(token)
+                assert (level == step.draft.levels) == (reach < 0.4 or level == min(5, room))
+            stopped += step.draft.levels < min(5, room)
+    assert stopped > 5
+
+
+@EXACT
+def test_a_draft_equal_to_the_target_has_its_whole_depth_accepted(sampling):
+    tables = {"target": TARGET, "draft": TARGET}
+    *full, _ = run(on_tables(tables, sampling, budget=40), depth=6, threshold=0)
+    assert [len(step.outcome.committed) for step in full] == [7] * len(full)
+
+
+@RULES
+@pytest.mark.parametrize("law", ["point", "wor"])
+def test_a_useless_draft_commits_one_token_a_step(sampling, law):
+    target, draft = pair("disjoint", 12)
+    for step in run(on_tables({"target": target, "draft": draft}, sampling), law=law):
+        assert (step.outcome.path, len(step.outcome.committed)) == ((), 1)
+
+
+# ---- counts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scope", "learns"), [("run", True), ("prompt", False)])
+def test_counts_live_for_the_run_or_for_the_prompt(scope, learns):
+    memory = {}
+    first, second = (
+        sum(forwards(run(on_tables(models(), memory=memory), scope=scope))) for _ in range(2)
+    )
+    assert (second < first) == learns
+    assert second == first or learns
+    assert bool(memory) == learns
+
+
+def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
+    memory = {}
+    run(on_tables(models(), memory=memory))
+    model = memory["ngram"]
+    seen = [
+        (last, token, law[token])
+        for last in range(VOCAB)
+        for law in [model.law((last,))]
+        for token in range(VOCAB)
+    ]
+    assert seen
+    for context, after in model._after.items():
+        if len(context) == 2:  # the tables' whole context: the draft has one choice there
+            assert list(after.of) == [int(DRAFT[context].argmax())]
+
+
+# ---- laws ---------------------------------------------------------------------------------------
+
+
+def taught(table):
+    """Counts that know a table's likeliest tokens."""
+    model = KatzModel(table.shape[-1])
+    for before in range(table.shape[-1]):
+        for last in range(table.shape[-1]):
+            for _ in range(3):
+                model.add((before, last), int(table[before, last].argmax()))
+    return {"ngram": model}
+
+
+@pytest.mark.parametrize("below", ["nothing", "ngram", "small"])
+def test_what_the_last_stage_draws_has_the_drafts_law_whatever_was_guessed(below):
+    target, draft = pair("near", 3)
+    tables = {"target": target, "draft": draft, "small": random_table(3, 8, 2.0)}
+    stages = ("draft",) if below == "nothing" else (below, "draft")
+    params = StagedParams(
+        stages=stages, law="wor", depth=2, nodes=2, lookahead=1, width=1, threshold=0
+    )
+
+    def first_draft(random):
+        session = on_tables(tables, REJECTION, budget=8, random=random, memory=taught(draft))
+        step = next(iter(Staged(params).generate(session)))
+        return session.output()[0], tuple(step.draft.tokens.tolist())
+
+    law = law_of((drafted, weight) for drafted, weight in outcomes(first_draft))
+    truth = {}
+    own = Reference(draft, REJECTION)
+    for first, p in enumerate(Reference(target, REJECTION).law(0, 1)):
+        for a, pa in enumerate(own.law(1, first)):
+            for b, pb in enumerate(own.law(first, a)):
+                truth[first, (a, b)] = p * pa * pb
+    assert distance(law, truth) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("params", "vocab"),
+    [
+        ({"law": "point", "depth": 2, "nodes": 4, "width": 2}, 3),
+        ({"law": "wor", "depth": 2, "nodes": 2, "width": 1}, 3),
+        ({"law": "wor", "depth": 2, "nodes": 3, "width": 2}, 2),
+    ],
+    ids=str,
+)
+def test_the_output_has_the_targets_law(params, vocab):
+    target, draft = pair("near", vocab)
+
+    def decode(random):
+        session = on_tables(
+            {"target": target, "draft": draft},
+            REJECTION,
+            budget=3,
+            random=random,
+            memory=taught(draft),
+        )
+        run(session, **params)
+        return tuple(session.output())
+
+    truth = Reference(target, REJECTION).joint(PROMPTS[0], (), 3)
+    assert distance(walk(decode), truth) < 1e-9
+
+
+def test_children_are_drawn_and_branch_by_what_was_known_before():
+    for step in run(on_tables(models(), REJECTION), law="wor", depth=5, nodes=12):
+        draft = step.draft
+        if not draft.nodes:
+            continue
+        assert (draft.law, draft.nodes <= 12) == ("wor", True)
+        ids = draft.tokens.tolist()
+        for children in tree_of(draft.parents).children:
+            assert len({ids[child] for child in children}) == len(children) <= 3
+
+
+# ---- real models --------------------------------------------------------------------------------
+
+
+@RULES
+def test_with_attention_rows_kept_from_guessed_trees_equal_recomputation(open_session, sampling):
+    session = open_session((7, 7, 8, 7, 7, 8, 7), sampling, budget=24)
+    for _ in Staged(StagedParams(depth=8, lookahead=5)).generate(session):
+        text = list(session.tokens())
+        (decoder, state) = next((d, s) for d, s in session.held if d.name == "near")
+        fresh = decoder.new_state(len(text))
+        decoder.forward(Tokens(torch.tensor([text[: state.length()]])), fresh)
+        n = state.length()
+        assert n < len(text)
+        for layer in range(decoder.n_layers):
+            ours, theirs = (s.keys(layer)[:, :, :n] for s in (state, fresh))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,171 @@
+"""The sweep of a run: its points, its front, its table, its plot."""
+
+from __future__ import annotations
+
+import csv
+import struct
+
+import pytest
+
+from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.markdown import report
+from specbench_cli.report.pareto import sweep_of, write_points
+from specbench_cli.report.pareto_figure import write_pareto
+from specbench_cli.report.summary import summarise
+
+LENGTHS = (1, 3, 5, "heuristic")
+
+
+@pytest.fixture
+def run(synthetic, manifest):
+    """A swept method beside two that are not; returns the summary and the manifest."""
+
+    def make(*more, **config):
+        swept = [
+            synthetic.Fake(
+                f"sps length={value}",
+                "sps",
+                length=value if isinstance(value, int) else 4,
+                alpha=0.7,
+                cost=1.2,
+                draft_cost=0.12,
+            )
+            for value in LENGTHS
+        ]
+        fakes = [synthetic.vanilla, *swept, synthetic.pld, synthetic.hf_vanilla, *more]
+        records = synthetic.records(fakes, prompts=12)
+        for record in records:
+            if record.method == "sps":
+                word = record.label.partition("=")[2]
+                record.params.effective["length"] = int(word) if word.isdigit() else word
+        manifest["config"]["effective"] |= {
+            "sweep": {"sps": {"length": list(LENGTHS)}},
+            "methods": [{"name": fake.method or fake.label, "label": fake.label} for fake in fakes],
+        } | config
+        return summarise(records, manifest, resamples=199), manifest
+
+    return make
+
+
+def test_points_are_in_the_order_asked_for_and_say_what_was_swept(run):
+    sweep = sweep_of(*run())
+    assert sweep.params == ("length",)
+    assert [(p.row.label, p.swept, p.along, p.series) for p in sweep.points[:3]] == [
+        ("vanilla", {}, None, "vanilla"),
+        ("sps length=1", {"length": 1}, "length", "sps"),
+        ("sps length=3", {"length": 3}, "length", "sps"),
+    ]
+    assert [p.row.label for p in sweep.points[-2:]] == ["pld", "hf:vanilla"]
+
+
+def test_rates_are_what_drafting_wasted_and_saved(run):
+    rows = {row.label: row for row in run()[0].rows}
+    assert (rows["vanilla"].discard_rate, rows["vanilla"].verification_rate) == (0, 1)
+    assert (rows["hf:vanilla"].discard_rate, rows["hf:vanilla"].verification_rate) == (0, 1)
+    for row in rows.values():
+        tokens = 12 * 64
+        assert row.verification_rate == pytest.approx(row.target_forwards / tokens)
+        if row.acceptance_rate is not None:
+            drafted = row.draft_forwards
+            assert row.discard_rate == pytest.approx(drafted * (1 - row.acceptance_rate) / tokens)
+
+
+def test_front_holds_every_row_that_none_dominates_and_no_other(run):
+    sweep = sweep_of(*run())
+    ranked = [p for p in sweep.points if not p.row.peer]
+    for point in ranked:
+        at = point.row.discard_rate, point.row.verification_rate
+        others = [(p.row.discard_rate, p.row.verification_rate) for p in ranked]
+        beaten = any(d <= at[0] and v <= at[1] and (d, v) != at for d, v in others)
+        assert point.front is not beaten
+    assert ranked[0].front
+
+
+def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(run, synthetic):
+    best = {"length": 9, "alpha": 0.99}
+    lossy = synthetic.Fake("relaxed", guarantee="quality_only", **best)
+    broken = synthetic.Fake("bad", verdict="mismatch", **best)
+    peer = synthetic.Fake("hf:assisted", peer=True, **best)
+    front = {p.row.label for p in sweep_of(*run(lossy, broken, peer)).points if p.front}
+    assert not front & {"relaxed", "bad", "hf:assisted"}
+    assert "sps length=1" in front
+
+
+@pytest.mark.parametrize("config", [{"sweep": {}}, {"tune": 8}])
+def test_run_that_does_not_sweep_has_none(run, config):
+    assert sweep_of(*run(**config)) is None
+
+
+def test_lines_of_a_product_run_along_the_parameter_with_most_numbers(run):
+    swept = {"sps": {"rule": ["author", "other"], "length": [1, 3], "max": [20]}}
+    points = sweep_of(*run(sweep=swept)).points
+    assert {p.along for p in points if p.row.method == "sps"} == {"length"}
+    assert points[1].series == "sps rule=None max=None"
+
+
+def test_csv_has_the_figures_of_every_point(run, tmp_path):
+    sweep = sweep_of(*run())
+    with write_points(sweep, tmp_path / "figures" / "pareto.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [p.row.label for p in sweep.points]
+    assert [row["length"] for row in rows[:5]] == ["0", "1", "3", "5", "heuristic"]
+    assert float(rows[1]["discard_rate"]) == sweep.points[1].row.discard_rate
+    assert rows[0]["front"] == "true"
+
+
+def test_figure_is_deterministic_svg_and_png_174_mm_wide(run, tmp_path):
+    sweep = sweep_of(*run())
+    first, second = (write_pareto(sweep, tmp_path / name) for name in "ab")
+    assert [file.name for file in first] == ["pareto.svg", "pareto.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    width, _ = struct.unpack(">II", first[1].read_bytes()[16:24])
+    assert width == pytest.approx(174 / 25.4 * 300, abs=1)
+
+
+def test_figure_is_drawn_of_words_alone_and_without_any_speedup(synthetic, run, tmp_path):
+    summary, manifest = run(sweep={"sps": {"length": ["heuristic"]}})
+    for p in (sweep := sweep_of(summary, manifest)).points:
+        p.swept.update({name: f"rule {value}" for name, value in p.swept.items()})
+    assert write_pareto(sweep, tmp_path / "words")
+    records = synthetic.records([synthetic.sps], prompts=4)
+    manifest["config"]["effective"]["methods"] = [{"name": "sps", "label": "sps"}]
+    assert write_pareto(sweep_of(summarise(records, manifest), manifest), tmp_path / "times")
+
+
+def test_report_has_the_table_and_the_plot(run):
+    summary, manifest = run()
+    figures = ["figures/speedup.svg", "figures/pareto.svg"]
+    page = report(summary, manifest, Incidents(), figures, sweep_of(summary, manifest))
+    section = page.split("## Sweep")[1].split("\n## ")[0]
+    head, _, *rows = (line for line in section.splitlines() if line.startswith("|"))
+    assert head.startswith("| row | length | MAT | accept | speedup | 95% CI |")
+    assert [row.split(" | ")[1] for row in rows[1:5]] == ["1", "3", "5", "heuristic"]
+    assert "](figures/pareto.svg)" in section
+    assert "![speedup over vanilla](figures/pareto" not in page
+
+
+def test_report_tells_how_parameters_were_tuned(run):
+    summary, manifest = run(tune=4)
+    manifest["tuning"] = {
+        "budget": 4,
+        "by": "time",
+        "development": {"qa": 2, "rag": 1},
+        "held_out": {"qa": 5, "rag": 3},
+        "rows": {
+            "sps": {
+                "tried": 2,
+                "prompts": 3,
+                "passed": {"length": 3},
+                "candidates": [
+                    {"params": {"length": 3}, "cost": 1.25, "chosen": True},
+                    {"params": {"length": 5}, "cost": None, "chosen": False},
+                ],
+            }
+        },
+    }
+    page = report(summary, manifest, Incidents(), [])
+    assert "on the same development questions (qa 2, rag 1), compared by decode time" in page
+    assert "of the held-out questions (qa 5, rag 3)" in page
+    assert "| sps | length=3 | 1.250 | yes | 3 |" in page
+    assert "tuned: the best by decode time of at most 4 a method on 3 development questions" in page

@@ -1,0 +1,150 @@
+"""`specbench train eagle`, `eagle3` and `mtp` on a tiny target: what is left, and what stops do."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from specbench_cli.commands.train import app
+from specbench_cli.commands.train_heads import Loss
+from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.errors import UsageError
+from specbench_cli.models import resolve
+from specbench_cli.training import family, head_trainer
+from specbench_cli.training.head_family import RECIPES, HeadRecipe
+from specbench_cli.training.head_losses import LOSSES
+from specbench_cli.training.head_mat import Estimate, Log
+from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.loop import Point
+from specbench_cli.training.trainer import WORK
+
+
+class Killed(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_answers() -> Iterator[None]:
+    """An untrained target never ends its answers by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
+        yield
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that was never trained, with the family's tokenizer."""
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
+    recipe = replace(family.TARGET, hidden=16, layers=8, heads=2, mlp=24)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
+    family.export(family.build(recipe, 0, torch.device("cpu")), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    out = tmp_path_factory.mktemp("heads")
+    for kind in RECIPES:
+        run(kind, out, target)
+    return out
+
+
+def run(kind: str, out: Path, target: Path, *more: str) -> Any:
+    options = ("--out", str(out), "--target", str(target), "--smoke", "--device", "cpu", *more)
+    return CliRunner().invoke(app, [kind, *options], catch_exceptions=False)
+
+
+def tiny(recipe: HeadRecipe) -> HeadRecipe:
+    stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in recipe.stages)
+    return replace(recipe, mlp=24, stages=stages, warmup_steps=1)
+
+
+def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrainer:
+    def report(_name: str, point: Point) -> None:
+        if point.step == kill_after:
+            raise Killed
+
+    device = torch.device("cpu")
+    return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_head_says_which_target_it_belongs_to(
+    recipe: HeadRecipe, trained: Path, target: Path
+) -> None:
+    facts = json.loads((trained / recipe.name / "config.json").read_text())["specbench"]
+    assert facts["kind"] == recipe.kind
+    assert facts["target"] == "tiny"
+    assert facts["target_sha256"] == Weights(target).sha256()
+    assert facts["taps"] == ([1, 4, 7] if recipe.kind == "eagle3" else [-1])
+    assert facts["loss"] == "ttt"
+
+
+def test_curves_come_with_what_the_heads_were_worth_meanwhile(trained: Path) -> None:
+    facts = json.loads((trained / "training_curve.json").read_text())
+    assert list(facts) == [recipe.name for recipe in RECIPES.values()]
+    for fact in facts.values():
+        assert fact["curve"][-1]["step"] == fact["steps"]
+        assert fact["mat"][-1]["step"] == fact["steps"]
+        assert fact["mat"][-1]["mat"] >= 1.0
+    assert (trained / "training_curve.png").stat().st_size > 1_000
+
+
+def test_the_same_command_on_a_finished_folder_trains_nothing(trained: Path, target: Path) -> None:
+    before = {p: p.read_bytes() for p in trained.rglob("*") if p.suffix in (".jsonl", ".json")}
+    assert run("eagle", trained, target).exit_code == 0
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_another_loss_in_the_same_folder_is_a_usage_error(trained: Path, target: Path) -> None:
+    with pytest.raises(UsageError, match="another run"):
+        run("eagle", trained, target, "--loss", "paper")
+
+
+def test_another_target_in_the_same_folder_is_a_usage_error(trained: Path) -> None:
+    with pytest.raises(UsageError, match="another run"):
+        run("eagle", trained, resolve("embedded-1m").path)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_killed_and_resumed_training_equals_one_without_a_stop(
+    recipe: HeadRecipe,
+    tmp_path: Path,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    whole, parts, plan = tmp_path / "whole", tmp_path / "parts", tiny(recipe)
+    straight = trainer(whole, target).train(plan, "ttt")
+    with pytest.raises(Killed):
+        trainer(parts, target, kill_after=3).train(plan, "ttt")
+    resumed = trainer(parts, target).train(plan, "ttt")
+    assert resumed.curve == straight.curve
+    assert resumed.mat == straight.mat
+    assert [estimate.step for estimate in resumed.mat] == [2, 4, 6]
+    ours, theirs = (load_file(out / recipe.name / "model.safetensors") for out in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for step in (2, 4, 6, 4):
+        log.add(Estimate(step, 1.0, [0.0]))
+    assert [estimate.step for estimate in log.read()] == [2, 4]
+
+
+def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
+    names = {path.name for path in (trained / WORK).glob("*.jsonl")}
+    assert names == {"replies.jsonl", "replies-greedy.jsonl", "replies-held-out.jsonl"}
+
+
+def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
+    assert {loss.value for loss in Loss} == set(LOSSES)
+    assert all(set(kinds) == set(RECIPES) for kinds in LOSSES.values())

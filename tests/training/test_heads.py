@@ -1,0 +1,392 @@
+"""Draft heads in training: what a step sees, what moves the loss, what a file holds."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from methods._heads.eagle import EagleHead
+from methods._heads.eagle3 import Eagle3Head
+from methods._heads.mtp import MtpHead
+from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.head import NORMED, features
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.types import Features, Tokens
+from specbench_cli.training import head_family
+from specbench_cli.training.head_losses import LOSSES, Objective, head_loss, read_target, unroll
+from specbench_cli.training.head_mat import estimate
+from specbench_cli.training.heads import DraftHead, Eagle, Eagle3, Mtp, Out
+from specbench_cli.training.packing import Batch, Encoded
+
+BEGIN, VOCABULARY, LENGTH = 3, 40, 24
+SAYS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
+KINDS = ("eagle", "eagle3", "mtp")
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        bos_token_id=BEGIN,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    model.eval()
+    model.requires_grad_(False)
+    return model
+
+
+@pytest.fixture
+def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
+    def head(kind: str) -> DraftHead:
+        torch.manual_seed(1)
+        recipe = replace(head_family.EAGLE, mlp=24)
+        config = head_family.head_config(target.config, recipe)
+        if kind == "eagle3":
+            return Eagle3(config, head_family.taps(8), SAYS, torch.full((48,), 4.0))
+        return Eagle(config) if kind == "eagle" else Mtp(config)
+
+    return head
+
+
+def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
+    """Chats of these lengths packed into one sequence [1, LENGTH + 1] and a token."""
+    ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=seeded(seed))
+    first = 0
+    for length in chats:
+        ids[0, first] = BEGIN
+        first += length
+    return ids
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batch(seed: int = 0, answers: slice = slice(14, 23)) -> Batch:
+    ids = text(seed)
+    weights = torch.full((1, LENGTH), 0.1)
+    weights[:, answers] = 1.0
+    return Batch(ids[:, :-1], ids[:, 1:], weights)
+
+
+def drafted(
+    head: DraftHead, target: LlamaForCausalLM, ids: Tensor, steps: int, slots: Tensor | None = None
+) -> list[Tensor]:
+    if slots is None:
+        slots = torch.arange(ids.shape[1])[None]
+    with torch.no_grad():
+        read = read_target(target, ids, head.taps)
+        return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
+
+
+def chain_of_one_slot(
+    head: DraftHead, target: LlamaForCausalLM, ids: Tensor, slot: int, steps: int
+) -> list[Tensor]:
+    """The same by plain causal attention: slot by slot, no slots beside it, dense masks.
+
+    The text up to `slot` and the steps that follow are one growing sequence, whose features are
+    the target's up to `slot` and the head's own after it.
+    """
+    with torch.no_grad():
+        read = read_target(target, ids, head.taps)
+        known = head.read(read.features)[:, : slot + 1]
+        rows = []
+        for step in range(steps):
+            n = slot + 1 + step
+            tokens = target.model.embed_tokens(ids[:, 1 : n + 1])
+            hidden = dense(head, tokens, known)
+            rows.append(hidden.normed[:, -1])
+            known = torch.cat([known, hidden.hidden[:, -1:]], 1)
+        weight = target.lm_head.weight
+        weight = weight if head.says is None else weight[head.says]
+        return [row @ weight.T for row in rows]
+
+
+def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> Out:
+    """A head's layer over a whole sequence, by torch's own attention with an explicit mask."""
+    layer, n = head.layer, tokens.shape[1]
+    attention = layer.self_attn
+    rows, residual = head.join(tokens, features)
+    places = torch.arange(n)[None]
+    keys, values = attention.remember(rows, places)
+    queries = attention._turned(attention.q_proj(rows), places)
+    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
+    residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
+    return head.out(residual)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_diagonal_attention_equals_dense_attention_with_an_explicit_mask(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
+    steps = drafted(head, target, ids, 4)
+    for slot in (0, 3, 12):
+        alone = chain_of_one_slot(head, target, ids, slot, 4)
+        for step, row in zip(steps, alone, strict=True):
+            torch.testing.assert_close(step[:, slot], row, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_step_is_a_plain_teacher_forced_pass(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
+    with torch.no_grad():
+        read = read_target(target, ids, head.taps)
+        following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
+        out = dense(head, target.model.embed_tokens(following), head.read(read.features))
+    weight = target.lm_head.weight if head.says is None else target.lm_head.weight[head.says]
+    torch.testing.assert_close(
+        drafted(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_slots_draft_what_all_of_them_would(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, ids, slots = make(kind), text()[:, :-1], torch.tensor([[2, 9, 15]])
+    whole, part = drafted(head, target, ids, 3), drafted(head, target, ids, 3, slots)
+    for a, b in zip(whole, part, strict=True):
+        torch.testing.assert_close(a[:, slots[0]], b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_does_not_see_its_neighbour(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, ids = make(kind), text()[:, :-1]
+    other = ids.clone()
+    other[0, 1:11] = other[0, 1:11].flip(0)
+    for a, b in zip(drafted(head, target, ids, 3), drafted(head, target, other, 3), strict=True):
+        torch.testing.assert_close(a[:, 11:], b[:, 11:], atol=1e-5, rtol=1e-5)
+    alone = drafted(head, target, ids[:, 11:], 1)[0]  # its places begin at 0 again
+    torch.testing.assert_close(alone, drafted(head, target, ids, 1)[0][:, 11:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_reads_the_token_after_its_features_and_none_later(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
+    logits = drafted(head, target, ids, 1)[0]
+    for token, moved in ((7, True), (8, False)):
+        other = ids.clone()
+        other[0, token] = 5 + (other[0, token] - 4) % 30
+        apart = (drafted(head, target, other, 1)[0] - logits)[0, 6].abs().max()
+        assert (apart > 1e-4) == moved
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_weigh_nothing_do_not_move_the_loss(
+    name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, aim = make(kind), replace(LOSSES[name][kind], noise=0.0)
+    loss, given = head_loss(head, target, aim, fast=False), batch()
+    weights = given.weights.clone()
+    weights[:, 20:] = 0.0
+    one = Batch(given.inputs, given.targets, weights)
+    other = batch()
+    changed = Batch(other.inputs.clone(), other.targets.clone(), weights)
+    changed.inputs[:, 22:], changed.targets[:, 21:] = 9, 9
+    assert loss(one).item() == pytest.approx(loss(changed).item(), abs=1e-6)
+    assert loss(one).item() != pytest.approx(loss(given).item(), abs=1e-6)
+
+
+def test_a_slot_whose_target_the_head_cannot_say_is_masked(
+    make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, given = make("eagle3"), batch()
+    with torch.no_grad():
+        likeliest = target(given.inputs[:, 11:]).logits.argmax(-1)[0]
+    unknown = [11 + i for i, token in enumerate(likeliest.tolist()) if token not in SAYS]
+    weights = torch.zeros(1, LENGTH)
+    weights[:, [at for at in unknown if at > 12]] = 1.0
+    loss = head_loss(head, target, Objective(steps=1), fast=False)
+    assert weights.any()
+    assert loss(Batch(given.inputs, given.targets, weights)).item() == 0.0
+
+
+def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
+    make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head, aim = make("eagle"), LOSSES["paper"]["eagle"]
+    noisy, plain = (head_loss(head, target, a, False) for a in (aim, replace(aim, noise=0.0)))
+    assert noisy(batch()).item() == noisy(batch()).item() != plain(batch()).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_head_learns(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
+) -> None:
+    head = make(kind)
+    torch.autograd.backward(head_loss(head, target, LOSSES["ttt"][kind], fast=False)(batch()))
+    assert all(p.grad is not None for p in head.parameters())
+    assert all(p.grad is None for p in target.parameters())
+
+
+def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
+    make: Callable[[str], DraftHead],
+    target: LlamaForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
+    monkeypatch.setattr("specbench_cli.training.head_mat._reach", lambda *_: reach)
+    chat = Encoded([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
+    # From place 3: two right of five, +1; from 6: one right of three, +1; from 8: the last token.
+    found = estimate(make("eagle"), target, [chat], step=7, chain=5)
+    assert (found.step, found.mat) == (7, 2.0)
+    assert found.accepted == [pytest.approx(1.0), pytest.approx(0.5), 0.0, 0.0, 0.0]
+
+
+def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
+    make: Callable[[str], DraftHead],
+) -> None:
+    named = head_family.tensors(make("eagle3"))
+    d2t, t2d = named["d2t"], named["t2d"]
+    ids = torch.arange(len(d2t)) + d2t
+    assert d2t.dtype == torch.int64
+    assert t2d.dtype == torch.bool
+    assert t2d.shape == (VOCABULARY,)
+    assert bool((ids.diff() > 0).all())
+    assert torch.equal(t2d.nonzero()[:, 0], ids)
+    assert torch.equal(ids, SAYS)
+
+
+def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
+    kept = head_family.most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    assert kept.tolist() == [1, 3, 4]
+    assert head_family.most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
+def test_of_few_layers_the_last_is_the_highest_tap(n_layers: int) -> None:
+    found = head_family.taps(n_layers)
+    assert found[-1] == n_layers - 1
+    assert all(0 <= tap < n_layers for tap in found)
+
+
+def test_of_many_layers_the_taps_are_the_official_codes() -> None:
+    assert head_family.taps(32) == (1, 15, 28)
+    assert head_family.taps(16) == (1, 7, 12)
+
+
+LAYER = {
+    **{f"self_attn.{part}_proj": (16, 16) for part in "qkvo"},
+    "mlp.gate_proj": (24, 16),
+    "mlp.up_proj": (24, 16),
+    "mlp.down_proj": (16, 24),
+    "post_attention_layernorm": (16,),
+}
+
+
+def under(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+NAMES: dict[str, dict[str, tuple[int, ...]]] = {
+    "eagle": {"fc.weight": (16, 32), "fc.bias": (16,), **under("layers.0.", LAYER)},
+    "eagle3": {
+        "fc.weight": (16, 48),
+        "norm.weight": (16,),
+        "d2t": (len(SAYS),),
+        "t2d": (VOCABULARY,),
+        **under(
+            "midlayer.",
+            {
+                **LAYER,
+                **{f"self_attn.{part}_proj": (16, 32) for part in "qkv"},
+                "hidden_norm": (16,),
+                "input_layernorm": (16,),
+            },
+        ),
+    },
+    "mtp": under(
+        "model.mtp_layers.0.",
+        {
+            **LAYER,
+            "input_proj": (16, 32),
+            "token_layernorm": (16,),
+            "hidden_layernorm": (16,),
+            "final_layernorm": (16,),
+            "input_layernorm": (16,),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_has_the_published_names_and_shapes_in_fp16(
+    kind: str, make: Callable[[str], DraftHead], tmp_path: Path
+) -> None:
+    head = make(kind)
+    head_family.export(head, tmp_path, {"kind": kind, "target_sha256": "ab"})
+    stored = load_file(tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert {name: tuple(value.shape) for name, value in stored.items()} == NAMES[kind]
+    assert all(v.dtype == torch.float16 for n, v in stored.items() if n not in ("d2t", "t2d"))
+    assert config["specbench"] == {"kind": kind, "target_sha256": "ab", "taps": list(head.taps)}
+    assert config["num_hidden_layers"] == 1
+    assert config.get("draft_vocab_size") == (len(SAYS) if kind == "eagle3" else None)
+
+
+@pytest.mark.parametrize(
+    "recipe", [head_family.EAGLE, head_family.EAGLE3, head_family.MTP], ids=lambda r: r.name
+)
+def test_a_shipped_head_stays_below_two_megabytes(recipe: head_family.HeadRecipe) -> None:
+    wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
+    config = head_family.head_config(wide, recipe)
+    makes = {"eagle": Eagle, "mtp": Mtp}
+    head = (
+        Eagle3(config, (1, 4, 7), torch.arange(recipe.says or 0), torch.ones(768))
+        if recipe.kind == "eagle3"
+        else makes[recipe.kind](config)
+    )
+    size = sum(t.numel() * t.element_size() for t in head_family.tensors(head).values())
+    assert size < 1_990_000
+
+
+DRAFTS = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_drafts_what_it_was_trained_to(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """What methods make of the file, level by level, equals the unrolled steps of training."""
+    head, ids, slot = make(kind), text(chats=(LENGTH,))[:, :-1], 9
+    head_family.as_stored(head)
+    target.save_pretrained(tmp_path / "target")
+    sha = Weights(tmp_path / "target").sha256()
+    head_family.export(head, tmp_path / "head", {"kind": kind, "target_sha256": sha})
+    decoder = load_decoder(tmp_path / "target", name="target")
+    drafts = DRAFTS[kind].load(tmp_path / "head", {"target": decoder})
+    layers = tuple(tap for tap in drafts.taps if tap != NORMED)
+    read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), taps=layers)
+    rows, state = features(read, drafts.taps, decoder)[None, : slot + 1], drafts.new_state(LENGTH)
+    tokens = ids[:, 1 : slot + 2]
+    says = torch.arange(VOCABULARY) if head.says is None else head.says
+    for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):
+        out = drafts.forward(Features(tokens, rows), state)
+        assert out.logits is not None
+        torch.testing.assert_close(out.logits[0, -1, says], expected[0, 0], atol=1e-4, rtol=1e-4)
+        slot += 1
+        tokens, rows = ids[:, slot + 1 : slot + 2], out.hidden[:, -1:]
