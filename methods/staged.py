@@ -29,7 +29,7 @@ class StagedParams(MethodParams):
     stages: Stages = Field(
         (NGRAM, "draft"),
         min_length=1,
-        description="what drafts for what, cheapest first: ngram or not, then models of the run",
+        description="what drafts for what, cheapest first: ngram or not, models by name, draft",
     )
     depth: int = Field(12, ge=1, description="most tokens that the last stage generates a step")
     threshold: float = Field(
@@ -90,6 +90,10 @@ class Staged(Method):
     params: StagedParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def models(self) -> tuple[str, ...]:
+        """The stages that are neither n-grams nor the run's draft model."""
+        return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
         """Make room for the tree, prefill the models, and take up the counts."""

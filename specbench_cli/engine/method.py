@@ -74,6 +74,10 @@ class Method(ABC):
         """Whether, with these parameters, its counters are a function of inputs and seed alone."""
         return not self.uses_costs
 
+    def models(self) -> tuple[str, ...]:
+        """Models beside target and draft that it drafts with, named as for --draft."""
+        return ()
+
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained modules that it needs; loaded before anything is timed."""
         return ()

@@ -48,18 +48,25 @@ class Bench:
         self.device = choose_device(config.device)
         if config.threads:
             torch.set_num_threads(config.threads)
-        checkpoints = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
+        checkpoints = plan.checkpoints
         self.facts: dict[str, ConfigFacts] = {
             role: _readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = _tokenizer(plan.target)
-        if plan.draft:
-            _agreeing(plan.target, self.tokenizer, plan.draft, self.facts["draft"].vocab_size)
+        for role, checkpoint in checkpoints.items():
+            if role != "target":
+                _agreeing(plan.target, self.tokenizer, checkpoint, self.facts[role].vocab_size)
         dtype: torch.dtype = getattr(torch, config.dtype)
         _check_memory(self.facts, checkpoints, dtype, self.device)
         decoders = {
             role: _readable(
-                partial(load_decoder, name=role, device=self.device, dtype=dtype), checkpoint
+                partial(
+                    load_decoder,
+                    name=role if role in ("target", "draft") else checkpoint.label,
+                    device=self.device,
+                    dtype=dtype,
+                ),
+                checkpoint,
             )
             for role, checkpoint in checkpoints.items()
         }
@@ -105,7 +112,7 @@ class Bench:
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
         """Raise UsageError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
-            models = self._plan.target.label + (" and its draft" if self._plan.draft else "")
+            models = " and ".join(each.label for each in self._plan.checkpoints.values())
             raise UsageError(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is more than the"
                 f" {self.context} positions of {models}",
@@ -119,12 +126,10 @@ class Bench:
 
     def models(self) -> dict[str, Mapping[str, Any]]:
         """What the manifest keeps of each model."""
-        labels = {"target": self._plan.target.label}
-        if self._plan.draft:
-            labels["draft"] = self._plan.draft.label
+        checkpoints = self._plan.checkpoints
         return {
-            role: {
-                "label": labels[role],
+            self.workspace.decoders[role].name: {
+                "label": checkpoints[role].label,
                 **{name: value for name, value in asdict(facts).items() if name != "eos"},
                 "eos": sorted(facts.eos),
                 "weight_bytes": self.workspace.decoders[role].weight_bytes,

@@ -16,6 +16,7 @@ from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.execute.plan import Arm
+from specbench_cli.execute.shown import shown
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
@@ -154,7 +155,9 @@ class Cell:
             method=self.arm.name,
             label=self.arm.label,
             peer=peer,
-            params=Params(dict(self.arm.passed), method.params.model_dump(), self.arm.source),
+            params=Params(
+                shown(self.arm.passed), shown(method.params.model_dump()), self.arm.source
+            ),
             sampling="replay" if self.replays else self._sampling.rule,
             guarantee=method.guarantee(self._sampling.rule),
             pass_=self._pass,

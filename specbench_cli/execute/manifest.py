@@ -9,6 +9,7 @@ from typing import Any
 
 from specbench_cli import __version__
 from specbench_cli.execute.plan import Plan
+from specbench_cli.execute.shown import shown
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.store.schema import SCHEMA
 
@@ -55,7 +56,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         {
             "label": arm.label,
             "method": arm.name,
-            "params": arm.method.params.model_dump(mode="json"),
+            "params": shown(arm.method.params.model_dump(mode="json")),
             "source": arm.source,
         }
         for arm in plan.arms
@@ -65,7 +66,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 def public(plan: Plan) -> dict[str, Any]:
     """The configuration with names in place of paths."""
     return {
-        **plan.config.model_dump(mode="json"),
+        **shown(plan.config.model_dump(mode="json")),
         "target": plan.target.label,
         "draft": plan.draft.label if plan.draft else None,
         "tasks": [task.name for task in plan.tasks],

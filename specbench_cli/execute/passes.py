@@ -102,9 +102,16 @@ class Pass:
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1)."""
         memory: dict[str, dict[str, Any]] = {arm.label: {} for arm in self._plan.arms}
-        visits = [visit for visit in self._plan.visits(number) if self._lacks(*visit, number)]
+        every = list(self._plan.visits(number))
+        visits = [visit for visit in every if self._lacks(*visit, number)]
         if not visits:
             return
+        if any(
+            self._learns(arm) and self._lacks(q, (arm,), number)
+            for q, arms in visits
+            for arm in arms
+        ):
+            visits = every  # what was decoded before an interruption is learnt once more
         self._warm_up(visits[0][0])
         for question, arms in visits:
             answers: list[list[int]] = []
@@ -129,6 +136,11 @@ class Pass:
             for turn in range(1, len(question.turns) + 1)
             for arm in arms
         )
+
+    @staticmethod
+    def _learns(arm: Arm) -> bool:
+        """Whether what a method decodes depends on the prompts before."""
+        return arm.method.state_scope != "prompt"
 
     def _prompt(self, question: Question, turn: int, answers: Sequence[Sequence[int]]) -> Prompt:
         """The prompt of a turn. Later turns go on from vanilla's answers in the pass that came
@@ -172,7 +184,8 @@ class Pass:
             reference = self._vanilla(request, number)
         cells = []
         for arm in arms:
-            if (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done:
+            done = (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done
+            if done and not self._learns(arm):
                 continue
             cell = Cell(
                 arm,
@@ -185,6 +198,9 @@ class Pass:
                 None if arm.method.peer else recording,
                 reference if arm.method.upper_bound else None,
             )
+            if done:
+                cell.measure()
+                continue
             self._windows.run(cell)
             cells.append(cell)
         answer = self._reference(prompt, number, cells)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,13 @@ class Plan:
     questions: tuple[Question, ...]
     target: Checkpoint
     draft: Checkpoint | None
+    others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
+
+    @property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """All models by role: "target", "draft", and others by name."""
+        pair = {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+        return {**pair, **self.others}
 
     @property
     def turns(self) -> int:
@@ -158,4 +165,5 @@ def make_plan(config: RunConfig) -> Plan:
         questions=tuple(sample(questions, config.limit, config.seed)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
+        others={name: resolve(name) for arm in arms for name in arm.method.models()},
     )

@@ -46,7 +46,7 @@ def resolve_head(source: str, kind: str, target: Checkpoint, *, inside: bool) ->
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(
             f"no {kind} head is known for {target.label}{others}",
-            hint=f"--set METHOD.head=FOLDER (or a hub id), or train one: specbench train {kind}",
+            hint="--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help",
         )
     shipped = HERE / known
     if shipped.is_dir():

@@ -52,7 +52,7 @@ EAGLE = HeadRecipe(
     name="embedded-eagle", kind="eagle", mlp=704, stages=_stages(700, 700), peak_lr=5e-3
 )
 EAGLE3 = replace(
-    EAGLE, name="embedded-eagle3", kind="eagle3", mlp=384, says=2048, stages=_stages(550, 550)
+    EAGLE, name="embedded-eagle3", kind="eagle3", mlp=384, says=2048, stages=_stages(1000, 1000)
 )
 MTP = replace(EAGLE, name="embedded-mtp", kind="mtp", stages=_stages(500, 500))
 RECIPES: dict[Kind, HeadRecipe] = {recipe.kind: recipe for recipe in (EAGLE, EAGLE3, MTP)}

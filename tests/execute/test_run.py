@@ -1,11 +1,13 @@
 """Whole runs over the embedded pair: what they write, how they resume, what makes them fail."""
 
+import shutil
 import textwrap
 
 import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute.run import exit_code
+from specbench_cli.models import resolve
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
@@ -61,6 +63,33 @@ def test_an_interrupted_run_is_resumed_to_exactly_what_it_would_have_been(specbe
     assert set(rest.log.cells) == {record.key for record in whole.records} - set(kept)
     assert ids_and_counters(rest) == ids_and_counters(whole)
     assert rest.manifest["status"] == "finished"
+
+
+def test_a_resumed_method_learns_again_what_it_knew_when_it_was_interrupted(specbench):
+    staged = {"name": "staged", "label": "staged", "params": {"depth": 3, "threshold": 0}}
+    whole = specbench(staged, limit=3, max_new_tokens=24)
+    with pytest.raises(KeyboardInterrupt):
+        specbench(staged, limit=3, max_new_tokens=24, log=specbench.log(interrupt_after=3))
+    rest = specbench(resume=specbench.path(2))
+    assert ids_and_counters(rest) == ids_and_counters(whole)
+
+
+def test_a_method_may_draft_with_models_beside_the_draft(specbench, tmp_path):
+    # a third model of the draft's own files, under a name of its own
+    folder = tmp_path / "third"
+    shutil.copytree(resolve("embedded-1m").path, folder)
+    stages = f"ngram,{folder},draft"
+    row = {"name": "staged", "label": "three", "params": {"stages": stages, "depth": 3}}
+    outcome = specbench(row, limit=2)
+    assert {record.verdict.kind for record in outcome.by_label("three")} == {"identical"}
+    assert outcome.manifest["models"]["third"]["label"] == "third"
+    trace = outcome.by_label("three")[0].forwards
+    assert {kind.model for kind in trace.kinds} == {"target", "draft", "third"}
+    assert not any(str(tmp_path) in file.read_text() for file in written_by(outcome))
+
+
+def written_by(outcome):
+    return [file for file in outcome.path.rglob("*") if file.is_file()]
 
 
 def test_resuming_a_finished_run_does_nothing(specbench):
@@ -195,7 +224,7 @@ def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp
         """
     )
     outcome = specbench("plain", tasks=[str(task)], plugins=[path], max_new_tokens=2)
-    written = [file for file in outcome.path.rglob("*") if file.is_file()]
+    written = written_by(outcome)
     assert {file.name for file in written} >= {"manifest.json", "prompts.jsonl", "records.jsonl"}
     assert not any(str(tmp_path) in file.read_text() for file in written)
 

@@ -1,0 +1,23 @@
+"""What of a setting may be kept and printed: a folder's name, never the path to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def shown(value: Any) -> Any:
+    """A setting, however nested, with names in place of paths."""
+    if isinstance(value, Mapping):
+        return {key: shown(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(part) for part in value]
+    if isinstance(value, str):  # several may be listed in one
+        return ",".join(Path(part).name if _is_path(part) else part for part in value.split(","))
+    return value
+
+
+def _is_path(text: str) -> bool:
+    path = Path(text).expanduser()
+    return path.is_absolute() or (len(path.parts) > 1 and path.is_dir())
