@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -230,8 +230,7 @@ class Round:
         trees = set()  # which of all forwards are the target's over trees
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
             length = state.length()
-            if drafters:
-                drafter = drafters[place % len(drafters)]
+            for drafter in _turn(drafters, place, len(points)):
                 (drafter.tree if tree else drafter.chain)(length, rng)
             x = Tokens(self._ids[:, :n])
             if tree:
@@ -282,6 +281,11 @@ class Round:
             nodes=nodes / len(steps),
             ns=host / len(steps),
         )
+
+
+def _turn(drafters: Sequence[Drafter], place: int, places: int) -> Sequence[Drafter]:
+    """Whose turn it is at a place: one after another, several at once where places are fewer."""
+    return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
 def _binary(nodes: int) -> tuple[int, ...]:
