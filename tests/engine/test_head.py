@@ -15,6 +15,7 @@ from specbench_cli.engine.load import load_decoder
 from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Embeds, Tokens
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 Maker = Callable[..., Path]
@@ -121,11 +122,9 @@ def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
     torch.testing.assert_close(values, law.values[:, :2], check_dtype=False)
 
 
-def test_a_run_without_the_module_says_which_kind_is_missing(
-    open_session: Open, table: Tensor
-) -> None:
+def test_a_run_without_the_module_says_which_kind_is_missing() -> None:
     class Missing(Artifact):
         kind = "missing"
 
     with pytest.raises(MethodFault, match="'missing'"):
-        open_session(table).artifact(Trained(Missing))
+        Workspace({}, capacity=1).artifact(Trained(Missing))
