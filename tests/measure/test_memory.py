@@ -35,7 +35,8 @@ if can_reset:
 
 def test_peak_on_the_cpu_follows_allocation_and_reset():
     # a process of its own: one with a past may take the block from memory that it still holds
-    done = subprocess.run([sys.executable, "-c", FOLLOWS], capture_output=True, text=True)
+    command = [sys.executable, "-c", FOLLOWS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
