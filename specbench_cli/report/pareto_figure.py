@@ -61,7 +61,8 @@ def _draw(series: Series) -> Figure:
 
     swept = list(dict.fromkeys(p.along for own in series.values() for p in own if p.along))
     columns = 4
-    legend = _LEGEND_ROW_IN * -(-(len(series) + 1) // columns) + 0.05
+    entries = 1 + sum(len({is_ranked(p.row) for p in points}) for points in series.values())
+    legend = _LEGEND_ROW_IN * -(-entries // columns) + 0.1
     height = max(2.7, _PANEL_IN * len(swept)) + legend
     layout = ConstrainedLayoutEngine(w_pad=0.08, rect=(0, legend / height, 1, 1 - legend / height))
     figure = Figure(figsize=(_WIDTH_IN, height), layout=layout)

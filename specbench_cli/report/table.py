@@ -169,12 +169,21 @@ def _grid(columns: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
     for row, line in zip(rows, cells, strict=True):
         drawn = Text(style="dim" if row.peer else "")
         for column, width, cell in zip(columns, widths, line, strict=True):
-            cell.truncate(width, overflow="ellipsis")
-            cell.align(_ALIGN[column.align], width)
-            drawn.append(" " * column.gap).append_text(cell)
+            shown = _cut(cell, width)
+            shown.align(_ALIGN[column.align], width)
+            drawn.append(" " * column.gap).append_text(shown)
         drawn.rstrip()
         lines.append(drawn)
     return lines
+
+
+def _cut(cell: Text, width: int) -> Text:
+    """A cell, without its middle if it is too wide: rows of one method differ at the end."""
+    if len(cell) <= width:
+        return cell
+    tail = width // 2
+    cut: Text = Text.assemble(cell[: width - 1 - tail], "…", cell[len(cell) - tail :])
+    return cut
 
 
 def _speedup(row: Row) -> Text:

@@ -6,6 +6,7 @@ import csv
 import struct
 
 import pytest
+from matplotlib.figure import Figure
 
 from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.markdown import report
@@ -121,6 +122,21 @@ def test_figure_is_deterministic_svg_and_png_174_mm_wide(run, tmp_path):
         assert one.read_bytes() == other.read_bytes()
     width, _ = struct.unpack(">II", first[1].read_bytes()[16:24])
     assert width == pytest.approx(174 / 25.4 * 300, abs=1)
+
+
+def test_legend_has_room_below_the_axes_when_a_method_has_unranked_rows(
+    run, manifest, monkeypatch, tmp_path
+):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    manifest["upper_bounds"] = ["sps length=5"]
+    write_pareto(sweep_of(*run()), tmp_path)
+    figure = drawn[0]
+    renderer = figure.canvas.get_renderer()
+    (legend,) = figure.legends
+    assert "sps (not ranked)" in [text.get_text() for text in legend.get_texts()]
+    top = legend.get_window_extent(renderer).y1
+    assert all(axes.get_tightbbox(renderer).y0 >= top for axes in figure.axes)
 
 
 def test_figure_is_drawn_of_words_alone_and_without_any_speedup(synthetic, run, tmp_path):

@@ -63,6 +63,19 @@ def test_table_fits_100_columns_with_long_labels_and_mixed_verdicts(make_reading
     assert any("my.own" in line and line.endswith("47 identical, 1 near-tie") for line in lines)
 
 
+def test_rows_of_a_sweep_are_told_apart_however_little_room_their_labels_have(
+    make_reading, synthetic, manifest
+):
+    labels = [f"sps length={value}" for value in (1, 4, 10, "heuristic", "oracle")]
+    fakes = [synthetic.vanilla, *(synthetic.Fake(label, "sps", length=4) for label in labels)]
+    bounds = {"upper_bounds": ["sps length=oracle"]}
+    drawn = _text(make_reading(synthetic.records(fakes), **bounds)).splitlines()
+    assert max(map(len, drawn)) <= 100
+    rows = [line for line in drawn if " sps" in line and line.endswith("identical")]
+    assert len(rows) == len(labels)
+    assert len({line.partition("x ")[0].split()[-2] for line in rows}) == len(labels)
+
+
 def test_a_short_header_is_one_line(make_reading):
     reading = make_reading(models={"target": {"label": "embedded-1m"}, "draft": None})
     first = _text(reading).splitlines()[0]
