@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from specbench_cli.engine.choosing import Pick
 from specbench_cli.engine.decoder import State
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.session import Pick, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
 
 Rule = Literal["heuristic", "confidence", "entropy", "acceptance-head", "oracle"]

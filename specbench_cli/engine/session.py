@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import decide, proposal, ranking
-from specbench_cli.engine import sampling as law
 from specbench_cli.engine.artifact import Trained
+from specbench_cli.engine.choosing import Chooser, Pick
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.head import Tape
 from specbench_cli.engine.meter import Meter, Metered
 from specbench_cli.engine.random import Random, SeededRandom
 from specbench_cli.engine.replay import Recording
 from specbench_cli.engine.sampling import Noise, Sampling
-from specbench_cli.engine.siblings import siblings
 from specbench_cli.engine.stop import Finish, StopRule
 from specbench_cli.engine.tree import rows_of, tree_of
 from specbench_cli.engine.types import (
@@ -39,9 +38,6 @@ from specbench_cli.engine.types import (
 )
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-
-Pick = tuple[Tensor, Tensor | None]
-"""A draft token [1] int64, and the law [1, V] that it was drawn from where one is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Session:
         state: the target's state, of which `score` writes and `commit` keeps rows.
         sampling: the decoding rule.
         pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
-        random: the primitives `categorical` and `bernoulli`.
+        chooser: how draft tokens are chosen.
         meter: the trace of all forwards.
         finish: why the output ended; None while it has not.
         memory: what the method keeps between prompts when its state scope is "run".
@@ -98,11 +94,12 @@ class Session:
         self.state = self.new_state(self.target)
         self._recording = None if recording is None else Recording(recording, target.device)
         self.reference = reference
-        self.random = random or SeededRandom(
-            sampling.seed, request.prompt_id, request.turn, pass_, target.device
-        )
-        self._noise = Noise(
-            sampling.seed, request.prompt_id, request.turn, target.vocab_size, target.device
+        self.chooser = Chooser(
+            sampling,
+            random
+            or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, target.device),
+            Noise(sampling.seed, request.prompt_id, request.turn, target.vocab_size, target.device),
+            target.vocab_size,
         )
         self._tokens = list(request.ids)
         self._prompt_length = len(request.ids)
@@ -213,13 +210,18 @@ class Session:
 
     # ---- laws and chance ------------------------------------------------------------------------
 
+    @property
+    def random(self) -> Random:
+        """The primitives `categorical` and `bernoulli`."""
+        return self.chooser.random
+
     def warp(self, rows: Tensor) -> Tensor:
         """The laws that logits [..., V] stand for under this session's temperature and cuts."""
-        return law.warp(rows, self.sampling)
+        return self.chooser.warp(rows)
 
     def noise(self, first: int, n: int = 1, seq: int = 0) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
-        return self._noise.rows(first, n)
+        return self.chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Decision scores of logits [n, V] at output positions first...: their argmax is the
@@ -228,13 +230,7 @@ class Session:
         Args:
             depths: how far behind `first` each row stands; default: one after another.
         """
-        if self.sampling.rule == "greedy":
-            return rows
-        if depths is None:
-            noise = self.noise(first, rows.shape[0])
-        else:
-            noise = self.noise(first, max(depths) + 1)[list(depths)]
-        return law.log_warp(rows, self.sampling) + noise
+        return self.chooser.scores(rows, first, depths)
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
@@ -245,13 +241,7 @@ class Session:
         Returns:
             (token [1] int64, q [1, V] or None): q where verification needs the law drawn from.
         """
-        rows = self._align(cast(Tensor, out.logits)[:, -1])
-        pick: Pick
-        if self.sampling.draws:
-            q = self.warp(rows)
-            pick = self.random.categorical(q), q
-        else:
-            pick = ranking.argmax(self.scores(rows, self._position() + ahead)), None
+        pick = self.chooser.pick(cast(Tensor, out.logits)[:, -1], self._position() + ahead)
         self._picks.append(pick)
         return pick
 
@@ -283,14 +273,7 @@ class Session:
         Returns:
             (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
         """
-        rows = self._align(rows)
-        if not self.sampling.draws:
-            scores = self.scores(rows, self._position() + ahead, [0] * rows.shape[0])
-            return ranking.top(scores, width)[1], None
-        if how == "point":
-            return ranking.top(rows, width)[1], None
-        q = self.warp(rows)
-        return siblings(q, width, self.random, replacement=how == "iid"), q
+        return self.chooser.branch(rows, width, self._position() + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
@@ -306,14 +289,8 @@ class Session:
             (tokens, values), [r, width] each: int64, and the log-softmax of the scores that the
             session decides by.
         """
-        rows = self._align(rows)
-        if not self.sampling.draws:
-            depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-            rows = self.scores(rows, self._position(), depths)
-        elif self.sampling.temperature != 1.0:
-            rows = rows / self.sampling.temperature
-        values, tokens = ranking.top(rows.log_softmax(-1), width)
-        return tokens, values
+        depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
+        return self.chooser.candidates(rows, width, self._position(), depths)
 
     # ---- the target's steps ---------------------------------------------------------------------
 
@@ -405,14 +382,6 @@ class Session:
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(list(ids), dtype=torch.int64, device=self.device)
-
-    def _align(self, rows: Tensor) -> Tensor:
-        """Padding differs between checkpoints of one tokenizer: cut or fill up to the target's
-        width."""
-        width = self.target.vocab_size - rows.shape[-1]
-        if width == 0:
-            return rows
-        return torch.nn.functional.pad(rows, (0, width), value=-torch.inf)
 
     def _checked(self, check: Callable[..., None], *args: object) -> None:
         """Run a check of a draft; its fault gets the number of the step."""

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.choosing import Pick
 from specbench_cli.engine.length import Fixed, Heuristic, Length, LengthParams
-from specbench_cli.engine.session import Pick, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.errors import MethodFault
 

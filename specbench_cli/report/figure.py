@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.report import text
 from specbench_cli.report.row import Row
-from specbench_cli.report.summary import BASELINE, Summary
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -35,8 +35,9 @@ class Row:
         that did not keep it.
     broken_why: what is wrong with a broken row.
     upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
-    letters: group letters among the rows it is ranked with.
-    speedup, speedup_low, speedup_high, decode_speedup: see `summary`; speedup_note says why the
+    letters, decode_letters: group letters among the rows it is ranked with, by speedup and by
+        decode speedup.
+    speedup*, decode_speedup*: see `summary`, with their 95% intervals; speedup_note says why the
         first or its interval is missing.
     mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
         each output's last step, which the end of the output may cut. mat_note: why there is none.
@@ -68,11 +69,14 @@ class Row:
     broken_why: str | None
     upper_bound: bool = False
     letters: str = ""
+    decode_letters: str = ""
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
     speedup_note: str | None
     decode_speedup: float | None
+    decode_speedup_low: float | None
+    decode_speedup_high: float | None
     mat: float | None
     mat_macro: float | None
     mat_full: float | None
@@ -123,7 +127,7 @@ class Row:
 def make_row(
     cells: Sequence[Record],
     speedup: Speedup,
-    decode_speedup: float | None,
+    decode_speedup: Speedup,
     *,
     broken_why: str | None,
     ties: NearTies,
@@ -132,6 +136,7 @@ def make_row(
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld."""
     first, broken = cells[0], broken_why is not None
+    shown, decoding = (Speedup() if broken else s for s in (speedup, decode_speedup))
     likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
@@ -161,11 +166,13 @@ def make_row(
         broken=broken,
         broken_why=broken_why,
         upper_bound=bound,
-        speedup=None if broken else speedup.ratio,
-        speedup_low=None if broken else speedup.low,
-        speedup_high=None if broken else speedup.high,
+        speedup=shown.ratio,
+        speedup_low=shown.low,
+        speedup_high=shown.high,
         speedup_note=f"BROKEN: {broken_why}" if broken else speedup.note,
-        decode_speedup=None if broken or speedup.ratio is None else decode_speedup,
+        decode_speedup=decoding.ratio,
+        decode_speedup_low=decoding.low,
+        decode_speedup_high=decoding.high,
         mat=mat,
         mat_macro=_mean([m for s in steps if (m := _ratio(sum(s.committed), len(s.levels)))]),
         mat_full=_ratio(

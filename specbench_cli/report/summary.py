@@ -9,6 +9,8 @@ Where the outputs are identical the factor is 1: plain wall time. Where they are
 sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
 times and the n - 1 tokens that decoding commits.
 
+Both have intervals and letters, from the same resampled questions and passes.
+
 Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
 baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
 outputs (a prompt's turn), each by its worst pass; the proof counts questions, since a question's
@@ -17,26 +19,22 @@ turns are not independent trials.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench_cli.report.evidence import Evidence, compare
 from specbench_cli.report.facts import Facts
-from specbench_cli.report.pairing import Pairs, decode, loss, pair, total
+from specbench_cli.report.pairing import decode, total
 from specbench_cli.report.row import Row, Speedup, make_row
+from specbench_cli.report.speedups import BASELINE, speedups
 from specbench_cli.report.standing import broken, near_ties
-from specbench_cli.stats.bootstrap import RESAMPLES, Resampled, intervals, resample
-from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.stats.bootstrap import RESAMPLES
 from specbench_cli.store.schema import Record
 
-BASELINE = "vanilla"
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
 """What stands for the family in rows over all families."""
-MAX_LOST = 0.1
-"""Of a row's cells; beyond it the row has no speedup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def summarise(
     # Traces and ids are most of a run's bulk and no figure needs them: let them go at once.
     light = [replace(r, forwards=None, output_ids=None, origin=None) for r in records]
     whys = broken(light, manifest)
-    rows, speedups = _rows(light, manifest, whys, resamples, evident=True)
+    rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
     families = {}
     for family in sorted({r.family for r in light}):
@@ -97,7 +95,7 @@ def summarise(
     prompts: dict[str, set[str]] = {}
     for r in light:
         prompts.setdefault(r.task, set()).add(r.prompt_id)
-    peer = speedups.get(PEER_BASELINE, Speedup()).ratio
+    peer = overall.get(PEER_BASELINE, Speedup()).ratio
     return Summary(
         lossless=tuple(row for row in rows if row.lossless),
         lossy=tuple(row for row in rows if not row.lossless),
@@ -124,22 +122,13 @@ def _rows(
     for record in records:
         cells.setdefault(record.label, []).append(record)
     baseline = cells.get(BASELINE, [])
-    pairs = pair(baseline, cells, total)
-    drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
-    speedups = {label: _speedup(label, cells, pairs) for label in cells}
-    if drawn is not None:
-        for label, estimate in zip(pairs.labels, intervals(drawn), strict=True):
-            if speedups[label].ratio is not None and label != BASELINE:
-                speedups[label] = Speedup(
-                    estimate.ratio, estimate.low, estimate.high, estimate.reason
-                )
-    decodes = pair(baseline, cells, decode).ratios()
+    wall, decoding = (speedups(cells, measure, resamples) for measure in (total, decode))
     bounds = manifest.get("upper_bounds", [])
     rows = [
         make_row(
             own,
-            speedups[label],
-            decodes.get(label),
+            wall.of[label],
+            decoding.of[label],
             broken_why=whys.get(label),
             ties=near_ties(own, manifest),
             evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
@@ -148,43 +137,22 @@ def _rows(
         for label, own in cells.items()
     ]
     rows.sort(key=lambda row: (row.upper_bound, row.speedup is None, -(row.speedup or 0.0)))
-    if drawn is not None:
-        named = {
-            label: letter
-            for lossless in (True, False)
-            for label, letter in _letters(
-                [
-                    r.label
-                    for r in rows
-                    if r.lossless == lossless and r.speedup is not None and not r.upper_bound
-                ],
-                pairs.labels,
-                drawn,
-            )
-        }
-        rows = [replace(row, letters=named.get(row.label, "")) for row in rows]
-    return rows, speedups
-
-
-def _speedup(label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs) -> Speedup:
-    """The point estimate, or why there is none."""
-    for needed in dict.fromkeys((BASELINE, label)):
-        own = cells.get(needed, ())
-        lost = Counter(why for record in own if (why := loss(record)))
-        if lost.total() > MAX_LOST * len(own):
-            reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
-            return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
-    if label not in pairs.labels:
-        return Speedup(note=f"no cell is paired with {BASELINE}")
-    return Speedup(1.0 if label == BASELINE else pairs.ratios()[label])
-
-
-def _letters(
-    ranked: Sequence[str], labels: Sequence[str], drawn: Resampled
-) -> Iterable[tuple[str, str]]:
-    """The letters of the ranked labels, best first, compared among themselves."""
-    chosen = drawn.of([labels.index(label) for label in ranked])
-    return zip(ranked, letters(different(chosen), range(len(ranked))), strict=True)
+    letters, decode_letters = dict[str, str](), dict[str, str]()
+    for lossless in (True, False):
+        ranked = [r for r in rows if r.lossless == lossless and not r.upper_bound]
+        letters |= wall.letters([r.label for r in ranked if r.speedup is not None])
+        decode_letters |= decoding.letters(
+            [r.label for r in ranked if r.decode_speedup is not None]
+        )
+    rows = [
+        replace(
+            row,
+            letters=letters.get(row.label, ""),
+            decode_letters=decode_letters.get(row.label, ""),
+        )
+        for row in rows
+    ]
+    return rows, wall.of
 
 
 def _noise_floor(rows: Iterable[Row], known: float | None) -> float | None:

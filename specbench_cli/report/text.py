@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.row import Row
-from specbench_cli.report.summary import BASELINE, Summary
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import Summary
 
 NONE = "-"
 REPLAY = "replay"

@@ -47,6 +47,20 @@ def test_decode_speedup_leaves_prefill_out(pair, manifest):
     assert row.decode_speedup == pytest.approx(2.0)
 
 
+def test_decode_speedup_has_the_interval_and_letters_of_times_without_prefill(synthetic, manifest):
+    records = synthetic.records()
+    summary = summarise(records, manifest)
+    bare = [_timed(r, r.ns.decode, n=r.n_tokens - 1) for r in records]
+    for row in summarise(bare, manifest).rows:
+        own = _row(summary, row.label)
+        assert own.decode_letters == row.letters
+        for end in ("", "_low", "_high"):
+            decode, wall = getattr(own, f"decode_speedup{end}"), getattr(row, f"speedup{end}")
+            assert decode == pytest.approx(wall)
+            if wall not in (None, 1.0):
+                assert decode != getattr(own, f"speedup{end}")
+
+
 def test_outputs_of_other_length_are_compared_by_time_per_token(pair, manifest):
     records = _with_times(pair, {"vanilla": [100] * 4, "sps": [100] * 4})
     records = [replace(r, n_tokens=22) if r.label == "sps" else r for r in records]
@@ -134,7 +148,8 @@ def test_one_mismatch_breaks_the_row_everywhere(synthetic, manifest):
     summary = summarise(records, manifest)
     row = _row(summary, "sps")
     assert row.broken
-    assert (row.speedup, row.speedup_low, row.decode_speedup, row.letters) == (None, None, None, "")
+    assert (row.speedup, row.speedup_low, row.letters) == (None, None, "")
+    assert (row.decode_speedup, row.decode_speedup_low, row.decode_letters) == (None, None, "")
     assert (row.mismatch, row.identical) == (1, 11)
     assert all(r.broken for rows in summary.families.values() for r in rows if r.label == "sps")
     assert summary.rows[-1].label == "sps"

@@ -1,0 +1,99 @@
+"""How draft tokens are chosen from a draft model's logits, as the decoding rule asks.
+
+The session has one, and so has every worker that drafts beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import ranking
+from specbench_cli.engine import sampling as law
+from specbench_cli.engine.random import Random
+from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.siblings import siblings
+from specbench_cli.engine.types import Law
+
+Pick = tuple[Tensor, Tensor | None]
+"""A draft token [1] int64, and the law [1, V] that it was drawn from where one is needed."""
+
+
+class Chooser:
+    """Chooses draft tokens under a rule; `at` and `first` are positions in the output.
+
+    Attributes:
+        sampling: the decoding rule.
+        random: the primitives `categorical` and `bernoulli`.
+        vocab_size: the target's, V.
+    """
+
+    def __init__(self, sampling: Sampling, random: Random, noise: Noise, vocab_size: int) -> None:
+        self.sampling = sampling
+        self.random = random
+        self.vocab_size = vocab_size
+        self._noise = noise
+
+    def warp(self, rows: Tensor) -> Tensor:
+        """The laws that logits [..., V] stand for under the rule's temperature and cuts."""
+        return law.warp(rows, self.sampling)
+
+    def noise(self, first: int, n: int = 1) -> Tensor:
+        """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
+        return self._noise.rows(first, n)
+
+    def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
+        """Decision scores of logits [n, V]: their argmax is the choice.
+
+        Args:
+            depths: how far behind `first` each row stands; default: one after another.
+        """
+        if self.sampling.rule == "greedy":
+            return rows
+        if depths is None:
+            noise = self.noise(first, rows.shape[0])
+        else:
+            noise = self.noise(first, max(depths) + 1)[list(depths)]
+        return law.log_warp(rows, self.sampling) + noise
+
+    def pick(self, rows: Tensor, at: int) -> Pick:
+        """A draft token from one row of logits, [1, V'], and its law if it was drawn."""
+        rows = self.align(rows)
+        if self.sampling.draws:
+            q = self.warp(rows)
+            return self.random.categorical(q), q
+        return ranking.argmax(self.scores(rows, at)), None
+
+    def branch(
+        self, rows: Tensor, width: int, at: int, how: Law = "iid"
+    ) -> tuple[Tensor, Tensor | None]:
+        """Children of the draft nodes of one level; see `Session.branch`."""
+        rows = self.align(rows)
+        if not self.sampling.draws:
+            return ranking.top(self.scores(rows, at, [0] * rows.shape[0]), width)[1], None
+        if how == "point":
+            return ranking.top(rows, width)[1], None
+        q = self.warp(rows)
+        return siblings(q, width, self.random, replacement=how == "iid"), q
+
+    def candidates(
+        self, rows: Tensor, width: int, first: int, depths: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The best children of draft nodes without a draw; see `Session.candidates`."""
+        rows = self.align(rows)
+        if not self.sampling.draws:
+            rows = self.scores(rows, first, depths)
+        elif self.sampling.temperature != 1.0:
+            rows = rows / self.sampling.temperature
+        values, tokens = ranking.top(rows.log_softmax(-1), width)
+        return tokens, values
+
+    def align(self, rows: Tensor) -> Tensor:
+        """Padding differs between checkpoints of one tokenizer: cut or fill up to the target's
+        width."""
+        width = self.vocab_size - rows.shape[-1]
+        if width == 0:
+            return rows
+        return torch.nn.functional.pad(rows, (0, width), value=-torch.inf)
