@@ -44,6 +44,8 @@ class Row:
     acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
         at level k / steps that drafted level k, from k = 1. nodes_per_step: drafted tokens a step,
         which trees have more of than levels. node_yield: accepted / nodes.
+    reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
+        guess and count so in `extra`.
     discard_rate: drafted tokens that were not accepted / tokens. verification_rate: target forwards
         / tokens; of peers, whose forwards are not seen, one for prefill and one a step.
     tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
@@ -86,6 +88,7 @@ class Row:
     acceptance_by_position: tuple[float, ...]
     nodes_per_step: float | None
     node_yield: float | None
+    reuse_rate: float | None
     discard_rate: float | None
     verification_rate: float | None
     tokens_per_s: float | None
@@ -184,6 +187,7 @@ def make_row(
         acceptance_by_position=_by_position(steps),
         nodes_per_step=_ratio(nodes, sum(len(s.nodes) for s in steps)),
         node_yield=_ratio(accepted, nodes),
+        reuse_rate=_reuse_rate(cells),
         discard_rate=discarded,
         verification_rate=verified,
         tokens_per_s=_tokens_per_s(timed),
@@ -235,6 +239,13 @@ def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:
         at = r.prompt_id, r.turn
         worst[at] = min(kind, worst.get(at, kind), key=_WORST_FIRST.index)
     return worst
+
+
+def _reuse_rate(cells: Iterable[Record]) -> float | None:
+    counted = Counter[str]()
+    for r in cells:
+        counted.update(r.extra or {})
+    return _ratio(counted["reused"], counted["reused"] + counted["missed"])
 
 
 def _by_position(steps: Iterable[Steps]) -> tuple[float, ...]:

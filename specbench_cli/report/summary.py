@@ -25,7 +25,7 @@ from typing import Any
 
 from specbench_cli.report.evidence import Evidence, compare
 from specbench_cli.report.facts import Facts
-from specbench_cli.report.pairing import decode, total
+from specbench_cli.report.pairing import decode, process, total
 from specbench_cli.report.row import Row, Speedup, make_row
 from specbench_cli.report.speedups import BASELINE, speedups
 from specbench_cli.report.standing import broken, near_ties
@@ -101,7 +101,7 @@ def summarise(
         lossy=tuple(row for row in rows if not row.lossless),
         families=families,
         prompts={task: len(ids) for task, ids in prompts.items()},
-        passes=len({r.pass_ for r in light}),
+        passes=len({process(r.pass_) for r in light}),
         noise_floor=_noise_floor(rows, Facts.of(manifest).aa_noise),
         vanilla_ratio=None if peer is None else 1 / peer,
     )

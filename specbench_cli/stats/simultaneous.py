@@ -24,20 +24,30 @@ def different(drawn: Resampled, level: float = LEVEL) -> NDArray[np.bool_]:
     """
     k = len(drawn.theta)
     result = np.zeros((k, k), dtype=bool)
-    if drawn.clusters < 2 or k < 2:
+    limit = critical(drawn, level)
+    if limit is None:
         return result
     a, b = np.triu_indices(k, 1)
     delta = drawn.theta[a] - drawn.theta[b]
+    significant = np.abs(studentized(delta, standard_error(drawn.cov, a, b))) > limit
+    result[a, b] = result[b, a] = significant
+    return result
+
+
+def critical(drawn: Resampled, level: float = LEVEL) -> float | None:
+    """The studentized difference beyond which a pair differs; None where nothing is proved."""
+    k = len(drawn.theta)
+    if drawn.clusters < 2 or k < 2:
+        return None
+    a, b = np.triu_indices(k, 1)
+    delta = drawn.theta[a] - drawn.theta[b]
     delta_star = drawn.theta_star[:, a] - drawn.theta_star[:, b]
-    t_star = np.abs(studentized(delta_star - delta, _se(drawn.cov_star, a, b)))
+    t_star = np.abs(studentized(delta_star - delta, standard_error(drawn.cov_star, a, b)))
     largest = t_star.max(axis=1)
     lost = np.isnan(largest)
     if lost.mean() > MAX_LOST:
-        return result
-    critical = np.quantile(largest[~lost], level, method="inverted_cdf")
-    significant = np.abs(studentized(delta, _se(drawn.cov, a, b))) > critical
-    result[a, b] = result[b, a] = significant
-    return result
+        return None
+    return float(np.quantile(largest[~lost], level, method="inverted_cdf"))
 
 
 def letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
@@ -61,7 +71,7 @@ def letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
     ]
 
 
-def _se(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
+def standard_error(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
     """Standard errors of the differences a - b, over the last two axes of `cov`."""
     variance = cov[..., a, a] + cov[..., b, b] - 2 * cov[..., a, b]
     return np.sqrt(np.maximum(variance, 0.0))

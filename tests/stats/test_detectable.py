@@ -1,0 +1,62 @@
+"""What a run can detect is what its comparison then finds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from specbench_cli.stats.bootstrap import PairedTimes, resample
+from specbench_cli.stats.detectable import POWER, detectable, spread_of
+from specbench_cli.stats.simulated import Setting
+from specbench_cli.stats.simultaneous import different
+
+
+def _found(speedup: float, setting: Setting, methods: int, replications: int) -> float:
+    """How often the first method, made faster, is told apart from the second."""
+    rng, found = np.random.default_rng(1), 0
+    for _ in range(replications):
+        times = setting.times(rng, methods)
+        method = np.array(times.method)
+        method[0] /= speedup
+        drawn = resample(PairedTimes(times.baseline, method, times.strata), resamples=199)
+        found += bool(different(drawn)[0, 1])
+    return found / replications
+
+
+@pytest.mark.parametrize(("questions", "families", "methods"), [(24, 6, 3), (48, 6, 5)])
+def test_difference_is_found_with_the_power_promised(questions, families, methods):
+    spread = 0.2
+    setting = Setting(
+        questions=questions,
+        families=families,
+        spread=spread / math.sqrt(2),
+        vanilla_spread=0.0,
+        common=0.3,
+    )
+    smallest = detectable(questions, methods, spread, families=families)
+    assert _found(smallest, setting, methods, 200) == pytest.approx(POWER, abs=0.12)
+    assert _found(smallest**0.5, setting, methods, 200) < 0.5
+
+
+def test_more_questions_fewer_methods_and_less_spread_detect_less():
+    base = detectable(48, 5, 0.25)
+    assert 1 < detectable(96, 5, 0.25) < base
+    assert 1 < detectable(48, 2, 0.25) < base
+    assert 1 < detectable(48, 5, 0.1) < base
+
+
+def test_beyond_the_simulated_size_it_shrinks_as_the_square_root():
+    one, four = detectable(200, 3, 0.25, families=6), detectable(800, 3, 0.25, families=6)
+    assert math.log(one) == pytest.approx(2 * math.log(four))
+
+
+def test_nothing_is_detected_on_one_question():
+    assert detectable(1, 3) is None
+
+
+def test_spread_of_a_run_is_the_one_that_made_it():
+    setting = Setting(questions=480, spread=0.2, vanilla_spread=0.0)
+    drawn = resample(setting.times(np.random.default_rng(2), 6), resamples=10)
+    assert spread_of(drawn) == pytest.approx(0.2 * math.sqrt(2), rel=0.1)
