@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from methods._heads.claims import reported
 from methods._heads.eagle import EagleHead
 from methods._heads.layer import LayerHead
 from methods._heads.method import HeadMethod, HeadParams
-from specbench_cli.api import Draft, Field, MethodParams, Session
+from specbench_cli.api import Claim, Draft, Field, MethodParams, Session
 from specbench_cli.engine.template import best_tree, fill, tree_of_choices, tree_of_widths
 
 AUTHORS = tree_of_choices(
@@ -63,6 +64,21 @@ class Eagle(HeadMethod):
     head: ClassVar[type[LayerHead]] = EagleHead
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
+    claims: ClassVar[tuple[Claim, ...]] = reported(
+        ("Vicuna 7B", "2.90x"),
+        ("Vicuna 13B", "3.07x"),
+        ("LLaMA2-chat 70B", "3.01x"),
+    )
+    citation: ClassVar[str] = """
+        @inproceedings{li2024eagle,
+          title = {{EAGLE}: Speculative Sampling Requires Rethinking Feature Uncertainty},
+          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
+          booktitle = {ICML},
+          year = {2024},
+          eprint = {2401.15077},
+          archiveprefix = {arXiv},
+        }
+    """
 
     def start(self, session: Session) -> None:
         """Choose the tree and make room for it."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from methods._heads.claims import reported
 from methods._heads.eagle import EagleHead
 from methods._heads.layer import LayerHead
 from methods._heads.method import GrowingTree
+from specbench_cli.api import Claim
 
 
 class Eagle2(GrowingTree):
@@ -36,3 +38,18 @@ class Eagle2(GrowingTree):
     name: ClassVar[str] = "eagle2"
     head: ClassVar[type[LayerHead]] = EagleHead
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
+    claims: ClassVar[tuple[Claim, ...]] = reported(
+        ("Vicuna 7B", "3.62x"),
+        ("Vicuna 13B", "4.26x"),
+        ("LLaMA3-Instruct 8B", "3.46x"),
+    )
+    citation: ClassVar[str] = """
+        @inproceedings{li2024eagle2,
+          title = {{EAGLE-2}: Faster Inference of Language Models with Dynamic Draft Trees},
+          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
+          booktitle = {EMNLP},
+          year = {2024},
+          eprint = {2406.16858},
+          archiveprefix = {arXiv},
+        }
+    """

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from methods._heads.claims import reported
 from methods._heads.eagle3 import Eagle3Head
 from methods._heads.layer import LayerHead
 from methods._heads.method import GrowingTree
+from specbench_cli.api import Claim
 
 
 class Eagle3(GrowingTree):
@@ -37,3 +39,19 @@ class Eagle3(GrowingTree):
     name: ClassVar[str] = "eagle3"
     head: ClassVar[type[LayerHead]] = Eagle3Head
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
+    claims: ClassVar[tuple[Claim, ...]] = reported(
+        ("Vicuna 13B", "5.6x"),
+        ("LLaMA-3.1-Instruct 8B", "4.4x"),
+        ("LLaMA-3.3-Instruct 70B", "4.1x"),
+    )
+    citation: ClassVar[str] = """
+        @inproceedings{li2025eagle3,
+          title = {{EAGLE-3}: Scaling up Inference Acceleration of Large Language Models via
+            Training-Time Test},
+          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
+          booktitle = {NeurIPS},
+          year = {2025},
+          eprint = {2503.01840},
+          archiveprefix = {arXiv},
+        }
+    """

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from methods._heads.layer import LayerHead
 from methods._heads.method import HeadMethod, HeadParams
 from methods._heads.mtp import MtpHead
@@ -43,11 +41,19 @@ class Mtp(HeadMethod):
     params: MtpParams
     head: ClassVar[type[LayerHead]] = MtpHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+    citation: ClassVar[str] = """
+        @misc{deepseek2024v3,
+          title = {{DeepSeek-V3} Technical Report},
+          author = {{DeepSeek-AI}},
+          year = {2024},
+          eprint = {2412.19437},
+          archiveprefix = {arXiv},
+        }
+    """
 
     def start(self, session: Session) -> None:
         """Get the layer ready."""
         self.ready(session, fed=self.params.length - 1)
-        self.root = torch.zeros(1, dtype=torch.int64, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
@@ -57,7 +63,7 @@ class Mtp(HeadMethod):
         out = levels.begin(session.unread(levels.state.length()))
         picks = [session.pick(out)]
         for ahead in range(1, length):
-            out = levels.feed(picks[-1][0], self.root)
+            out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, ahead))
         levels.drop()
         return session.drawn(picks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Trained
+from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Outcome, Session, Trained
 from specbench_cli.engine import stopping
 from specbench_cli.engine.length import draft_chain
 
@@ -49,6 +49,31 @@ class SpecDecPP(Method):
     Params: ClassVar[type[SpecDecPPParams]] = SpecDecPPParams
     params: SpecDecPPParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    claims: ClassVar[tuple[Claim, ...]] = tuple(
+        Claim(
+            speedup=speedup,
+            models="Llama-2-chat 70B, draft 7B",
+            task=task,
+            temperature=1,
+            hardware="2 x A100 80GB, bf16",
+            source="figure in the repository of arXiv:2405.19715",
+        )
+        for speedup, task in (
+            ("2.04x", "Alpaca"),
+            ("2.23x", "HumanEval"),
+            ("2.26x", "GSM8K"),
+        )
+    )
+    citation: ClassVar[str] = """
+        @misc{huang2024specdecpp,
+          title = {{SpecDec++}: Boosting Speculative Decoding via Adaptive Candidate Lengths},
+          author = {Huang, Kaixuan and Guo, Xudong and Wang, Mengdi},
+          year = {2024},
+          eprint = {2405.19715},
+          archiveprefix = {arXiv},
+          note = {COLM 2025},
+        }
+    """
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained head."""

@@ -44,6 +44,25 @@ class Sps(Method):
     params: SpsParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+    citation: ClassVar[str] = """
+        @inproceedings{leviathan2023fast,
+          title = {Fast Inference from Transformers via Speculative Decoding},
+          author = {Leviathan, Yaniv and Kalman, Matan and Matias, Yossi},
+          booktitle = {ICML},
+          year = {2023},
+          eprint = {2211.17192},
+          archiveprefix = {arXiv},
+        }
+
+        @misc{chen2023accelerating,
+          title = {Accelerating Large Language Model Decoding with Speculative Sampling},
+          author = {Chen, Charlie and Borgeaud, Sebastian and Irving, Geoffrey and
+            Lespiau, Jean-Baptiste and Sifre, Laurent and Jumper, John},
+          year = {2023},
+          eprint = {2302.01318},
+          archiveprefix = {arXiv},
+        }
+    """
 
     @property
     def upper_bound(self) -> bool:

@@ -14,10 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
+from specbench_cli.engine.auto import AUTO
 from specbench_cli.engine.growth import Grown, grow
 from specbench_cli.engine.levels import Levels
 from specbench_cli.engine.template import fill, tree_of_widths
-from specbench_cli.engine.tree_size import AUTO, Nodes, most, size_of
+from specbench_cli.engine.tree_size import Nodes, most, size_of
 
 
 def _listed(value: Any) -> Any:
@@ -78,6 +79,37 @@ class SpsTree(Method):
     Params: ClassVar[type[MethodParams]] = SpsTreeParams
     params: SpsTreeParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    citation: ClassVar[str] = """
+        @inproceedings{miao2024specinfer,
+          title = {{SpecInfer}: Accelerating Large Language Model Serving with Tree-based
+            Speculative Inference and Verification},
+          author = {Miao, Xupeng and Oliaro, Gabriele and Zhang, Zhihao and Cheng, Xinhao and
+            Wang, Zeyu and Zhang, Zhengxin and others},
+          booktitle = {ASPLOS},
+          year = {2024},
+          eprint = {2305.09781},
+          archiveprefix = {arXiv},
+        }
+
+        @misc{jeon2024rsd,
+          title = {Recursive Speculative Decoding: Accelerating {LLM} Inference via Sampling Without
+            Replacement},
+          author = {Jeon, Wonseok and Gagrani, Mukul and Goel, Raghavv and Park, Junyoung and
+            Lee, Mingu and Lott, Christopher},
+          year = {2024},
+          eprint = {2402.14160},
+          archiveprefix = {arXiv},
+        }
+
+        @inproceedings{li2024eagle2,
+          title = {{EAGLE-2}: Faster Inference of Language Models with Dynamic Draft Trees},
+          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
+          booktitle = {EMNLP},
+          year = {2024},
+          eprint = {2406.16858},
+          archiveprefix = {arXiv},
+        }
+    """
 
     @property
     def uses_costs(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import BeforeValidator, field_validator
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
@@ -90,6 +89,16 @@ class Staged(Method):
     params: StagedParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+    citation: ClassVar[str] = """
+        @misc{spector2023staged,
+          title = {Accelerating {LLM} Inference with Staged Speculative Decoding},
+          author = {Spector, Benjamin and Re, Chris},
+          year = {2023},
+          eprint = {2308.04623},
+          archiveprefix = {arXiv},
+          note = {ES-FoMo workshop at ICML 2023},
+        }
+    """
 
     def models(self) -> tuple[str, ...]:
         """The stages that are neither n-grams nor the run's draft model."""
@@ -122,9 +131,7 @@ class Staged(Method):
         if trunk and self.last.draws:
             return self.last.drawn(trunk, rows)
         tokens, parents = self.last.branched(trunk, rows)
-        if len(tokens) == len(trunk):
-            return session.chain(tokens)
-        return Draft(torch.tensor(tokens, device=session.device), parents)
+        return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 1, of the next step: the text is as it will be then."""

@@ -7,19 +7,25 @@ from pydantic import Field
 
 from specbench_cli.engine.artifact import Artifact, Trained
 from specbench_cli.engine.head import Head
-from specbench_cli.engine.method import Guarantee, Method, MethodParams
+from specbench_cli.engine.method import Claim, Guarantee, Method, MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
+from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
     "Artifact",
+    "Claim",
+    "Desk",
     "Draft",
+    "Drafter",
     "EnvironmentFault",
     "Features",
     "Field",
     "Guarantee",
     "Head",
+    "Message",
     "Method",
     "MethodFault",
     "MethodParams",

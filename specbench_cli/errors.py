@@ -47,6 +47,10 @@ class EnvironmentFault(SpecbenchError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class WorkerLost(EnvironmentFault):
+    """A worker that computes beside the target died or hangs; no fault of the method's (exit 3)."""
+
+
 class MethodFault(SpecbenchError):
     """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
 

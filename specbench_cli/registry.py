@@ -93,6 +93,12 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2308.04623",
     ),
+    "pearl": Entry(
+        "methods.pearl:Pearl",
+        "PEARL: the draft goes on drafting while the target verifies what it drafted before.",
+        needs=("draft",),
+        source="arXiv:2408.11850",
+    ),
     "eagle": Entry(
         "methods.eagle:Eagle",
         "EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.",
@@ -125,6 +131,19 @@ METHODS: dict[str, Entry] = {
         "Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.",
         aliases=("prompt-lookup",),
         source="github.com/apoorvumang/prompt-lookup-decoding",
+    ),
+    "mirror": Entry(
+        "methods.mirror:Mirror",
+        "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",
+        needs=("draft",),
+        source="arXiv:2510.13161",
+    ),
+    "ssd": Entry(
+        "methods.ssd:Ssd",
+        "SSD: while the target verifies a window, the draft prepares for every likely outcome of"
+        " it.",
+        needs=("draft",),
+        source="github.com/sgl-project/sglang/issues/27462",
     ),
     "hf:vanilla": Entry(
         "methods.hf:HfVanilla",

@@ -13,6 +13,7 @@ from specbench_cli.audit.table_head import make_on_tables
 from specbench_cli.audit.table_model import (
     Pair,
     TableDecoder,
+    exits_of,
     pair,
     random_table,
     settled,
@@ -22,6 +23,7 @@ from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.sampling import Rule, Sampling
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
@@ -47,6 +49,20 @@ class Watched(Session):
         self.__dict__.setdefault("held", []).append((decoder.decoder, state))
         return state
 
+    def desks(self) -> Iterator[Desk]:
+        """Those of the drafters beside the target."""
+        for worker in self.workers:
+            if worker.desk is not None:
+                yield worker.desk
+
+    def states(self) -> Iterator[tuple[Decoder, State, Sequence[int]]]:
+        """Every state, the drafters' too: its model, and the text that it holds rows of."""
+        for decoder, state in self.held:
+            yield decoder, state, self.tokens()
+        for desk in self.desks():
+            for decoder, state in desk.held:
+                yield decoder, state, desk.text
+
 
 @dataclass(frozen=True)
 class Case:
@@ -70,7 +86,10 @@ class Case:
     def workspace(self) -> Workspace:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
-        decoders = {"target": TableDecoder("target", target), "draft": TableDecoder("draft", draft)}
+        decoders = {
+            "target": TableDecoder("target", target, exits_of(target)),
+            "draft": TableDecoder("draft", draft),
+        }
         capacity = len(self.prompt) + self.budget + SPARE
         make = partial(make_on_tables, decoders)
         return Workspace(decoders, capacity, make=make, costs=nominal_costs)

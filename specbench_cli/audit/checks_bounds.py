@@ -88,7 +88,8 @@ def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
 def _full(
     subject: Subject, check: str, cases: Iterator[tuple[MethodParams, Case]], look: str
 ) -> Finding:
-    """Every step of every case drafts something, has all of it stand, and adds a bonus."""
+    """Every step of every case drafts something, has all of it stand, and adds a bonus where the
+    method has one."""
     steps = committed = wrong = 0
     problem: Problem | None = None
     decoded = [(p, case, list(subject.method(p).generate(case.open()))) for p, case in cases]
@@ -104,10 +105,10 @@ def _full(
             continue
         for number, step in enumerate(taken, start=1):
             assert step.draft is not None
-            n, due = len(step.outcome.committed), step.draft.levels + 1
+            n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
             full = n == due or (case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
-            if number < len(taken) and (not full or due == 1):
+            if number < len(taken) and not (full and step.draft.levels):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"

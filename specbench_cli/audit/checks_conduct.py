@@ -25,7 +25,8 @@ RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 LOOK_AT_STATES = (
     "`observe`, which must take rejected tokens out of the method's states (`state.truncate`; of a"
     " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
-    " `session.since(state.length())`, a head `session.unread`, nothing left out"
+    " `session.since(state.length())`, a head `session.unread`, nothing left out; a drafter beside"
+    " the target: what it is told after each step, and `desk.text`, of which its states hold rows"
 )
 LOOK_AT_COUNTS = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
@@ -45,11 +46,11 @@ def check_conduct(subject: Subject) -> list[Finding]:
         for step in subject.method(params).generate(session):
             taken.append(step)
             steps += 1
-            rows += sum(held.length() for _, held in session.held)
+            rows += sum(held.length() for _, held, _ in session.states())
             at = f"step {len(taken)} of {where}"
-            wrong = _wrong_state(session)
+            wrong = _wrong_state(session) or _wrong_desk(session, step)
             state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
-            wrong = _wrong_count(session, step)
+            wrong = _wrong_count(session, step, bonus=subject.method.bonus)
             count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
             if state or count:
                 break  # what comes after a wrong state says nothing
@@ -92,14 +93,32 @@ def _wrong_state(session: Watched) -> str | None:
     return None
 
 
-def _wrong_count(session: Watched, step: Step) -> str | None:
-    """What does not add up in a step, just committed; None if all does."""
+def _wrong_desk(session: Watched, step: Step) -> str | None:
+    """A drafter beside the target has been told at least what was committed before the step; its
+    states hold the text that it goes by, and behind that what they like."""
+    told = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
+    for desk in session.desks():
+        if desk.text[: len(told)] != told:
+            return f"its drafter goes by {desk.text} where the text is {told}"
+        for decoder, state in desk.held:
+            wrong = rows_out_of_place(state, desk.text, decoder.first, beyond=True)
+            if wrong is not None:
+                return f"the state of its drafter's {decoder.name}: {wrong}"
+    return None
+
+
+def _wrong_count(session: Watched, step: Step, *, bonus: bool) -> str | None:
+    """What does not add up in a step, just committed; None if all does.
+
+    Args:
+        bonus: whether a token follows a draft that stands as a whole.
+    """
     outcome, draft = step.outcome, step.draft
     if draft is None:
         return None
     accepted, levels = len(outcome.path), draft.levels
     n = len(outcome.committed)
-    room = session.room() + n
+    room = session.room() + n + (not bonus)
     if levels > room:
         return f"{levels} levels drafted where at most {max(room, 0)} are of use"
     if not accepted <= outcome.tested <= levels:
@@ -112,8 +131,9 @@ def _wrong_count(session: Watched, step: Step) -> str | None:
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
     if session.finish is None:
-        if n != accepted + 1:
-            return f"{n} tokens committed after {accepted} accepted: one more is due"
+        due = accepted + (bonus or accepted < levels)
+        if n != due:
+            return f"{n} tokens committed after {accepted} of {levels} accepted: {due} are due"
         parents = range(ROOT, draft.nodes - 1) if draft.parents is None else draft.parents
         rejected = (outcome.path[-1] if outcome.path else ROOT) in parents
         if outcome.tested != accepted + rejected:

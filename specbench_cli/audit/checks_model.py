@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -81,21 +81,24 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
                 session = models.open(prompt, sampling, budget=12)
                 for number, _ in enumerate(subject.method(params).generate(session), start=1):
                     where = f"step {number} of {passed(params)}; tiny Llama, {rule}"
-                    for decoder, state in session.held:
-                        n = state.length()
+                    for decoder, state, text in session.states():
+                        own = text is session.tokens()  # a drafter may roll out beyond its text
+                        n = state.length() if own else min(state.length(), len(text))
                         if n == 0:
                             continue
                         rows += n
-                        wrong = _recompute(session, decoder, state, n)
+                        wrong = _recompute(session, decoder, state, text, n)
                         if wrong > ROUNDING:
                             return _stale(decoder, wrong, where, rows)
                         largest = max(largest, wrong)
     return Finding("caches", True, {"difference": largest, "rows": rows})
 
 
-def _recompute(session: Watched, decoder: Decoder, state: Any, n: int) -> float:
-    """The largest difference of a state's n rows from those computed from the committed tokens."""
-    text, first = session.tokens(), decoder.first
+def _recompute(
+    session: Watched, decoder: Decoder, state: Any, text: Sequence[int], n: int
+) -> float:
+    """The largest difference of a state's first n rows from those computed from the text."""
+    first = decoder.first
     if first + n > len(text):
         return float("inf")
     ids = torch.tensor([text[: first + n]])

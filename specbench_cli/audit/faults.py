@@ -13,13 +13,17 @@ from typing import Any
 from unittest.mock import patch
 
 from methods.eagle import Eagle, EagleParams
+from methods.mirror import Mirror, MirrorParams
 from methods.mtp import Mtp, MtpParams
+from methods.pearl import PearlParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit import faulty_engine as engine
 from specbench_cli.audit import faulty_methods as methods
+from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
+from specbench_cli.audit import faulty_windows as windows
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import session, verify, verify_tree
 from specbench_cli.engine.head import Tape
@@ -28,6 +32,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.random import SeededRandom
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workers.rollouts import Rollouts
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,14 @@ def _tree(method: type[Method] = SpsTree, depth: int = 2, **params: Any) -> Subj
 
 def _mtp(method: type[Method] = Mtp) -> Subject:
     return Subject("mtp", method, (MtpParams(length=3),))
+
+
+def _pearl(method: type[Method], window: int = 2) -> Subject:
+    return Subject("pearl", method, (PearlParams(window=window),))
+
+
+def _mirror(length: int) -> Subject:
+    return Subject("mirror", Mirror, (MirrorParams(length=length, candidates=1),))
 
 
 def _instead(owner: object, name: str, wrong: object) -> Callable[[], Any]:
@@ -180,6 +193,22 @@ FAULTS: tuple[Fault, ...] = (
         "states",
         Subject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
         _instead(Tape, "keep", trees.first_features),
+    ),
+    Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsPending, 4)),
+    Fault("one number for a window's first two", "law", _pearl(parallel.TestsTwoWithOneNumber)),
+    Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
+    Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
+    Fault(
+        "a window prepared for another token",
+        "states",
+        _mirror(length=2),
+        _instead(Rollouts, "settle", windows.for_another_token),
+    ),
+    Fault(
+        "a prepared window that ends with the likeliest token",
+        "generator",
+        _mirror(length=1),
+        _instead(Rollouts, "_take", windows.likeliest_last),
     ),
 )
 """All of them."""

@@ -7,6 +7,7 @@ The logits of a row are an entry of a table: by the token before it and by its o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.decoder import Decoder, LogitsAt, State
-from specbench_cli.engine.types import Features, Input, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
 
 
 class Row(NamedTuple):
@@ -32,11 +33,12 @@ class Row(NamedTuple):
 
 
 class TableState:
-    """The rows that were fed."""
+    """The rows that were fed, and at each layer how many of them went through it."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, n_layers: int = 1) -> None:
         self.capacity = capacity
         self.rows: list[Row] = []
+        self.lengths = [0] * n_layers
         self.kept = 0
 
     @property
@@ -51,36 +53,46 @@ class TableState:
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """See `State`."""
-        return len(self.rows)
+        return self.lengths[layer]
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """Write rows. Raises ValueError where there is no room for them."""
+    def append(self, rows: Sequence[Row], layers: int | None = None) -> None:
+        """Write rows, at all layers or at the first few. Raises ValueError where there is no room
+        for them."""
         start = len(self.rows)
         if start + len(rows) > self.capacity:
             raise ValueError(f"{len(rows)} rows do not fit behind {start} of {self.capacity}")
         self.rows.extend(rows)
+        self.deepen(len(rows), range(len(self.lengths) if layers is None else layers))
 
-    def commit(self, seq: int, path: Sequence[int]) -> None:
+    def deepen(self, n: int, layers: range) -> None:
+        """Count n rows more at some layers."""
+        for layer in layers:
+            self.lengths[layer] += n
+
+    def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`."""
-        written = self.rows[self.kept :]
+        written, base = self.rows[self.kept :], self.kept
         for at, row in enumerate(path):
-            self.rows[self.kept + at] = written[row]._replace(follows=self.kept + at - 1)
-        self.kept += len(path)
-        del self.rows[self.kept :]
+            self.rows[base + at] = written[row]._replace(follows=base + at - 1)
+        self.lengths = [base + bisect_left(path, length - base) for length in self.lengths]
+        self.kept += len(path) - loose
+        del self.rows[base + len(path) :]
 
     def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
         """See `State`."""
-        del self.rows[n:]
-        self.kept = min(self.kept, n)
+        for layer in range(len(self.lengths)) if layers is None else layers:
+            self.lengths[layer] = min(self.lengths[layer], n)
+        del self.rows[max(self.lengths) :]
+        self.kept = min(self.kept, len(self.rows))
 
     def snapshot(self) -> object:
         """See `State`."""
-        return list(self.rows), self.kept
+        return list(self.rows), list(self.lengths), self.kept
 
     def restore(self, handle: object) -> None:
         """See `State`."""
-        rows, self.kept = cast(tuple[list[Row], int], handle)
-        self.rows = list(rows)
+        rows, lengths, self.kept = cast(tuple[list[Row], list[int], int], handle)
+        self.rows, self.lengths = list(rows), list(lengths)
 
     def clear(self) -> None:
         """See `State`."""
@@ -98,15 +110,20 @@ class TableDecoder(Decoder):
     What it reads is what its state holds, so a stale or missing row changes the logits, as does a
     row at a wrong position: it reads as another token. The first row of a sequence has no token
     before it and takes id 0 in its place; a tree's row follows the last row that its mask shows.
+
+    Args:
+        exits: another such table, which says what leaves a first layer; default: there is one layer
+            only. In the second, a row that comes beside another row of it reads as another token.
     """
 
     reads: type[Tokens | Features] = Tokens
 
-    def __init__(self, name: str, table: Tensor) -> None:
+    def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
         self.name = name
         self.table = table
+        self.layers = (table,) if exits is None else (exits, table)
         self.vocab_size = table.shape[-1]
-        self.n_layers = 1
+        self.n_layers = len(self.layers)
         self.hidden_size = self.vocab_size  # its rows are its logits
         self.max_positions = 1 << 20
         self.device = table.device
@@ -115,7 +132,7 @@ class TableDecoder(Decoder):
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> TableState:
         """See `Decoder`."""
-        return TableState(capacity)
+        return TableState(capacity, self.n_layers)
 
     def forward(
         self,
@@ -131,20 +148,31 @@ class TableDecoder(Decoder):
         taps: Sequence[int] = (),
     ) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
-        if not isinstance(x, self.reads) or not isinstance(state, TableState):
-            raise ValueError(f"a {self.name} table reads {self.reads.__name__}, on its own states")
-        ids = x.ids[0].tolist()
-        start, n = state.length(), len(ids)
-        at = range(start, start + n) if positions is None else positions[0].tolist()
-        follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
-        features = x.rows[0] if isinstance(x, Features) else [None] * n
-        state.append([Row(*row) for row in zip(ids, at, follows, features, strict=True)])
+        low, high = layers or (0, self.n_layers)
+        reads = Hidden if low else self.reads
+        if not isinstance(x, reads) or not isinstance(state, TableState):
+            raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
+        start = state.length(0, low)
+        if isinstance(x, Tokens | Features):
+            n = x.ids.shape[1]
+            at = range(start, start + n) if positions is None else positions[0].tolist()
+            follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
+            features = x.rows[0] if isinstance(x, Features) else [None] * n
+            fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
+            state.append([Row(*row) for row in fed], high)
+        else:
+            n = x.rows.shape[1]
+            state.deepen(n, range(low, high))
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
-        hidden = self.table[before, last][None]
+        if isinstance(x, Hidden):
+            due = self.layers[low - 1][before, last]
+            wrong = (x.rows[0] != due).any(-1).tolist()
+            last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
+        hidden = self.layers[high - 1][before, last][None]
         tapped = dict.fromkeys(taps, hidden)
-        if logits_at is None:
+        if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
         if isinstance(logits_at, Tensor):
             return Out(hidden[:, logits_at], hidden, tapped)
@@ -231,6 +259,14 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
     return target, draft
 
 
+def exits_of(table: Tensor, share: float = 1.0) -> Tensor:
+    """What a first layer may say of what a table says: the same, with noise of so large a share of
+    its spread."""
+    finite = table[table.isfinite()]
+    noise = random_table(table.shape[-1], 7, share * float(finite.std()))
+    return table + noise
+
+
 def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
     """The pair with a target that is sure of the token after `prompt`: fewer outcomes to walk."""
     target = tables[0].clone()
@@ -240,21 +276,26 @@ def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
     return target, tables[1]
 
 
-def rows_out_of_place(state: Any, text: Sequence[int], first: int = 0) -> str | None:
+def rows_out_of_place(
+    state: Any, text: Sequence[int], first: int = 0, *, beyond: bool = False
+) -> str | None:
     """What is wrong with a table's state, which should hold a prefix of the text; None if nothing.
 
     Args:
         state: a `TableState`.
         text: the committed ids.
         first: the token of the text that row 0 should hold.
+        beyond: whether rows may follow that are not of the text.
     """
     due = text[first:]
-    if state.length() > len(due):
+    if len(set(state.lengths)) > 1:
+        return f"layers of {state.lengths} rows"
+    if state.length() > len(due) and not beyond:
         return f"{state.length()} rows for {len(due)} committed tokens"
     for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
         if held != truth:
             return f"row {row} holds token {held} where the text has {truth}"
-    for row, position in enumerate(state.positions):
+    for row, position in enumerate(state.positions[: len(due)]):
         if position != row:
             return f"row {row} was computed at position {position}"
     return None

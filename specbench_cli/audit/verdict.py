@@ -25,6 +25,7 @@ from specbench_cli.engine.method import Guarantee
 from specbench_cli.engine.sampling import Noise, Rule, Sampling, log_warp
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.types import Tokens
 from specbench_cli.store.schema import Steps, Verdict
 
 
@@ -136,17 +137,25 @@ class Judge:
         inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
         return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
 
-    def log_likelihood(self, request: Request, ids: Sequence[int]) -> float:
-        """Natural logarithm of an output's probability under the target's warped law.
+    def log_probs(self, request: Request, ids: Sequence[int]) -> list[float]:
+        """Natural logarithm of each output token's probability under the target's law: the warped
+        one, and at temperature 0 the softmax of the logits. One forward.
 
-        A token that the cuts leave out, by rounding or by a fault, counts with its probability
-        before the cuts: one such token must not drown all others.
+        It is transformers' forward where tokens are drawn: what stands there in place of a verdict
+        must not come from the engine that is judged. Elsewhere it is vanilla's own, if that is
+        known. A token that the cuts leave out, by rounding or by a fault, counts with its
+        probability before the cuts: one such token must not drown all others.
         """
-        rows = self._rows(request.ids, ids)
+        if not ids:
+            return []
+        own = None if self._sampling.draws else self._decoder
+        rows = self._rows(request.ids, ids) if own is None else _read(own, request.ids, ids)
         chosen = _column(ids, rows)
-        warped = log_warp(rows, self._sampling).gather(-1, chosen)
-        whole = (rows / self._sampling.temperature).log_softmax(-1).gather(-1, chosen)
-        return float(torch.where(warped.isfinite(), warped, whole).double().sum())
+        whole = (rows / (self._sampling.temperature or 1.0)).log_softmax(-1).gather(-1, chosen)
+        if self._sampling.temperature:
+            warped = log_warp(rows, self._sampling).gather(-1, chosen)
+            whole = torch.where(warped.isfinite(), warped, whole)
+        return _listed(whole[:, 0].double())
 
     @property
     def _allowed(self) -> float:
@@ -204,6 +213,16 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
         highest = ordered.masked_fill(strict, -math.inf).amax(-1)
         floor, ceiling = torch.maximum(floor, lowest), torch.maximum(ceiling, highest)
     return floor, ceiling
+
+
+def _read(decoder: Decoder, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
+    """Logits [n, V], float32, that a decoder gives for each of the n tokens."""
+    text = torch.tensor([[*prompt, *ids[:-1]]], device=decoder.device)
+    last = torch.arange(len(prompt) - 1, text.shape[1], device=decoder.device)
+    state = decoder.new_state(text.shape[1])
+    logits = decoder.forward(Tokens(text), state, logits_at=last).logits
+    assert logits is not None
+    return logits[0].float()
 
 
 def _column(ids: Sequence[int], rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from specbench_cli.engine.siblings import siblings
 from specbench_cli.engine.types import Law
 
 Pick = tuple[Tensor, Tensor | None]
-"""A draft token [1] int64, and the law [1, V] that it was drawn from where one is needed."""
+"""Draft tokens [n] int64, and the laws [n, V] that they were drawn from where they are needed."""
 
 
 class Chooser:
@@ -58,13 +58,18 @@ class Chooser:
             noise = self.noise(first, max(depths) + 1)[list(depths)]
         return law.log_warp(rows, self.sampling) + noise
 
-    def pick(self, rows: Tensor, at: int) -> Pick:
-        """A draft token from one row of logits, [1, V'], and its law if it was drawn."""
+    def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:
+        """A draft token from each row of logits, [n, V'], and their laws if they were drawn.
+
+        Args:
+            at: position of the first row's token; default: the others' come behind it.
+            depths: how far behind `at` each row's token stands.
+        """
         rows = self.align(rows)
         if self.sampling.draws:
             q = self.warp(rows)
             return self.random.categorical(q), q
-        return ranking.argmax(self.scores(rows, at)), None
+        return ranking.argmax(self.scores(rows, at, depths)), None
 
     def branch(
         self, rows: Tensor, width: int, at: int, how: Law = "iid"
@@ -72,9 +77,10 @@ class Chooser:
         """Children of the draft nodes of one level; see `Session.branch`."""
         rows = self.align(rows)
         if not self.sampling.draws:
-            return ranking.top(self.scores(rows, at, [0] * rows.shape[0]), width)[1], None
+            scores = self.scores(rows, at, [0] * rows.shape[0])
+            return ranking.top_indices(scores, width), None
         if how == "point":
-            return ranking.top(rows, width)[1], None
+            return ranking.top_indices(rows, width), None
         q = self.warp(rows)
         return siblings(q, width, self.random, replacement=how == "iid"), q
 
@@ -82,13 +88,24 @@ class Chooser:
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The best children of draft nodes without a draw; see `Session.candidates`."""
+        values, tokens = ranking.top(self._logs(rows, first, depths), width)
+        return tokens, values
+
+    def ranked(
+        self, rows: Tensor, width: int, first: int, depths: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """As `candidates`, on the host; see `Session.ranked`."""
+        values, tokens = ranking.ranked(self._logs(rows, first, depths), width)
+        return tokens, values
+
+    def _logs(self, rows: Tensor, first: int, depths: Sequence[int]) -> Tensor:
+        """Log-softmax [r, V] of what is decided by."""
         rows = self.align(rows)
         if not self.sampling.draws:
             rows = self.scores(rows, first, depths)
         elif self.sampling.temperature != 1.0:
             rows = rows / self.sampling.temperature
-        values, tokens = ranking.top(rows.log_softmax(-1), width)
-        return tokens, values
+        return rows.log_softmax(-1)
 
     def align(self, rows: Tensor) -> Tensor:
         """Padding differs between checkpoints of one tokenizer: cut or fill up to the target's

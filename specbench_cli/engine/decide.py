@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from specbench_cli.engine import verify, verify_block, verify_tree
+from specbench_cli.engine import host, verify, verify_block, verify_tree
 from specbench_cli.engine.random import Random
 from specbench_cli.engine.sampling import Rule
 from specbench_cli.engine.tree import ROOT, Tree
@@ -23,22 +24,25 @@ Decision = tuple[Outcome, Tensor]
 
 
 def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
-    """Decide by the tokens [m + 1] that the target chose at the root and at each node."""
-    m = draft.nodes
-    both = torch.cat((choices, draft.tokens)).tolist() if m else choices.tolist()
-    ids = both[m + 1 :]
+    """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
+    by m of them: then no bonus follows."""
+    last = choices.shape[0] == draft.nodes
+    if last:
+        choices = torch.cat((choices, draft.tokens[-1:]))
+    said, ids = host.lists(choices, draft.tokens)
     if tree is None:
-        row = n = verify.match(ids, both)
-        outcome = _of_chain(n, ids, both[row])
+        row = n = verify.match(ids, said)
+        outcome = _of_chain(n, ids, said[row], bonus=not last)
     else:
-        path = verify_tree.match(tree, ids, both)
+        path = verify_tree.match(tree, ids, said)
         row = path[-1] + 1 if path else 0
-        outcome = _of_tree(tree, path, ids, both[row])
+        outcome = _of_tree(tree, path, ids, said[row])
     return outcome, choices[row : row + 1]
 
 
 def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule) -> Decision:
-    """Decide by draws from the target's laws p [m + 1, V] at the root and at each node.
+    """Decide by draws from the target's laws p [m + 1, V] at the root and at each node; of a chain,
+    from m of them: then no bonus follows.
 
     Raises:
         ArithmeticError: a chain's q is not finite, which its method's model is to blame for.
@@ -53,6 +57,9 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
                 tree, ids, q, p, random, replacement=draft.law == "iid"
             )
         return _of_tree(tree, path, ids, int(token)), token[None]
+    last = p.shape[0] == draft.nodes
+    if last:  # where a bonus would be drawn, the last token itself: no chance is used up
+        p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
     judge = verify_block.block if rule == "block" else verify.rejection
     accepted, token = judge(tokens, q, p, random)
     parts = [accepted[None], token[None], tokens]
@@ -61,11 +68,16 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
     n, following, *ids = torch.cat(parts).tolist()
     if q is not None and not ids.pop():
         raise ArithmeticError("q is not finite")
-    return _of_chain(n, ids, following), token[None]
+    return _of_chain(n, ids, following, bonus=not last), token[None]
 
 
-def _of_chain(n: int, ids: Sequence[int], following: int) -> Outcome:
+def _of_chain(n: int, ids: Sequence[int], following: int, *, bonus: bool) -> Outcome:
+    """The outcome of a chain of which n tokens stand; without a bonus, `following` only follows a
+    rejected one."""
     m = len(ids)
+    if n == m and not bonus:
+        accepted: list[Origin] = ["accepted"] * m
+        return Outcome(tuple(range(m)), tuple(ids), origin=tuple(accepted), tested=m)
     return _outcome(tuple(range(n)), ids, following, rejected=n < m)
 
 

@@ -25,9 +25,9 @@ class State(Protocol):
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Rows written for a sequence at a layer."""
 
-    def commit(self, seq: int, path: Sequence[int]) -> None:
-        """Keep, of the rows written since the last commit, those at `path` (indices,
-        increasing)."""
+    def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
+        """Keep, of the rows written since the last commit, those at `path` (indices, increasing);
+        the next commit chooses among the last `loose` of them again."""
 
     def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from n on."""

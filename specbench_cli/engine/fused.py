@@ -142,11 +142,12 @@ class FusedStack(Decoder):
         assert isinstance(state, KVState)
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
-        run: Sequence[int] = self._all
-        if mask is None and positions is None and not layers and not skip:
-            plan = self._planner.plain(state, lines, n)
+        span = range(*layers) if layers else self._all
+        run: Sequence[int] = span
+        if mask is None and positions is None and not skip:
+            plan = self._planner.plain(state, lines, span, n)
         else:
-            run = [at for at in range(*(layers or (0, self.n_layers))) if at not in skip]
+            run = [at for at in span if at not in skip]
             plan = self._planner.special(state, lines, run, n, mask, positions)
         h, tapped = self._follow(plan, run, h, taps)
         if plan.hopeful and not math.isfinite(h.sum()):

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from specbench_cli.engine.levels import Levels
@@ -45,21 +44,28 @@ class Grown:
         return [self.fed[node] for node in path]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """All nodes that a growth has seen, level by level: a tree whose parents come first.
 
     Attributes:
-        tokens: [c] int64.
-        parents: [c] int64, `ROOT` or the index of an earlier candidate.
-        values: [c], logarithm of the probability of each one's path.
-        fed: [f] int64, those that were fed, in that order.
+        tokens: of c candidates.
+        parents: `ROOT` or the index of an earlier candidate.
+        values: logarithm of the probability of each one's path.
+        fed: those that were fed, in that order.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    values: Tensor
-    fed: Tensor
+    tokens: list[int]
+    parents: list[int]
+    values: list[float]
+    fed: list[int]
+
+
+class Chosen(NamedTuple):
+    """A tree of candidates: ids and parents as in `Draft`, fed as in `Grown`."""
+
+    ids: list[int]
+    parents: tuple[int, ...]
+    fed: tuple[int, ...]
 
 
 def grow(
@@ -85,57 +91,54 @@ def grow(
         nodes: the tree's size; all candidates if they are fewer.
         size: chooses a smaller one from the values.
     """
-    found = expand(levels, first, session, k=k, depth=depth)
-    return select(found, nodes, size)
+    chosen = select(expand(levels, first, session, k=k, depth=depth), nodes, size)
+    return Grown(session.tree(chosen.ids, chosen.parents), chosen.fed)
 
 
 def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> Candidates:
-    """Feed the best `k` nodes of each level but the last; see `grow`."""
+    """Feed the best `k` nodes of each level but the last; see `grow`. Waits once a level."""
     width = min(k, session.target.vocab_size)
-    children, gains = session.candidates(cast(Tensor, first.logits)[0, -1:], width)
-    ids, value = children[0], gains[0]  # of the newest level's candidates
-    tokens, values, fed = [ids], [value], []
-    best = above = torch.arange(width, device=ids.device)  # which of them are fed; their parents
-    seen = 0  # candidates before the newest level
+    children, gains = session.ranked(cast(Tensor, first.logits)[0, -1:], width)
+    tokens, values = children[0], gains[0]
+    parents, fed = [ROOT] * width, list[int]()
+    start = 0  # of the newest level's candidates
+    best, above = [*range(width)], [0] * width  # which of them are fed; their parents, as `feed` asks
     for ahead in range(1, depth):
         if ahead > 1:
-            value, best = value.topk(min(k, value.shape[0]))
-            above = best.div(width, rounding_mode="floor")  # by place in the level fed last
-        out = levels.feed(ids.index_select(0, best), above)
-        fed.append(best + seen if seen else best)
-        seen += ids.shape[0]
-        children, gains = session.candidates(cast(Tensor, out.logits)[0], width, ahead=ahead)
-        ids, value = children.flatten(), gains.add_(value[:, None]).flatten()
-        tokens.append(ids)
-        values.append(value)
-    order = torch.cat(fed) if fed else best[:0]
-    roots = torch.full((width,), ROOT, device=order.device)
-    parents = torch.cat((roots, order.repeat_interleave(width)))
-    return Candidates(torch.cat(tokens), parents, torch.cat(values), order)
+            newest = values[start:]
+            best = sorted(range(len(newest)), key=newest.__getitem__, reverse=True)[:k]
+            above = [at // width for at in best]
+        nodes = [start + at for at in best]
+        out = levels.feed([tokens[node] for node in nodes], above)
+        start = len(tokens)
+        children, gains = session.ranked(cast(Tensor, out.logits)[0], width, ahead=ahead)
+        for node, ids, worth in zip(nodes, children, gains, strict=True):
+            value = values[node]
+            tokens += ids
+            parents += [node] * width
+            values += [value + gain for gain in worth]
+        fed += nodes
+    return Candidates(tokens, parents, values, fed)
 
 
-def select(found: Candidates, nodes: int, size: Size | None = None) -> Grown:
-    """The best candidates as a tree; the one wait for the device.
+def select(found: Candidates, nodes: int, size: Size | None = None) -> Chosen:
+    """The best candidates as a tree.
 
     Of equal values the shallower comes first, so that a parent comes before its children. What the
     draft rules out is left out.
     """
-    values, order = found.values.sort(descending=True, stable=True)
-    order = order[:nodes]
-    most = order.shape[0]
-    above, tokens = (part.index_select(0, order) for part in (found.parents, found.tokens))
-    flat = torch.cat((values[:most].double(), order, above, tokens, found.fed)).tolist()
-    worth, best, parents, ids = (flat[at * most : (at + 1) * most] for at in range(4))
-    fed = {node: at for at, node in enumerate(flat[4 * most :])}
-    possible = [at for at in range(most) if worth[at] > -math.inf]
+    values = found.values
+    possible = [at for at, value in enumerate(values) if value > -math.inf]
+    best = sorted(possible, key=values.__getitem__, reverse=True)[:nodes]
     if size is not None:
-        possible = possible[: size([worth[at] for at in possible])]
-    chosen = sorted(possible, key=best.__getitem__)
-    place = {best[at]: node for node, at in enumerate(chosen)} | {ROOT: ROOT}
-    drafted = torch.tensor([ids[at] for at in chosen], dtype=torch.int64, device=order.device)
-    return Grown(
-        Draft(drafted, tuple([place[parents[at]] for at in chosen])),
-        tuple([fed.get(best[at], -1) for at in chosen]),
+        del best[size([values[at] for at in best]) :]
+    best.sort()
+    place = {at: node for node, at in enumerate(best)} | {ROOT: ROOT}
+    fed = {at: row for row, at in enumerate(found.fed)}
+    return Chosen(
+        [found.tokens[at] for at in best],
+        tuple([place[found.parents[at]] for at in best]),
+        tuple([fed.get(at, -1) for at in best]),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.types import Out
 
@@ -57,7 +58,7 @@ class Tape:
         if n == 0 or path[-1] == n - 1:
             rows = self._written[:n]
         else:
-            index = torch.tensor(path, dtype=torch.int64, device=self._written.device)
+            index = host.ids(path, self._written.device)
             rows = self._written.index_select(0, index)
         self._kept.append(rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class HostedDecoder(Decoder):
         self._additive = config._attn_implementation == "eager"
         self._layers = _layer_list(module.base_model, self.n_layers)
         self._kinds = _mask_kinds(config)
+        self._in_tuples = False  # what its layers give back is one; the trial finds out
         self._shapes = self._trial()
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
@@ -66,24 +68,28 @@ class HostedDecoder(Decoder):
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
-        """See `Decoder.forward`; always all layers.
+        """See `Decoder.forward`; layers outside a range are called too, and hand on what they get.
 
         Raises:
-            ValueError: also for layer ranges, skipped layers and hidden rows.
+            ValueError: also for skipped layers.
         """
         assert isinstance(state, KVState)
         if isinstance(x, Features):
             raise ValueError("a target reads tokens alone; features are for draft heads")
-        if isinstance(x, Hidden) or skip or layers not in (None, (0, self.n_layers)):
+        if skip:
             raise ValueError(
-                f"{self._config.model_type} runs through transformers' module, which takes all"
-                " layers from the first one on; layer ranges need a Llama, Mistral, Qwen2 or Qwen3"
-                " checkpoint"
+                f"{self._config.model_type} runs through transformers' module, which skips no"
+                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+            )
+        low, high = layers or (0, self.n_layers)
+        if isinstance(x, Hidden) != (low > 0):
+            raise ValueError(
+                f"layer {low} is entered with {'hidden rows' if low else 'token ids or embeddings'}"
             )
         rows = x.ids if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
         lines = range(b) if seqs is None else seqs
-        starts = [state.length(seq) for seq in lines]
+        starts = [state.length(seq, low) for seq in lines]
         state.require(max(starts), n)
         if positions is None:
             steps = torch.arange(n, device=self.device)
@@ -97,11 +103,13 @@ class HostedDecoder(Decoder):
             ),
             "use_cache": True,
         }
-        wanted = {self.n_layers - 1, *taps}
-        left, logits = self._run(inputs, logits_at, wanted, n)
+        if high < self.n_layers:
+            logits_at = None
+        with self._between(low, high, rows):
+            left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
         for seq in lines:
-            state.extend(seq, range(len(self._shapes)), n)
-        return Out(logits, left[self.n_layers - 1], {at: left[at] for at in taps})
+            state.extend(seq, range(low, high), n)
+        return Out(logits, left[high - 1], {at: left[at] for at in taps})
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
@@ -122,6 +130,28 @@ class HostedDecoder(Decoder):
         cap = getattr(self._config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
+    @contextmanager
+    def _between(self, low: int, high: int, rows: Tensor) -> Iterator[None]:
+        """While entered, layers outside [low, high) hand on the rows that they get; what enters
+        layer `low`, unless it is the first, are the given rows.
+
+        They stay in their places, where the module's own loop looks for kinds and masks by index.
+        """
+        outside = [*self._layers[:low], *self._layers[high:]]
+
+        def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+            return (hidden_states,) if self._in_tuples else hidden_states
+
+        for layer in outside:
+            layer.forward = hand_on
+        if low:
+            self._layers[0].forward = lambda *_, **__: hand_on(rows)
+        try:
+            yield
+        finally:
+            for layer in outside:
+                del layer.forward
+
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
     ) -> tuple[dict[int, Tensor], Tensor | None]:
@@ -130,7 +160,8 @@ class HostedDecoder(Decoder):
 
         def keep(layer: int) -> Any:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                left[layer] = output[0] if isinstance(output, tuple) else output
+                self._in_tuples = isinstance(output, tuple)
+                left[layer] = output[0] if self._in_tuples else output
 
             return hook
 

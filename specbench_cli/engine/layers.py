@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.linear import Form, Linear, linear
+from specbench_cli.engine.linear import Form, Linear, form_for, linear
+from specbench_cli.engine.pages import Pages
 from specbench_cli.engine.rotary import Rotary
 
 HEAD_COPY_UP_TO = 1 << 24
@@ -60,6 +61,8 @@ class LayerReader:
         self._tensors, self._rotary, self._form = tensors, rotary, form
         self._device, self._dtype, self._norm_factor = device, dtype, norm_factor
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._on_cpu = device.type == "cpu"
+        self._pages = Pages()
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -86,9 +89,14 @@ class LayerReader:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with a weight [out, in]."""
+        form = self._form or form_for(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        matrix = weight.t().contiguous() if self._device.type == "cpu" else weight.t()
-        return linear(matrix, bias, form=self._form)
+        matrix = self.settled(weight.t()) if form == "plain" and self._on_cpu else weight.t()
+        return linear(matrix, bias, form=form)
+
+    def settled(self, weight: Tensor) -> Tensor:
+        """A weight in row-major order, where this model's weights are."""
+        return self._pages.settle(weight)
 
     def _heads_norm(self, prefix: str) -> Tensor | None:
         if f"{prefix}self_attn.q_norm.weight" not in self._tensors:
@@ -129,7 +137,7 @@ class FusedWeights:
         self._rotary = rotary
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._hidden, self._mlp = config.hidden_size, config.intermediate_size
-        self.embedding = read.get("model.embed_tokens.weight").contiguous()
+        self.embedding = read.settled(read.get("model.embed_tokens.weight"))
         self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = read.norm("model.norm")
         tied = config.tie_word_embeddings or "lm_head.weight" not in read

@@ -7,11 +7,13 @@ which they were fed; a tree's deepest level is never fed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.decoder import State
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.session import Session
@@ -36,10 +38,9 @@ class Levels:
 
     def __init__(self, session: Session, model: Metered, state: State) -> None:
         self._session, self.model, self.state = session, model, state
-        self._eyes: dict[int, Tensor] = {}
         self.fed = self._depth = 0
         self._text = self._root = 0  # length of the text, and its last token's position, at `begin`
-        self._seen: Tensor | None = None  # what each node of the last level sees
+        self._seen = [b""]  # what each node of the last level sees of those fed, a byte a node
         self._left: Tensor | None = None  # what a head's last forward left: the root's, a level's
         self._forget()
 
@@ -59,39 +60,39 @@ class Levels:
         return out
 
     def feed(
-        self,
-        tokens: Tensor,
-        parents: Tensor,
-        rows: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
+        self, tokens: Sequence[int] | Tensor, parents: Sequence[int], rows: Tensor | None = None
     ) -> Out:
         """One forward over n nodes of the next level.
 
         Args:
-            tokens: [n] int64.
-            parents: [n] int64, each one's parent by its place in the last `feed`; the first level's
-                parent is the root, whatever is given.
+            tokens: n ids; [n] int64 where only the device knows them.
+            parents: each one's parent by its place in the last `feed`; the first level's parent is
+                the root, and 0.
             rows: [n, w], for heads: features of the parents; default: what the head's own forward
                 over them left (`Out.hidden`).
-            mask: [n, fed + n] bool, which of the nodes fed so far and of these each one sees, where
-                it is known (a template's); default: what its parent sees, and itself.
         Returns:
             logits [1, n, V] of the nodes' children.
         """
-        n = tokens.shape[0]
+        n, device = len(tokens), self._session.device
+        ids = tokens[None] if isinstance(tokens, Tensor) else host.ids([tokens], device)
         if rows is None and self._left is not None:
-            above = self._left
-            rows = above.index_select(0, parents) if self.fed else above.expand(n, -1)
-        x = Tokens(tokens[None]) if rows is None else Features(tokens[None], rows[None])
+            if self.fed:
+                rows = self._left.index_select(0, _index(tuple(parents), device))
+            else:
+                rows = self._left.expand(n, -1)
+        x = Tokens(ids) if rows is None else Features(ids, rows[None])
         self._depth, self.fed = self._depth + 1, self.fed + n
+        blank = bytes(n)
+        self._seen = [
+            self._seen[parent] + blank[:at] + b"\1" + blank[at + 1 :]
+            for at, parent in enumerate(parents)
+        ]
         if self.fed == self._depth:  # a chain so far, as any text
             out = self.model.forward(x, self.state, logits_at="all")
         else:
-            mask = self._sight(n, parents) if mask is None else mask
-            at = torch.full((1, n), self._root + self._depth, device=tokens.device)
-            out = self.model.forward(x, self.state, positions=at, mask=mask, logits_at="all")
-        self._seen = mask
+            positions = _positions(n, self._root + self._depth, device)
+            mask = _mask(tuple(self._seen), device)
+            out = self.model.forward(x, self.state, positions=positions, mask=mask, logits_at="all")
         if self._left is not None:
             self._left = out.hidden[0]
         return out
@@ -122,16 +123,25 @@ class Levels:
         self._text = len(self._session.tokens())
         self._root = self.state.length() - 1  # its position: rows of text stand at their index
         self._depth = self.fed = 0
-        self._seen = self._left = None
+        self._seen, self._left = [b""], None
 
-    def _sight(self, n: int, parents: Tensor) -> Tensor:
-        """What n new nodes see of all nodes: what their parents see, and themselves."""
-        if n not in self._eyes:
-            self._eyes[n] = torch.eye(n, dtype=torch.bool, device=parents.device)
-        if self._depth == 1:
-            return self._eyes[n]
-        if self._seen is None:  # above them is a chain
-            seen = torch.ones(n, self._depth - 1, dtype=torch.bool, device=parents.device)
-        else:
-            seen = self._seen.index_select(0, parents)
-        return torch.cat((seen, self._eyes[n]), 1)
+
+# What levels of a few nodes need comes again and again; nobody changes it.
+
+
+@lru_cache(maxsize=1024)
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    return host.ids(places, device)
+
+
+@lru_cache(maxsize=4096)
+def _positions(n: int, position: int, device: torch.device) -> Tensor:
+    """[1, n] int64, all the same."""
+    return torch.full((1, n), position, device=device)
+
+
+@lru_cache(maxsize=1024)
+def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
+    """[n, fed] bool from what each of n nodes sees."""
+    cells = bytearray(b"".join(seen))
+    return torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1).to(device)

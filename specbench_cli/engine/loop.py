@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
+
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
 from specbench_cli.errors import MethodFault
@@ -23,6 +25,7 @@ class Proposer(Protocol):
         """Learn what was committed."""
 
 
+@torch.inference_mode()  # which every operation is cheaper for, not forwards alone
 def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     """Decode one request; yields every step, prefill being none.
 

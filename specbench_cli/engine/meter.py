@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.types import Forward, Input, Out, Role, Tokens
+from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
 
 
 class HostClock:
     """Marks are nanoseconds of the monotonic clock: what a CPU, which works while we wait,
-    needs."""
+    needs.
+
+    Attributes:
+        zero_ns: the zero of all marks, in nanoseconds of the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """Make now the zero of all marks."""
-        self._zero = time.perf_counter_ns()
+        self.zero_ns = time.perf_counter_ns()
 
     def mark(self) -> int:
         """Nanoseconds since the zero."""
-        return time.perf_counter_ns() - self._zero
+        return time.perf_counter_ns() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
         """Marks already are times."""
@@ -35,7 +40,10 @@ class CudaClock:
     """Marks of forwards are CUDA events, so that a forward's time is the device's, not the
     launch's.
 
-    `resolve` turns them into nanoseconds once the device is idle.
+    `resolve` turns them into nanoseconds once the stream is idle: other streams may go on.
+
+    Attributes:
+        zero_ns: the zero of all marks, in nanoseconds of the monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,10 +51,11 @@ class CudaClock:
         self.restart()
 
     def restart(self) -> None:
-        """Wait for the device and make now the zero of all marks."""
-        torch.cuda.synchronize(self._device)
+        """Wait for the stream and make now the zero of all marks."""
+        torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
+        self.zero_ns = time.perf_counter_ns()
 
     def mark(self) -> int:
         """Index of a new event on the current stream."""
@@ -57,25 +66,69 @@ class CudaClock:
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
         """Replace event indices by nanoseconds since the zero."""
-        torch.cuda.synchronize(self._device)
+        torch.cuda.current_stream(self._device).synchronize()
         for forward in forwards:
             forward.t0_ns = self._since_start(forward.t0_ns)
             forward.t1_ns = self._since_start(forward.t1_ns)
+        del self._events[1:]
 
     def _since_start(self, index: int) -> int:
         return int(self._events[0].elapsed_time(self._events[index]) * 1e6)
 
 
 class Meter:
-    """The trace of one decoding: every forward in order."""
+    """The trace of one decoding.
+
+    Attributes:
+        forwards: every forward, in the order in which this worker heard of them.
+        messages: what went from worker to worker.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.clock = CudaClock(device) if device.type == "cuda" else HostClock()
         self.forwards: list[Forward] = []
+        self.messages: list[Sent] = []
+        self._marked: list[Forward] = []  # those whose times are marks of this clock
+
+    def record(self, forward: Forward) -> None:
+        """Keep a forward whose times are marks of this meter's clock."""
+        self.forwards.append(forward)
+        self._marked.append(forward)
+
+    def merge(self, forwards: Sequence[Forward], *, used: bool = True) -> None:
+        """Keep forwards of another worker.
+
+        Args:
+            forwards: with times in nanoseconds of the monotonic clock; changed in place.
+            used: whether their results are of use.
+        """
+        zero = self.clock.zero_ns
+        for forward in forwards:
+            forward.t0_ns -= zero
+            forward.t1_ns -= zero
+            forward.used &= used
+        self.forwards.extend(forwards)
+
+    def sent(self, message: Sent) -> None:
+        """Keep a message, its times in nanoseconds of the monotonic clock."""
+        zero = self.clock.zero_ns
+        moved = replace(message, t0_ns=message.t0_ns - zero, t1_ns=message.t1_ns - zero)
+        self.messages.append(moved)
+
+    def take(self) -> list[Forward]:
+        """The forwards so far, which are then forgotten; times in nanoseconds of the monotonic
+        clock."""
+        self.resolve()
+        zero, taken, self.forwards = self.clock.zero_ns, self.forwards, []
+        for forward in taken:
+            forward.t0_ns += zero
+            forward.t1_ns += zero
+        return taken
 
     def resolve(self) -> None:
-        """Make all times nanoseconds; call once, after the decoding."""
-        self.clock.resolve(self.forwards)
+        """Make all times nanoseconds since the zero; waits for the device."""
+        self.clock.resolve(self._marked)
+        self._marked.clear()
 
 
 class Metered:
@@ -85,8 +138,9 @@ class Metered:
     of the given role, unless the caller says otherwise. (A head starts after the target's prefill.)
     """
 
-    def __init__(self, decoder: Decoder, meter: Meter, *, role: Role) -> None:
+    def __init__(self, decoder: Decoder, meter: Meter, *, role: Role, worker: int = 0) -> None:
         self.decoder = decoder
+        self._worker = worker
         self._meter = meter
         self._mark = meter.clock.mark
         self._role: Role = role
@@ -94,19 +148,30 @@ class Metered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
 
-    def forward(self, x: Input, state: State, *, role: Role | None = None, **kwargs: Any) -> Out:
-        """`Decoder.forward`, recorded."""
+    def forward(
+        self,
+        x: Input,
+        state: State,
+        *,
+        role: Role | None = None,
+        early: bool = False,
+        **kwargs: Any,
+    ) -> Out:
+        """`Decoder.forward`, recorded; `early`: with logits at all rows of whatever layer it ends
+        at, as if that were the last."""
         rows = x.ids if isinstance(x, Tokens) else x.rows
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
         t0 = self._mark()
         out = self.decoder.forward(x, state, **kwargs)
+        if early:
+            out = replace(out, logits=self.decoder.unembed(self.decoder.norm(out.hidden)))
         t1 = self._mark()
-        self._meter.forwards.append(
+        self._meter.record(
             Forward(
                 model=self.decoder.name,
                 role=role,
-                worker=0,
+                worker=self._worker,
                 batch=rows.shape[0],
                 n_tokens=rows.shape[1],
                 layers=kwargs.get("layers") or (0, self.decoder.n_layers),

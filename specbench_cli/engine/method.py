@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +26,23 @@ class MethodParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A speedup that a method's source reports, with its set-up; read in the source itself.
+
+    speedup: over plain decoding, as printed there: "2.90x", "up to 6.5x".
+    models, task, hardware: empty where the source does not say. temperature: null likewise.
+    source: where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
+    """
+
+    speedup: str
+    models: str = ""
+    task: str = ""
+    temperature: float | None = None
+    hardware: str = ""
+    source: str
+
+
 class Method(ABC):
     """Base of all methods. Override `propose`, or `generate` to own the control flow.
 
@@ -34,9 +52,13 @@ class Method(ABC):
         needs: what it cannot run without ("draft").
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
+        bonus: whether a draft that stands as a whole is followed by a token of the target's own.
         peer: whether it is somebody else's implementation, measured but not audited.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
+        citation: BibTeX entries of its sources; indented like a docstring, and read like one
+            (`inspect.cleandoc`).
+        claims: the speedups that those sources report; none where no figure was confirmed.
     """
 
     name: ClassVar[str]
@@ -44,9 +66,12 @@ class Method(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
+    bonus: ClassVar[bool] = True
     peer: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None
+    citation: ClassVar[str] = ""
+    claims: ClassVar[tuple[Claim, ...]] = ()
 
     params: Any  # an instance of the method's own Params, which says so by an annotation
 

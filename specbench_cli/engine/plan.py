@@ -118,7 +118,6 @@ class Planner:
     ) -> None:
         self._sizes, self._rotary, self._windows = sizes, rotary, windows
         self._lean, self._like, self._device = lean, like, like.device
-        self._all = range(len(windows))
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
@@ -132,15 +131,16 @@ class Planner:
             for bias in self._biases.values():
                 bias.reserve(capacity)
 
-    def plain(self, state: KVState, lines: Sequence[int], n: int) -> Plan:
-        """The plan of a forward without extras; a single sequence's is kept for the next time."""
-        lengths = state.lengths[lines[0]]
+    def plain(self, state: KVState, lines: Sequence[int], run: range, n: int) -> Plan:
+        """The plan of a forward through the layers `run` without extras; a single sequence's is
+        kept for the next time."""
+        lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > FEW or lengths.count(lengths[0]) < len(lengths):
-            return self.special(state, lines, self._all, n, None, None)
-        key = (lines[0], lengths[0], n)
+            return self.special(state, lines, run, n, None, None)
+        key = (lines[0], lengths[0], n, run.start, run.stop)
         plan: Plan | None = state.plans.get(key)
         if plan is None:
-            plan = self.special(state, lines, self._all, n, None, None)
+            plan = self.special(state, lines, run, n, None, None)
             self._keep(state, key, plan)
         return plan
 

@@ -45,20 +45,27 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
         )
     ids = tokens.tolist()
     check_ids(ids, bounds.vocab)
-    tree = None if draft.parents is None else _tree(draft)
-    check_levels(len(ids) if tree is None else tree.levels, bounds.levels)
-    if len(ids) > bounds.nodes:
-        raise fault(
-            "tokens",
-            f"{len(ids)} nodes where the target's state has room for {bounds.nodes}",
-            "call `session.reserve(nodes)` with the largest tree's size in `start`",
-        )
+    tree = check_form(draft, bounds, rule)
     if rule in ("rejection", "block"):
-        _check_rule(draft, rule)
         if draft.q is not None:
             _check_q(draft.q, draft, bounds)
         if tree is not None and draft.law == "wor":
             _check_distinct(tree, ids)
+
+
+def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
+    """Raise MethodFault for what is wrong with a draft whatever its ids and laws are; no wait."""
+    tree = None if draft.parents is None else _tree(draft)
+    check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
+    if draft.nodes > bounds.nodes:
+        raise fault(
+            "tokens",
+            f"{draft.nodes} nodes where the target's state has room for {bounds.nodes}",
+            "call `session.reserve(nodes)` with the largest tree's size in `start`",
+        )
+    if rule in ("rejection", "block"):
+        _check_rule(draft, rule)
+    return tree
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> None:
@@ -76,6 +83,19 @@ def check_levels(levels: int, allowed: int) -> None:
             f"{levels} levels proposed where at most {allowed} are of use",
             "propose no more than the `limit` given",
         )
+
+
+def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
+    """Raise MethodFault unless q has a law for each node."""
+    if tuple(q.shape) != whole or not q.is_floating_point():
+        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
+
+
+def check_rows(draft: Draft, rows: int) -> None:
+    """Raise MethodFault unless there is a row for each node; only a chain can do without that of
+    its last."""
+    if rows != draft.nodes or draft.parents is not None or not rows:
+        raise fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
 
 
 def fault(field: str, what: str, hint: str | None = None) -> MethodFault:

@@ -29,13 +29,25 @@ class Random(Protocol):
 
 
 class SeededRandom:
-    """The primitives on a torch generator of their own, keyed by (seed, prompt, turn, pass)."""
+    """The primitives on a torch generator, keyed by (seed, prompt, turn, pass, worker).
+
+    Args:
+        worker: who draws; 0 is the target's.
+    """
 
     def __init__(
-        self, seed: int, prompt_id: str, turn: int, pass_: int, device: torch.device
+        self,
+        seed: int,
+        prompt_id: str,
+        turn: int,
+        pass_: int,
+        device: torch.device,
+        *,
+        worker: int = 0,
     ) -> None:
+        own = (f"worker {worker}",) if worker else ()
         self._generator = torch.Generator(device)
-        self._generator.manual_seed(key_of("random", seed, prompt_id, turn, pass_) >> 1)
+        self._generator.manual_seed(key_of("random", seed, prompt_id, turn, pass_, *own) >> 1)
 
     def categorical(self, p: Tensor) -> Tensor:
         """See `Random`; the exponential race: argmax p / E, without a wait for the device."""

@@ -6,12 +6,17 @@ cost as much as some of the target's layers.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from specbench_cli.engine import host
 
 CHUNK = 64
 LONG = 1 << 14
 """Rows from this length on are searched in chunks."""
+FEW = 16
+"""Up to so many entries of shorter rows are found one after another."""
 
 
 def argmax(rows: Tensor) -> Tensor:
@@ -23,6 +28,33 @@ def argmax(rows: Tensor) -> Tensor:
 
 def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Each row's k greatest entries, best first: [r, V] to values and indices [r, k]."""
+    found = _few_of_short(rows, k)
+    if found is None:
+        return _search(rows, k)
+    values, at = found
+    return torch.tensor(values, dtype=rows.dtype), host.ids(at, rows.device)
+
+
+def top_indices(rows: Tensor, k: int) -> Tensor:
+    """As `top`, without the values."""
+    found = _few_of_short(rows, k)
+    return _search(rows, k)[1] if found is None else host.ids(found[1], rows.device)
+
+
+def ranked(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
+    """As `top`, on the host; waits for the device."""
+    found = _few_of_short(rows, k)
+    if found is None:
+        best = _search(rows, k)
+        flat = host.lists(*(part.flatten() for part in best))
+        starts = range(0, rows.shape[0] * k, k)
+        values, at = ([part[start : start + k] for start in starts] for part in flat)
+        return values, at
+    return found
+
+
+def _search(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `top`."""
     if rows.device.type != "cpu" or rows.shape[1] < LONG:
         best = rows.topk(k)
         return best.values, best.indices
@@ -36,3 +68,29 @@ def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = among.topk(k)
     chunk = best.indices.div(CHUNK, rounding_mode="floor")
     return best.values, at.gather(1, chunk) * CHUNK + best.indices % CHUNK
+
+
+def _few_of_short(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
+    """A few of the greatest entries of short rows on a CPU, by as many times the greatest.
+
+    None where that is not how they are found best, or a row has fewer than k that are not -inf.
+    """
+    apt = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
+    if not apt or rows.device.type != "cpu":
+        return None
+    # What was found is taken out, and put back in the end: rows that share memory need a copy.
+    numbers = rows.numpy() if rows.is_contiguous() else rows.numpy().copy()
+    lines = [*numbers]
+    at: list[list[int]] = [[] for _ in lines]
+    values: list[list[float]] = [[] for _ in lines]
+    for _ in range(k):
+        for line, best, ids, worth in zip(
+            lines, numbers.argmax(-1).tolist(), at, values, strict=True
+        ):
+            ids.append(best)
+            worth.append(line.item(best))
+            line[best] = -np.inf
+    for line, ids, worth in zip(lines, at, values, strict=True):
+        for best, value in zip(reversed(ids), reversed(worth), strict=True):
+            line[best] = value  # what was taken first is put back last
+    return None if any(worth[-1] == -np.inf for worth in values) else (values, at)

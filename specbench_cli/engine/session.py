@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import decide, proposal, ranking
+from specbench_cli.engine import decide, host, proposal, ranking
 from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.choosing import Chooser, Pick
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.head import Tape
 from specbench_cli.engine.meter import Meter, Metered
+from specbench_cli.engine.partial import Halves
 from specbench_cli.engine.random import Random, SeededRandom
 from specbench_cli.engine.replay import Recording
 from specbench_cli.engine.sampling import Noise, Sampling
@@ -36,8 +37,13 @@ from specbench_cli.engine.types import (
     Outcome,
     Tokens,
 )
+from specbench_cli.engine.workers.drafter import Brief, Drafter
+from specbench_cli.engine.workers.transport import Hiring, Worker
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import MethodParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Session:
         finish: why the output ended; None while it has not.
         memory: what the method keeps between prompts when its state scope is "run".
         reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+        workers: the drafters at work beside the target.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
@@ -83,7 +90,9 @@ class Session:
         target = workspace.decoders["target"]
         self._workspace = workspace
         self.meter = Meter(target.device)
-        self._handed: dict[tuple[Decoder, int], int] = {}
+        self._lend = workspace.loans()
+        self._own_chance = random is None
+        self.workers: list[Worker] = []
         self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
@@ -104,17 +113,22 @@ class Session:
         self._tokens = list(request.ids)
         self._prompt_length = len(request.ids)
         self._prompt = self._tensor(request.ids)
+        self._nothing = self._tensor(())
         self._root: Tensor | None = None  # the last committed token, on the device
         self._slack = 0  # rows of the target's state beyond the longest sequence
         self._tape: Tape | None = None
+        self._halves: Halves | None = None  # a forward of the target that is halted
         self._picks: list[Pick] = []
         self._sound: Draft | None = None  # a draft whose ids and law are this session's own
+        self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
         self._origin: list[Origin] = []
         self.finish: Finish | None = None
         self.begin()
 
     def begin(self) -> None:
         """Start the timer: the ids are on the device, the states cleared and preallocated."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.meter.clock.restart()
         self.started_ns = self.first_ns = self.last_ns = time.perf_counter_ns()
 
@@ -126,14 +140,38 @@ class Session:
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        key = (decoder.decoder, slack)
-        index = self._handed[key] = self._handed.get(key, -1) + 1
-        return self._workspace.state(decoder.decoder, slack, index)
+        return self._lend(decoder.decoder, slack)
 
     def reserve(self, nodes: int) -> None:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
         self._slack = nodes
         self.state = self.new_state(self.target, nodes)
+
+    def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
+        """A drafter that works beside the target, where the run has it work; its prefill has begun.
+
+        Args:
+            kind: its class, at the top level of a module.
+            params: the method's, handed on to it.
+        Raises:
+            WorkerLost: its process does not start.
+        """
+        request = self.requests[0]
+        brief = Brief(
+            request.prompt_id,
+            request.turn,
+            self.pass_,
+            request.ids,
+            self.sampling,
+            self._workspace.capacity,
+            self.target.vocab_size,
+        )
+        chooser = None if self._own_chance else self.chooser
+        worker = self._workspace.transport.hire(
+            Hiring(kind, params, brief, self._workspace, self.meter, self._lend, chooser)
+        )
+        self.workers.append(worker)
+        return worker
 
     def artifact(self, wanted: Trained) -> Any:
         """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
@@ -205,8 +243,35 @@ class Session:
             MethodFault: an id outside the target's vocabulary.
         """
         self._checked(proposal.check_ids, ids, self.target.vocab_size)
-        self._sound = Draft(self._tensor(ids))
+        tokens = self._rooted(self._tensor([self._tokens[-1], *ids])) if ids else self._nothing
+        self._sound = Draft(tokens)
         return self._sound
+
+    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
+        """A tree of tokens chosen without a draw; `parents` as in `Draft`.
+
+        Raises:
+            MethodFault: an id outside the target's vocabulary.
+        """
+        draft = self.chain(ids)
+        self._sound = draft = Draft(draft.tokens, parents)
+        return draft
+
+    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
+        """A chain that a worker drew, token after token.
+
+        Args:
+            ids: its tokens.
+            q: [m, V], the laws that they were drawn from; None where they were chosen without.
+        Raises:
+            MethodFault: an id outside the target's vocabulary, or q of another shape.
+        """
+        draft = self.chain(ids)
+        if q is not None and self.sampling.draws:
+            whole = (draft.nodes, self.target.vocab_size)
+            self._checked(proposal.check_shape, q, whole)
+            self._sound = draft = Draft(draft.tokens, law="iid", q=q)
+        return draft
 
     # ---- laws and chance ------------------------------------------------------------------------
 
@@ -249,7 +314,8 @@ class Session:
         """The chain that consecutive `pick`s make."""
         if not picks:
             return self.chain(())
-        tokens = torch.cat([token for token, _ in picks])
+        root = self._root if self._root is not None else self._prompt[-1:]
+        tokens = self._rooted(torch.cat([root, *[token for token, _ in picks]]))
         laws = [q for _, q in picks if q is not None]
         draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
         # Its own last picks need no inspection, which would be a second wait for the device.
@@ -292,6 +358,13 @@ class Session:
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self.chooser.candidates(rows, width, self._position(), depths)
 
+    def ranked(
+        self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """As `candidates`, on the host; waits for the device."""
+        depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
+        return self.chooser.ranked(rows, width, self._position(), depths)
+
     # ---- the target's steps ---------------------------------------------------------------------
 
     def prefill(self) -> None:
@@ -307,22 +380,42 @@ class Session:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        if draft is self._sound:
-            self._checked(proposal.check_levels, draft.nodes, self.room())
-        else:
-            self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
-        self._picks.clear()
-        root = self.since(self.state.length())
-        x = Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
-        if draft.parents is None:
-            return cast(Tensor, self._heard(x, logits_at="all").logits)[0]
-        mask, depths = rows_of(draft.parents, self.device)
-        positions = (depths + (len(self._tokens) - 1))[None]
-        out = self._heard(x, positions=positions, mask=mask, logits_at="all")
+        x, how = self._rows(draft)
+        return cast(Tensor, self._heard(x, **how, logits_at="all").logits)[0]
+
+    def begin_score(self, draft: Draft, layer: int) -> Tensor:
+        """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
+
+        They may steer what is prepared, and decide nothing. `end_score` runs the rest.
+
+        Raises:
+            MethodFault: as `score`; or the target has no such layer.
+        """
+        x, how = self._rows(draft)
+        taps = () if self._tape is None else self._tape.layers
+        self._halves = Halves(self.target, self.state, layer, taps)
+        return self._halves.begin(x, **how)
+
+    def end_score(self) -> Tensor:
+        """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
+        if self._halves is None:
+            raise MethodFault("`end_score` ends what `begin_score` began; nothing was begun")
+        out, self._halves = self._halves.end(), None
+        if self._tape is not None:
+            self._tape.write(out)
         return cast(Tensor, out.logits)[0]
 
     def verify(self, draft: Draft, rows: Tensor) -> Outcome:
-        """Decide a draft from the target's logits [m + 1, V] at its root and nodes."""
+        """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
+
+        Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
+        bonus follows where all of them stand.
+
+        Raises:
+            MethodFault: another number of rows.
+        """
+        if rows.shape[0] != draft.nodes + 1:
+            self._checked(proposal.check_rows, draft, rows.shape[0])
         return self._decide(draft, rows)
 
     def commit(self, outcome: Outcome) -> Outcome:
@@ -371,6 +464,26 @@ class Session:
         self._tape.write(out)
         return out
 
+    def _rows(self, draft: Draft) -> tuple[Tokens, dict[str, Tensor]]:
+        """What goes into a forward over the last committed token and a draft, once it is checked:
+        ids, and of a tree positions and mask."""
+        if draft is self._sound:
+            if draft.nodes:
+                self._checked(proposal.check_form, draft, self._bounds(), self.sampling.rule)
+        else:
+            self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
+        self._picks.clear()
+        length, drafted, line = self._line or (0, None, draft.tokens)
+        if drafted is draft.tokens and length == len(self._tokens) == self.state.length() + 1:
+            x = Tokens(line[None])
+        else:
+            root = self.since(self.state.length())
+            x = Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
+        if draft.parents is None:
+            return x, {}
+        mask, depths = rows_of(draft.parents, self.device)
+        return x, {"positions": (depths + (len(self._tokens) - 1))[None], "mask": mask}
+
     def _keep(self, path: Sequence[int]) -> None:
         """Keep, of the target's last forward, the rows at `path`."""
         self.state.commit(0, path)
@@ -381,9 +494,15 @@ class Session:
         return len(self._tokens) - self._prompt_length
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor(list(ids), dtype=torch.int64, device=self.device)
+        return host.ids(ids, self.device)
 
-    def _checked(self, check: Callable[..., None], *args: object) -> None:
+    def _rooted(self, line: Tensor) -> Tensor:
+        """Draft tokens behind the last committed one, kept as they go into the target's forward."""
+        tokens = line[1:]
+        self._line = len(self._tokens), tokens, line
+        return tokens
+
+    def _checked(self, check: Callable[..., object], *args: object) -> None:
         """Run a check of a draft; its fault gets the number of the step."""
         try:
             check(*args)
@@ -399,7 +518,7 @@ class Session:
     def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         if self._recording is not None:
-            levels = range(draft.nodes + 1) if tree is None else (0, *tree.depths)
+            levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._position(), levels)
             outcome, self._root = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:

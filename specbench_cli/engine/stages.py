@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from specbench_cli.engine import host
 from specbench_cli.engine.decoder import LogitsAt
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.ngram import KatzModel
@@ -216,8 +216,7 @@ class Generator:
             return accepted, token, [Row([x], [math.log(law[x])], law) for x, law in pairs]
         width = min(self.width, logits.shape[-1])
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
-        best, worth = self.session.candidates(logits, width, ahead=depths)
-        tokens, values = best.tolist(), worth.tolist()
+        tokens, values = self.session.ranked(logits, width, ahead=depths)
         accepted = match(tree, guess.tokens, [row[0] for row in tokens])
         at = [0, *(node + 1 for node in accepted)]
         return accepted, tokens[at[-1]][0], [Row(tokens[row], values[row], None) for row in at]
@@ -226,7 +225,7 @@ class Generator:
         """One forward: logits [1 + guesses, V] after the last unread token and each guess."""
         m, n = len(unread), len(guess.tokens)
         device = self.session.device
-        x = Tokens(torch.tensor([[*unread, *guess.tokens]], device=device))
+        x = Tokens(host.ids([[*unread, *guess.tokens]], device))
         wanted: LogitsAt = "all" if m == 1 else torch.arange(m - 1, m + n, device=device)
         if guess.parents == tuple(range(ROOT, n - 1)):
             out = self.model.forward(x, self.state, logits_at=wanted)
@@ -237,8 +236,7 @@ class Generator:
             out = self.model.forward(
                 x, self.state, positions=positions, mask=mask, logits_at=wanted
             )
-        rows = cast(Tensor, out.logits)[0]
-        return pad(rows, (0, self.session.target.vocab_size - rows.shape[-1]), value=-math.inf)
+        return self.session.chooser.align(cast(Tensor, out.logits)[0])
 
     def _return_to(self, path: Sequence[int]) -> None:
         """Keep the rows that agree with the text and `path`, but for their last token's."""

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.decoder import State
 
 
@@ -129,13 +130,15 @@ class KVState(State):
         for layer in layers:
             lengths[layer] += n
 
-    def commit(self, seq: int, path: Sequence[int]) -> None:
+    def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """Keep, of the rows written since the last commit, those at `path`.
 
         A layer that was passed over, and so holds fewer rows than others, keeps those it has.
 
         Args:
             path: increasing indices, counted from the first row after the last commit.
+            loose: so many of them, the last ones, count as written since this commit: the next one
+                may leave them out.
 
         Raises:
             ValueError: `path` does not increase or names a row that was not written.
@@ -150,9 +153,11 @@ class KVState(State):
                 self._gather(seq, path)
         if path and (path[0] < 0 or path[-1] >= written):
             raise ValueError(f"path {path} names rows outside the {written} written ones")
+        firm = path[: len(path) - loose]
         for layer, base in enumerate(committed):
-            kept = base + bisect_left(path, lengths[layer] - base)
-            lengths[layer] = committed[layer] = kept
+            have = lengths[layer] - base
+            lengths[layer] = base + bisect_left(path, have)
+            committed[layer] = base + bisect_left(firm, have)
 
     def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from n on."""
@@ -195,8 +200,8 @@ class KVState(State):
             kept = [base + row for row in path[still:] if base + row < length]
             rows = self._rows(layers, seq)
             first = base + still
-            index = torch.tensor(kept, dtype=torch.int64, device=rows.device)
-            rows[:, :, first : first + len(kept)] = rows.index_select(2, index)
+            index = host.ids(kept, rows.device)
+            rows.narrow(2, first, len(kept)).copy_(rows.index_select(2, index))
             if kept:
                 self._wrote(seq, layers, first)
 

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.growth import Grown
 from specbench_cli.engine.levels import Levels
 from specbench_cli.engine.session import Session
@@ -36,19 +37,17 @@ class Level:
     """One level of a template of n nodes, f of which have children and so are fed.
 
     Attributes:
-        rows: [n] int64, each node's parent by its place in what was fed last; 0 for the first.
-        ranks: [n] int64, which of its parent's children each one is.
+        rows: each node's parent by its place in what was fed last; 0 for the first.
         width: children that a parent must have.
-        fed: [f] int64, the places of those to feed; `above` [f], their parents as in `rows`.
-        mask: [f, fed before + f] bool, see `Levels.feed`.
+        picks: each node by its parent, as in `rows`, and its rank.
+        fed: the places of the f to feed; above: their parents as in `rows`.
     """
 
-    rows: Tensor
-    ranks: Tensor
+    rows: tuple[int, ...]
     width: int
-    fed: Tensor
-    above: Tensor
-    mask: Tensor
+    picks: tuple[tuple[int, int], ...]
+    fed: tuple[int, ...]
+    above: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,9 @@ class Template:
         """What of it lies in the first `depth` levels and needs no more than `width` children."""
         return _within(self, depth, width)
 
-    def levels(self, device: torch.device) -> tuple[Level, ...]:
-        """All levels, with tensors on a device."""
-        return _levels(self, device)
+    def levels(self) -> tuple[Level, ...]:
+        """All levels."""
+        return _levels(self)
 
 
 def tree_of_choices(choices: Iterable[Sequence[int]]) -> Template:
@@ -143,7 +142,7 @@ def fill(
 ) -> Grown:
     """A draft of a template's shape after the last committed token.
 
-    The model is called once for each level, `levels.begin` included.
+    The model is called once for each level, `levels.begin` included, and waited for.
 
     Args:
         template: no deeper than the `limit` that `propose` was given (`Template.within`).
@@ -152,23 +151,22 @@ def fill(
         how: how children are chosen where tokens are drawn, see `Session.branch`.
     """
     out, rows = first, cast(Tensor, first.logits)[0, -1:]
-    tokens: list[Tensor] = []
+    tokens: list[int] = []
     laws: list[Tensor] = []
-    for ahead, level in enumerate(template.levels(session.device)):
+    for ahead, level in enumerate(template.levels()):
         if ahead:
             rows = cast(Tensor, out.logits)[0]
         children, q = session.branch(rows, level.width, how=how, ahead=ahead)
-        tokens.append(children[level.rows, level.ranks])
+        said = children.tolist()
+        chosen = [said[row][rank] for row, rank in level.picks]
+        tokens += chosen
         if q is not None:
-            laws.append(q.index_select(0, level.rows))
-        if len(level.fed):
-            fed = tokens[-1].index_select(0, level.fed)
-            out = levels.feed(fed, level.above, mask=level.mask)
-    ids = torch.cat(tokens)
+            laws.append(q.index_select(0, host.ids(level.rows, q.device)))
+        if level.fed:
+            out = levels.feed([chosen[at] for at in level.fed], level.above)
+    draft = session.tree(tokens, template.parents)
     if laws:
-        draft = Draft(ids, template.parents, law=how, q=torch.cat(laws))
-    else:
-        draft = Draft(ids, template.parents)
+        draft = Draft(draft.tokens, template.parents, law=how, q=torch.cat(laws))
     return Grown(draft, template.fed)
 
 
@@ -179,29 +177,23 @@ def _within(template: Template, depth: int, width: int) -> Template:
 
 
 @lru_cache
-def _levels(template: Template, device: torch.device) -> tuple[Level, ...]:
-    def tensor(values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=device)
-
+def _levels(template: Template) -> tuple[Level, ...]:
     found = []
     last: list[Ranks] = [()]  # what was fed last
-    seen: list[Ranks] = []  # and all that was fed
     inner = {node[:-1] for node in template.nodes}
     for _, group in groupby(template.nodes, key=len):
         nodes = list(group)
         rows = [last.index(node[:-1]) for node in nodes]
+        width = 1 + max(node[-1] for node in nodes)
         fed = [at for at, node in enumerate(nodes) if node in inner]
         last = [nodes[at] for at in fed]
-        seen += last
-        mask = [[node[: len(other)] == other for other in seen] for node in last]
         found.append(
             Level(
-                rows=tensor(rows),
-                ranks=tensor(node[-1] for node in nodes),
-                width=1 + max(node[-1] for node in nodes),
-                fed=tensor(fed),
-                above=tensor(rows[at] for at in fed),
-                mask=torch.tensor(mask, dtype=torch.bool, device=device),
+                rows=tuple(rows),
+                width=width,
+                picks=tuple((row, node[-1]) for row, node in zip(rows, nodes, strict=True)),
+                fed=tuple(fed),
+                above=tuple(rows[at] for at in fed),
             )
         )
     return tuple(found)

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
-
+from specbench_cli.engine.auto import AUTO, NumberOrAuto
 from specbench_cli.engine.growth import Size, best_size
 from specbench_cli.engine.meter import Metered
 from specbench_cli.engine.session import Session
-
-AUTO: Literal["auto"] = "auto"
 
 MOST = 63
 """Nodes of a tree under "auto", at most: with its root it makes the largest forward measured."""
 
 
-def _number_or_auto(value: Any) -> Any:
-    if value == AUTO or (type(value) is int and value >= 1):
-        return value
-    raise ValueError(f"must be a whole number from 1, or {AUTO}; got {value!r}")
-
-
-Nodes = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+Nodes = NumberOrAuto
 """A method's parameter: nodes of a tree, or "auto"."""
 
 

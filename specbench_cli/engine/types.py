@@ -139,6 +139,18 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """A message from worker to worker: from when it was sent to when it was read. Times in ns since
+    the timer's start."""
+
+    sender: int
+    receiver: int
+    t0_ns: int
+    t1_ns: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One verification whose result was committed from.
 

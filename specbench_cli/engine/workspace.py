@@ -8,6 +8,7 @@ from typing import Any
 
 from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
 
 
@@ -21,6 +22,8 @@ class Workspace:
     make: makes a trained module that a method asks for.
     costs: time of a forward of a model, by name, over so many rows; in the time of a target forward
         over one.
+    recipes: by role, what makes a decoder in another process; it can be sent there.
+    transport: where drafters that work beside the target run.
     """
 
     decoders: Mapping[str, Decoder]
@@ -29,6 +32,8 @@ class Workspace:
     tokenizer: Any = None
     make: Callable[[Trained], Any] | None = None
     costs: Callable[[str, int], float] | None = None
+    recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
+    transport: Transport = field(default_factory=Inline)
     _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
@@ -39,6 +44,10 @@ class Workspace:
                 raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
+
+    def loans(self) -> Loans:
+        """States for one request."""
+        return Loans(self)
 
     @property
     def heads(self) -> dict[str, Decoder]:
@@ -70,6 +79,10 @@ class Workspace:
         state.clear()
         return state
 
+    def close(self) -> None:
+        """End the workers; nothing is left of them."""
+        self.transport.close()
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights held."""
@@ -80,3 +93,19 @@ class Workspace:
     def state_bytes(self) -> int:
         """Bytes of all states preallocated so far."""
         return sum(state.nbytes for state in self._states.values())
+
+
+class Loans:
+    """The states that one request holds: each is lent once.
+
+    Called with a decoder, and rows of its state beyond the longest sequence.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._lent: dict[tuple[Decoder, int], int] = {}
+
+    def __call__(self, decoder: Decoder, slack: int) -> State:
+        key = (decoder, slack)
+        index = self._lent[key] = self._lent.get(key, -1) + 1
+        return self._workspace.state(decoder, slack, index)

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,11 +123,10 @@ def test_with_room_for_all_it_is_the_best_of_all_trees(growth, nodes, depth, see
 def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
     session, levels, _, first = growth(5, seed, sampling)
     found = expand(levels, first, session, k=shape["k"], depth=shape["depth"])
-    parents = found.parents.tolist()
+    parents, values = found.parents, found.values
     below = [node for node, parent in enumerate(parents) if parent != ROOT]
     assert all(parents[node] < node for node in below)
-    above = found.values[[parents[node] for node in below]]
-    assert bool((found.values[below] <= above).all())
+    assert all(values[node] <= values[parents[node]] for node in below)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -158,27 +156,22 @@ def test_one_node_a_level_is_the_chain_of_likeliest_tokens(growth, sampling):
 
 def test_of_equal_values_the_shallower_is_chosen():
     found = Candidates(
-        torch.arange(6),
-        torch.tensor([-1, -1, 0, 0, 2, 2]),
-        torch.tensor([0.0, -1.0, 0.0, -1.0, 0.0, -1.0]),
-        torch.tensor([0, 1, 2]),
+        [*range(6)], [-1, -1, 0, 0, 2, 2], [0.0, -1.0, 0.0, -1.0, 0.0, -1.0], [0, 1, 2]
     )
-    assert [select(found, n).draft.parents for n in range(4)] == [
+    assert [select(found, n).parents for n in range(4)] == [
         (),
         (-1,),
         (-1, 0),
         (-1, 0, 1),
     ]
-    assert select(found, 4).draft.tokens.tolist() == [0, 1, 2, 4]
-    assert select(found, 5).draft.tokens.tolist() == [0, 1, 2, 3, 4]
+    assert select(found, 4).ids == [0, 1, 2, 4]
+    assert select(found, 5).ids == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("hole", [-math.inf, math.nan])
 def test_what_the_draft_rules_out_is_never_proposed(hole):
-    values = torch.tensor([-0.5, hole, -0.7, hole, hole])
-    parents = torch.tensor([-1, -1, 0, 0, 1])
-    found = Candidates(torch.arange(5), parents, values, torch.tensor([0, 1]))
-    assert select(found, 5).draft.tokens.tolist() == [0, 2]
+    found = Candidates([*range(5)], [-1, -1, 0, 0, 1], [-0.5, hole, -0.7, hole, hole], [0, 1])
+    assert select(found, 5).ids == [0, 2]
     assert select(found, 5).fed == (0, -1)
 
 
@@ -202,12 +195,15 @@ def test_a_smaller_size_keeps_the_best_nodes(growth):
         asked.extend(values)
         return 5
 
-    whole, small = select(found, 12), select(found, 12, size)
-    assert small.draft.nodes == 5
-    assert set(paths(small.draft)) <= set(paths(whole.draft))
-    assert asked == sorted(found.values.tolist(), reverse=True)[:12]
-    assert select(found, 12, lambda _: 99).draft.nodes == 12
-    assert select(found, 12, lambda _: 0).draft.parents == ()
+    whole, small = (
+        paths(session.tree(chosen.ids, chosen.parents))
+        for chosen in (select(found, 12), select(found, 12, size))
+    )
+    assert len(small) == 5
+    assert set(small) <= set(whole)
+    assert asked == sorted(found.values, reverse=True)[:12]
+    assert len(select(found, 12, lambda _: 99).ids) == 12
+    assert select(found, 12, lambda _: 0).parents == ()
 
 
 # ---- the size that pays -------------------------------------------------------------------------

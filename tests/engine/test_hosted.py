@@ -131,12 +131,19 @@ def test_embeds_stand_for_tokens(tiny_checkpoint: Maker) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"layers": (0, 2)}, {"skip": frozenset({1})}, {"x": Hidden(torch.zeros(1, 2, 64))}]
+    ("how", "why"),
+    [
+        ({"skip": frozenset({1})}, "skips no layers"),
+        ({"x": Hidden(torch.zeros(1, 2, 64))}, "layer 0 is entered with token ids"),
+        ({"layers": (1, 3)}, "layer 1 is entered with hidden rows"),
+    ],
 )
-def test_layer_ranges_are_refused(tiny_checkpoint: Maker, how: dict[str, Any]) -> None:
+def test_skipped_layers_and_rows_of_the_wrong_kind_are_refused(
+    tiny_checkpoint: Maker, how: dict[str, Any], why: str
+) -> None:
     decoder = decoder_of(tiny_checkpoint, "gpt2")
     arguments = {"x": Tokens(some_ids(2)), "state": decoder.new_state(4), **how}
-    with pytest.raises(ValueError, match="layer ranges need a Llama"):
+    with pytest.raises(ValueError, match=why):
         decoder.forward(**arguments)
 
 

@@ -25,6 +25,8 @@ CONFIGURED = {
         {"shape": "dynamic", "width": 2, "depth": 2},
     ],
     "staged": [{"depth": 2, "nodes": 3, "width": 2, "lookahead": 1}],
+    "mirror": [{"length": 1, "candidates": 1}],
+    "ssd": [{"length": 1, "guesses": 1}],
     "eagle": [{"depth": 2, "nodes": 6}],
     "eagle2": [{"nodes": 4, "depth": 2, "width": 2}],
     "eagle3": [{"nodes": 4, "depth": 1, "width": 2}],

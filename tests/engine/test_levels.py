@@ -72,7 +72,7 @@ def feed_tree(levels, shape, seed=0):
     for n in shape:
         parents = [random.randrange(len(last)) for _ in range(n)]
         tokens = [random.randrange(2, 190) for _ in range(n)]
-        out = levels.feed(torch.tensor(tokens), torch.tensor(parents))
+        out = levels.feed(tokens, parents)
         last = [(*last[parent], token) for parent, token in zip(parents, tokens, strict=True)]
         paths += last
         logits += list(out.logits[0])
@@ -112,8 +112,8 @@ def test_siblings_do_not_see_each_other(workspace, model):
     rows = []
     for sibling in (17, 99):
         levels.begin(session.since(levels.state.length()))
-        levels.feed(torch.tensor([5, sibling]), torch.tensor([0, 0]))
-        out = levels.feed(torch.tensor([6, sibling]), torch.tensor([0, 1]))
+        levels.feed([5, sibling], [0, 0])
+        out = levels.feed([6, sibling], [0, 1])
         rows.append(out.logits[0, 0])
         levels.drop()
         levels.state.truncate(0, len(PROMPT))
@@ -139,7 +139,7 @@ def test_kept_rows_equal_recomputation(workspace, model, whole):
     assert levels.state.length() == len(text)
     expected = plain(levels.model.decoder, text)
     torch.testing.assert_close(out.logits[0, -1], expected, rtol=1e-4, atol=1e-4)
-    out = levels.feed(torch.tensor([9, 10]), torch.tensor([0, 0]))  # positions go on from there
+    out = levels.feed([9, 10], [0, 0])  # positions go on from there
     expected = plain(levels.model.decoder, [*text, 10])
     torch.testing.assert_close(out.logits[0, 1], expected, rtol=1e-4, atol=1e-4)
 
@@ -240,11 +240,9 @@ def test_a_heads_nodes_read_what_their_parents_left(open_session, random_table):
     levels = Levels(session, head, head.new_state(40))
     session.prefill()
     levels.begin(Features(torch.tensor([[2, 3, 4]]), torch.tensor([[[10.0], [20.0], [30.0]]])))
-    levels.feed(torch.tensor([0, 1]), torch.tensor([0, 0]))
-    levels.feed(
-        torch.tensor([2, 3, 4]), torch.tensor([1, 0, 1]), torch.tensor([[7.0], [8.0], [9.0]])
-    )
-    levels.feed(torch.tensor([1, 1]), torch.tensor([2, 0]))
+    levels.feed([0, 1], [0, 0])
+    levels.feed([2, 3, 4], [1, 0, 1], torch.tensor([[7.0], [8.0], [9.0]]))
+    levels.feed([1, 1], [2, 0])
     assert head.fed[1:] == [
         ([0, 1], [31.0, 31.0]),
         ([2, 3, 4], [7.0, 8.0, 9.0]),

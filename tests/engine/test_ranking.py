@@ -35,3 +35,24 @@ def test_the_greatest_entries_are_torchs(vocab, k):
 def test_more_entries_than_chunks_are_found():
     rows = torch.randn(2, 1 << 14, generator=torch.Generator().manual_seed(3))
     assert torch.equal(ranking.top(rows, 300)[0], rows.topk(300).values)
+
+
+@pytest.mark.parametrize("vocab", [5, 4096, 1 << 14])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_the_host_they_are_the_same_and_the_rows_as_they_were(vocab, dtype):
+    rows = torch.randn(3, vocab, generator=torch.Generator().manual_seed(5)).to(dtype)
+    rows[0, 1:4] = -torch.inf
+    before = rows.clone()
+    values, at = ranking.ranked(rows, 4)
+    best = ranking.top(rows, 4)
+    assert (values, at) == (best[0].tolist(), best[1].tolist())
+    assert torch.equal(ranking.top_indices(rows, 4), best[1])
+    assert torch.equal(rows, before)
+    assert all(len(set(row)) == 4 for row in at)
+
+
+def test_rows_that_share_memory_stay_as_they_are():
+    row = torch.randn(300, generator=torch.Generator().manual_seed(7))
+    values, at = ranking.top(row.expand(4, -1), 3)
+    assert torch.equal(at, row.topk(3).indices.expand(4, -1))
+    assert torch.equal(values, row.topk(3).values.expand(4, -1))

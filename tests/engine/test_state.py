@@ -77,11 +77,14 @@ class StateAgainstLists(RuleBasedStateMachine):
         rows, committed = self.rows[seq], self.committed[seq]
         written = max(len(have) - base for have, base in zip(rows, committed, strict=True))
         path = sorted(data.draw(st.sets(st.integers(0, written - 1)))) if written else []
-        self.state.commit(seq, path)
+        loose = data.draw(st.integers(0, len(path)))
+        self.state.commit(seq, path, loose)
         for layer in range(LAYERS):
             base, have = committed[layer], rows[layer]
-            rows[layer] = have[:base] + [have[base + at] for at in path if base + at < len(have)]
-            committed[layer] = len(rows[layer])
+            kept = [at for at in path if base + at < len(have)]
+            rows[layer] = have[:base] + [have[base + at] for at in kept]
+            firm = [at for at in kept if at in path[: len(path) - loose]]
+            committed[layer] = base + len(firm)
         self.remember()
 
     @rule(

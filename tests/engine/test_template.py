@@ -16,7 +16,7 @@ from specbench_cli.engine.template import (
     tree_of_choices,
     tree_of_widths,
 )
-from specbench_cli.engine.tree import ROOT, rows_of, tree_of
+from specbench_cli.engine.tree import ROOT, tree_of
 
 CPU = torch.device("cpu")
 GREEDY = Sampling()
@@ -52,20 +52,20 @@ def test_nodes_with_children_are_fed_and_leaves_are_not(template):
 
 
 @given(templates())
-def test_the_mask_of_a_level_is_a_part_of_the_whole_trees(template):
-    whole, _ = rows_of(template.parents, CPU)
-    fed = [node for node, place in enumerate(template.fed) if place >= 0]
-    before = 0
-    for level in template.levels(CPU):
-        f = len(level.fed)
-        rows = [node + 1 for node in fed[before : before + f]]
-        columns = [node + 1 for node in fed[: before + f]]
-        assert level.mask.tolist() == whole[rows][:, columns].tolist()
-        before += f
+def test_a_level_names_each_nodes_parent_rank_and_what_is_fed(template):
+    fed = [()]
+    for level, depth in zip(template.levels(), range(1, template.depth + 1), strict=True):
+        nodes = [node for node in template.nodes if len(node) == depth]
+        assert [(*fed[row], rank) for row, rank in level.picks] == nodes
+        assert level.width == 1 + max(rank for _, rank in level.picks)
+        assert [fed[row] for row in level.rows] == [node[:-1] for node in nodes]
+        above, fed = fed, [nodes[at] for at in level.fed]
+        assert [above[row] for row in level.above] == [node[:-1] for node in fed]
+        assert all(node in {each[:-1] for each in template.nodes} for node in fed)
 
 
-def test_the_tensors_of_a_template_are_made_once():
-    assert SPARSE_25.levels(CPU) is SPARSE_25.levels(CPU)
+def test_the_levels_of_a_template_are_made_once():
+    assert SPARSE_25.levels() is SPARSE_25.levels()
     assert tree_of_widths((3, 2)) is tree_of_widths((3, 2))
 
 

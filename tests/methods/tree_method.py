@@ -65,8 +65,7 @@ class PlainTree(Method):
         level = [ROOT]
         for ahead in range(depth):
             if ahead:
-                above = torch.arange(len(level), device=session.device) // width
-                out = self.levels.feed(tokens[-1], above)
+                out = self.levels.feed(tokens[-1], [at // width for at in range(len(level))])
             children, q = session.branch(out.logits[0], width, how=how, ahead=ahead)
             tokens.append(children.flatten())
             if q is not None:

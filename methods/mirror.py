@@ -1,0 +1,104 @@
+"""Mirror speculative decoding.
+
+Nikhil Bhendawade, Kumari Nishu, Arnav Kundu, Chris Bartels, Minsik Cho, Irina Belousova: Mirror
+Speculative Decoding: Breaking the Serial Barrier in LLM Inference, 2025, arXiv:2510.13161.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Session, Step
+from specbench_cli.engine.workers.rollouts import Guess, Rollouts, guesses
+from specbench_cli.engine.workers.windows import Preparer, Windows, decode
+
+
+class MirrorParams(MethodParams):
+    """Parameters of `Mirror`."""
+
+    length: int = Field(5, ge=1, le=64, description="draft tokens a step (gamma in the paper)")
+    candidates: int = Field(
+        2, ge=0, le=63, description="early-exit candidates for each place of the window (kappa)"
+    )
+    layer: int | None = Field(
+        None, ge=1, description="target layers before the early exit; half of them if not given"
+    )
+
+
+class MirrorDrafter(Preparer):
+    """Prepares a window for every outcome that the target names."""
+
+    def start(self) -> None:
+        """Prefill the draft."""
+        self.rollouts = Rollouts(self.desk, self.params.length, self.params.candidates)
+
+    def prepare(self, told: Sequence[Guess]) -> None:
+        """Step 3, the draft's half."""
+        self.rollouts.prepare(told)
+
+
+class Mirror(Method):
+    """Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.
+
+    Target and draft work at the same time, in workers of their own. While the target's remaining
+    layers run, the draft rolls out a window for every candidate at every place where the current
+    window may end, so that the next window is often there when verification ends.
+    Exact because only rows of the whole target decide; the early ones choose what is prepared. A
+    prepared window was drawn from the draft's law behind its outcome, independently of the others
+    and of what decided the outcome, and is taken for that outcome alone: to verification it is a
+    draft like any other.
+    Differs from the paper: the draft is an ordinary model and gives one token a forward, where
+    theirs is trained for speculative streaming; workers are processes or CUDA streams of one
+    machine, where theirs are GPUs and NPUs.
+
+    One step:
+    1. The draft's window behind the last outcome: the prepared one if there is one, else drafted
+       now.
+    2. The target runs its first layers over the window; the exit's rows, through the model's own
+       final norm and output matrix, name the `candidates` best tokens for every place.
+    3. The target runs its other layers; meanwhile the draft rolls out a window for each number of
+       tokens that may stand and each candidate that may follow, all of them a level a forward.
+    4. (engine) Verify by the whole target's rows; commit; tell the draft the outcome.
+    """
+
+    name: ClassVar[str] = "mirror"
+    Params: ClassVar[type[MirrorParams]] = MirrorParams
+    params: MirrorParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    workers: ClassVar[int] = 2
+    claims: ClassVar[tuple[Claim, ...]] = (
+        Claim(speedup="2.8x to 5.8x", source="abstract of arXiv:2510.13161"),
+    )
+    citation: ClassVar[str] = """
+        @misc{bhendawade2025mirror,
+          title = {Mirror Speculative Decoding: Breaking the Serial Barrier in {LLM} Inference},
+          author = {Bhendawade, Nikhil and Nishu, Kumari and Kundu, Arnav and Bartels, Chris and
+            Cho, Minsik and Belousova, Irina},
+          year = {2025},
+          eprint = {2510.13161},
+          url = {https://arxiv.org/abs/2510.13161}
+        }
+        """
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a step at a time."""
+        windows = Windows(session, MirrorDrafter, self.params)
+        return decode(session, windows, partial(self.score, session, windows))
+
+    def score(self, session: Session, windows: Windows, draft: Draft) -> Tensor:
+        """Steps 2 and 3, the target's half: its logits [m + 1, V]."""
+        width, target = self.params.candidates, session.target
+        if not width or session.room() < 2:  # there is nothing to prepare
+            return session.score(draft)
+        windows.complete()
+        # 2.
+        early = session.begin_score(draft, self.params.layer or max(1, target.n_layers // 2))
+        wide = min(width + 1, target.vocab_size)
+        best, _ = session.candidates(early, wide, ahead=range(len(early)))
+        # 3.
+        windows.prepare(guesses(best, windows.ids, width, session.room()))
+        return session.end_score()

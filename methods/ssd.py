@@ -1,0 +1,76 @@
+"""Speculation on the outcome of speculation.
+
+Known as SSD, "speculative speculative decoding"; as planned for SGLang in
+github.com/sgl-project/sglang/issues/27462.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Step
+from specbench_cli.engine.workers.rollouts import Guess, Rollouts
+from specbench_cli.engine.workers.windows import Preparer, Windows, decode
+
+
+class SsdParams(MethodParams):
+    """Parameters of `Ssd`."""
+
+    length: int = Field(5, ge=1, le=64, description="draft tokens a step (K)")
+    guesses: int = Field(
+        2, ge=0, le=63, description="guesses of the token behind each number of accepted ones (F)"
+    )
+
+
+class SsdDrafter(Preparer):
+    """Prepares a window for every outcome that the draft itself thinks likely."""
+
+    def start(self) -> None:
+        """Prefill the draft."""
+        self.rollouts = Rollouts(self.desk, self.params.length, self.params.guesses)
+
+    def prepare(self, told: Sequence[Guess]) -> None:
+        """Step 2, the draft's half."""
+        self.rollouts.complete()
+        self.rollouts.prepare(self.rollouts.guess(self.params.guesses))
+
+
+class Ssd(Method):
+    """SSD: while the target verifies a window, the draft prepares for every likely outcome of it.
+
+    Target and draft work at the same time, in workers of their own. The draft guesses the outcome
+    by its own law: for each number of its tokens that may stand, the likeliest tokens to follow.
+    Exact because the target alone decides. A prepared window was drawn from the draft's law behind
+    its outcome, independently of the others and of what decided the outcome, and is taken for that
+    outcome alone: to verification it is a draft like any other.
+    Differs from its source: every number of accepted tokens gets as many guesses.
+
+    One step:
+    1. The draft's window behind the last outcome: the prepared one if there is one, else drafted
+       now.
+    2. The target scores the window; meanwhile the draft rolls out a window for each of the
+       `length` + 1 numbers of tokens that may stand and each of its `guesses` of the token behind
+       them, all of them a level a forward.
+    3. (engine) Verify; commit; tell the draft the outcome.
+    """
+
+    name: ClassVar[str] = "ssd"
+    Params: ClassVar[type[SsdParams]] = SsdParams
+    params: SsdParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    workers: ClassVar[int] = 2
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a step at a time."""
+        windows = Windows(session, SsdDrafter, self.params)
+        return decode(session, windows, partial(self.score, session, windows))
+
+    def score(self, session: Session, windows: Windows, draft: Draft) -> Tensor:
+        """Step 2: the target's logits [m + 1, V]."""
+        if self.params.guesses and session.room() > 1:
+            windows.prepare()
+        return session.score(draft)

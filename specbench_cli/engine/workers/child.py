@@ -1,0 +1,155 @@
+"""The drafter's side of a worker in a process of its own: loads the draft, carries out orders.
+
+The process ends with the one that started it, whatever ended that: by a signal that the kernel
+sends, and where it knows none, because nobody is at the other end of the bell.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.types import Forward, Role
+from specbench_cli.engine.workers.block import Bell, Block
+from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.message import Message
+from specbench_cli.engine.workers.place import Place, settle
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import SpecbenchError
+
+START, ORDER = 1, 2
+"""What the bell of the target's side says: a request follows on the line, an order is in the block.
+"""
+
+READY, REPLY, FAILED = 1, 2, 3
+"""What the drafter's says: the draft is loaded, a reply is in the block, an error on the line."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+FIELDS = 7
+"""Whole numbers that a forward is told in."""
+
+ROOM = 512
+"""Rows that states grow by."""
+
+
+def serve(
+    parent: int,
+    recipe: Callable[[], Decoder],
+    place: Place,
+    end: socket.socket,
+    line: Connection,
+    orders: Block,
+    replies: Block,
+) -> None:
+    """What the process does, from its start to its end.
+
+    Args:
+        parent: the process that it must not outlive.
+        recipe: loads the draft.
+    """
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    settle(place)
+    bell = Bell(end)
+    try:
+        try:
+            decoder = recipe()
+        except Exception as error:
+            line.send(_told(error))
+            bell.ring(0, FAILED)
+            return
+        gc.collect()
+        gc.freeze()  # what the draft is made of is no garbage
+        line.send(decoder.name)
+        bell.ring(0, READY)
+        with torch.inference_mode():
+            _carry_out(decoder, bell, line, orders, replies)
+    except (EOFError, BrokenPipeError):
+        pass  # the other side is gone
+
+
+def _carry_out(
+    decoder: Decoder, bell: Bell, line: Connection, orders: Block, replies: Block
+) -> None:
+    """Orders as they come, each with one reply."""
+    workspace = Workspace({"draft": decoder}, 0)
+    while True:
+        rung = bell.wait()
+        assert rung is not None
+        number, what = rung
+        read_ns = time.perf_counter_ns()
+        answer = None
+        try:
+            if what == START:
+                provide(*line.recv())
+                desk, drafter = _seated(workspace, decoder, *line.recv())
+                drafter.start()
+            else:
+                answer = drafter.handle(Message(*orders.read(number, desk.device)))
+            told = _flat(desk.meter.take())
+            ints = () if answer is None else answer.ints
+            head = (read_ns, time.perf_counter_ns(), -1 if answer is None else len(ints))
+            replies.write(number, (*head, *ints, *told), None if answer is None else answer.rows)
+        except Exception as error:
+            line.send(_told(error))
+            bell.ring(number, FAILED)
+        else:
+            bell.ring(number, REPLY)
+
+
+def provide(module: str, file: str | None) -> None:
+    """Have the module that a drafter's class is in: a plug-in's is a file that no name leads to."""
+    if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
+        return
+    spec = importlib.util.spec_from_file_location(module, file)
+    if spec is not None and spec.loader is not None:
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+
+
+def _seated(
+    workspace: Workspace, decoder: Decoder, kind: type[Drafter], params: Any, brief: Any
+) -> tuple[Desk, Drafter]:
+    if brief.capacity > workspace.capacity:  # in large steps: it takes time while a timer runs
+        workspace.reserve(-(-brief.capacity // ROOM) * ROOM)
+    desk = Desk(brief, decoder, workspace.loans())
+    return desk, kind(desk, params)
+
+
+def _flat(forwards: list[Forward]) -> list[int]:
+    told: list[int] = []
+    for f in forwards:
+        told += (ROLES.index(f.role), f.batch, f.n_tokens, *f.layers, f.t0_ns, f.t1_ns)
+    return told
+
+
+def unflat(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
+    """The forwards that whole numbers tell of."""
+    forwards = []
+    for at in range(0, len(told), FIELDS):
+        role, batch, n_tokens, first, last, t0, t1 = told[at : at + FIELDS]
+        layers = (first, last)
+        forwards.append(Forward(model, ROLES[role], worker, batch, n_tokens, layers, t0, t1))
+    return forwards
+
+
+def _told(error: Exception) -> tuple[bool, str, str | None]:
+    """Whether an error is for the user, its text and its hint."""
+    if isinstance(error, SpecbenchError):
+        return True, error.message, error.hint
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return False, f"{type(error).__name__}: {error}{where}", None

@@ -1,0 +1,115 @@
+"""The draft's side of a parallel method: a state machine, and all that it may touch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench_cli.engine.choosing import Chooser
+from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.meter import Meter, Metered
+from specbench_cli.engine.random import SeededRandom
+from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.workers.message import Message
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import MethodParams
+
+TARGET, DRAFTER = 0, 1
+"""Numbers of the workers in traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a worker is told of a request before it begins.
+
+    capacity: rows that its states need; vocab_size: the target's.
+    """
+
+    prompt_id: str
+    turn: int
+    pass_: int
+    ids: tuple[int, ...]
+    sampling: Sampling
+    capacity: int
+    vocab_size: int
+
+
+class Desk:
+    """All that a drafter may touch: the drafting half of a session.
+
+    Attributes:
+        model: the draft behind a meter.
+        text: the prompt, what the drafter was told is committed, and what it drafts on its own; the
+            drafter keeps it. Rows of its states stand for these tokens.
+        prompt_length: tokens of the prompt.
+        chooser: how draft tokens are chosen; its positions are those of the output.
+        held: the states handed out, each with its model.
+    """
+
+    def __init__(
+        self,
+        brief: Brief,
+        model: Decoder,
+        lend: Callable[[Decoder, int], State],
+        chooser: Chooser | None = None,
+    ) -> None:
+        self.device = model.device
+        self.meter = Meter(model.device)
+        self.model = Metered(model, self.meter, role="draft", worker=DRAFTER)
+        self.text = list(brief.ids)
+        self.prompt_length = len(brief.ids)
+        self.chooser = chooser or _chooser(brief, model.device)
+        self.held: list[tuple[Decoder, State]] = []
+        self._lend = lend
+
+    def new_state(self, model: Metered, slack: int = 0) -> State:
+        """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
+        state = self._lend(model.decoder, slack)
+        self.held.append((model.decoder, state))
+        return state
+
+    def since(self, length: int) -> Tokens:
+        """The tokens of the text that a state of `length` rows has not seen."""
+        return Tokens(torch.tensor([self.text[length:]], dtype=torch.int64, device=self.device))
+
+    @property
+    def position(self) -> int:
+        """Index in the output of the token that follows the text."""
+        return len(self.text) - self.prompt_length
+
+
+class Drafter(ABC):
+    """The draft's side of a parallel method: from orders to answers, without input or output of
+    its own, so that it runs wherever a worker is.
+
+    Its class stands at the top level of a module, so that another process can import it. What it
+    answers must follow from the prompt, the orders and `desk.chooser` alone.
+    """
+
+    def __init__(self, desk: Desk, params: MethodParams) -> None:
+        self.desk = desk
+        self.params: Any = params
+
+    def start(self) -> None:
+        """A new prompt: prefill the draft. `desk.text` holds the prompt."""
+
+    @abstractmethod
+    def handle(self, message: Message) -> Message | None:
+        """Carry out an order; returns the answer, None where none is due."""
+
+
+def _chooser(brief: Brief, device: torch.device) -> Chooser:
+    """With the target's noise, and with draws of the drafter's own."""
+    who = (brief.sampling.seed, brief.prompt_id, brief.turn)
+    return Chooser(
+        brief.sampling,
+        SeededRandom(*who, brief.pass_, device, worker=DRAFTER),
+        Noise(*who, brief.vocab_size, device),
+        brief.vocab_size,
+    )

@@ -1,0 +1,22 @@
+"""A process that does not outlive the one that started it, whatever ends that."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent is gone; on Linux alone.
+
+    Args:
+        parent: the process that it was started by, which may be gone already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by)
+        if os.getppid() != parent:  # it was quicker
+            os._exit(1)

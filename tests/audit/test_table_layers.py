@@ -1,0 +1,69 @@
+"""A table of two layers: its first one speaks early, and its second notices rows of another one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_cli.audit.table_model import (
+    TableDecoder,
+    exits_of,
+    random_table,
+    rows_out_of_place,
+)
+from specbench_cli.engine.types import Hidden, Tokens
+
+TABLE = random_table(4, 1)
+EXITS = exits_of(TABLE)
+IDS = Tokens(torch.tensor([[1, 0, 2]]))
+
+
+def decoder() -> TableDecoder:
+    return TableDecoder("target", TABLE, EXITS)
+
+
+def test_its_halves_are_the_exit_table_and_then_the_whole() -> None:
+    model = decoder()
+    whole, state = model.new_state(4), model.new_state(4)
+    due = model.forward(IDS, whole, logits_at="all").logits
+    first = model.forward(IDS, state, layers=(0, 1))
+    assert first.logits is None
+    assert torch.equal(first.hidden[0], EXITS[[0, 1, 0], [1, 0, 2]])
+    assert [state.length(0, layer) for layer in (0, 1)] == [3, 0]
+    assert rows_out_of_place(state, (1, 0, 2)) == "layers of [3, 0] rows"
+    rest = model.forward(Hidden(first.hidden), state, layers=(1, 2), logits_at="all")
+    assert torch.equal(rest.logits, due)
+    assert torch.equal(due[0], TABLE[[0, 1, 0], [1, 0, 2]])
+    assert rows_out_of_place(state, (1, 0, 2)) is None
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_rows_of_another_place_change_what_the_second_layer_says(row: int) -> None:
+    model = decoder()
+    state = model.new_state(4)
+    rows = model.forward(IDS, state, layers=(0, 1)).hidden.clone()
+    rows[0, row] += 1e-3
+    found = model.forward(Hidden(rows), state, layers=(1, 2), logits_at="all").logits[0]
+    due = TABLE[[0, 1, 0], [1, 0, 2]]
+    assert [not torch.equal(*pair) for pair in zip(found, due, strict=True)] == [
+        at == row for at in range(3)
+    ]
+
+
+def test_layers_that_hold_fewer_rows_keep_those_they_have() -> None:
+    state = decoder().new_state(8)
+    decoder().forward(IDS, state, layers=(0, 1))
+    state.commit(0, (0, 2))
+    assert (state.ids, state.lengths) == ([1, 2], [2, 0])
+    state.truncate(0, 1)
+    assert (state.ids, state.lengths) == ([1], [1, 0])
+
+
+def test_loose_rows_can_still_be_left_out() -> None:
+    model = decoder()
+    state = model.new_state(8)
+    model.forward(IDS, state)
+    state.commit(0, (0, 1, 2), loose=2)
+    model.forward(Tokens(torch.tensor([[3]])), state)
+    state.commit(0, (0, 2))
+    assert (state.ids, state.lengths) == ([1, 0, 3], [3, 3])

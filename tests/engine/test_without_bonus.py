@@ -1,0 +1,80 @@
+"""Verification without the last node's row: all draft tokens are tested, and no bonus follows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench_cli.engine import decide
+from specbench_cli.engine.random import Random, SeededRandom
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Draft
+from specbench_cli.errors import MethodFault
+
+TOKENS = torch.tensor([1, 2])
+P = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=torch.float64)
+Q = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
+
+
+def test_a_chain_that_stands_is_committed_without_a_bonus():
+    outcome, root = decide.chosen(Draft(TOKENS), None, torch.tensor([1, 2]))
+    assert outcome.committed == (1, 2) and outcome.path == (0, 1) and outcome.tested == 2
+    assert outcome.origin == ("accepted", "accepted") and root.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("choices", "committed", "tested"), [([1, 0], (1, 0), 2), ([0, 2], (0,), 1)]
+)
+def test_the_last_row_decides_too(choices, committed, tested):
+    outcome, root = decide.chosen(Draft(TOKENS), None, torch.tensor(choices))
+    assert outcome.committed == committed and outcome.tested == tested
+    assert outcome.origin[-1] == "recovered" and root.tolist() == [committed[-1]]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_law_of_what_is_committed_is_the_targets(rule, exact_law):
+    """Walked: two tokens drawn from Q; where fewer are committed, the rest is drawn from P."""
+
+    def run(random: Random) -> tuple[int, ...]:
+        tokens = random.categorical(Q)
+        outcome, _ = decide.drawn(Draft(tokens, law="iid", q=Q), None, P, random, rule)
+        committed = list(outcome.committed)
+        while len(committed) < 2:
+            committed.append(int(random.categorical(P[len(committed)])))
+        return tuple(committed)
+
+    law = exact_law(run)
+    for first in range(3):
+        for second in range(3):
+            due = float(P[0, first] * P[1, second])
+            assert law[first, second] == pytest.approx(due, abs=1e-12)
+
+
+def test_where_all_stand_no_chance_is_used_up_for_a_bonus():
+    class Counting(SeededRandom):
+        laws: list[torch.Tensor]
+
+        def categorical(self, p):
+            self.laws = [*getattr(self, "laws", []), p]
+            return super().categorical(p)
+
+    random = Counting(0, "p", 0, 1, torch.device("cpu"))
+    outcome, _ = decide.drawn(Draft(TOKENS, law="iid", q=P), None, P, random, "rejection")
+    assert outcome.committed == (1, 2)
+    assert [law.tolist() for law in random.laws] == [[[0.0, 0.0, 1.0]]]  # one outcome only
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_another_number_of_rows_is_refused(rows, open_session, random_table):
+    session = open_session(random_table(3, 1), sampling=Sampling())
+    session.prefill()
+    draft = session.chain((1, 2))
+    with pytest.raises(MethodFault, match=f"2 nodes verified by {rows} rows"):
+        session.verify(draft, torch.zeros(rows, 3))
+
+
+def test_a_tree_needs_all_rows(open_session, random_table):
+    session = open_session(random_table(3, 1), sampling=Sampling())
+    session.prefill()
+    with pytest.raises(MethodFault, match="2 nodes verified by 2 rows"):
+        session.verify(Draft(torch.tensor([1, 2]), (-1, -1)), torch.zeros(2, 3))

@@ -1,0 +1,54 @@
+"""Doubles that another process can import: a table and a drafter that take their time, or fail."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.audit.table_model import TableDecoder
+from specbench_cli.engine.types import Out
+from specbench_cli.engine.workers.drafter import Drafter
+from specbench_cli.engine.workers.message import Message
+from specbench_cli.errors import EnvironmentFault
+
+
+class SlowTable(TableDecoder):
+    """A table that sleeps before every tenth forward, up to `most` seconds, as chance will have."""
+
+    def __init__(self, name: str, table: Tensor, most: float) -> None:
+        super().__init__(name, table)
+        self._chance, self._most = random.Random(os.urandom(8)), most
+
+    def forward(self, *args: Any, **kwargs: Any) -> Out:
+        """See `TableDecoder`."""
+        if self._most and self._chance.random() < 0.1:
+            time.sleep(self._chance.random() * self._most)
+        return super().forward(*args, **kwargs)
+
+
+class Echo(Drafter):
+    """Answers with what it is told; orders of one number sleep so many ms, and get no answer if it
+    is 0; negative ones are errors."""
+
+    def handle(self, message: Message) -> Message | None:
+        """See `Drafter`."""
+        x = torch.tensor([self.desk.text[:1]])
+        self.desk.model.forward(type(self.desk.since(0))(x), self.desk.new_state(self.desk.model))
+        if len(message.ints) == 1:
+            (ms,) = message.ints
+            if ms < 0:
+                raise ZeroDivisionError(f"no {ms}")
+            time.sleep(ms / 1e3)
+            if ms == 0:
+                return None
+        return message
+
+
+def no_table() -> TableDecoder:
+    """A draft that is not there."""
+    raise EnvironmentFault("its folder is empty", hint="specbench list models")

@@ -1,0 +1,100 @@
+"""A drafter's desk is the drafting half of a session, and what it delivers is checked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.table_model import pair
+from specbench_cli.engine.meter import Meter
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.random import SeededRandom
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Forward, Sent
+from specbench_cli.engine.workers.drafter import DRAFTER, Desk, Drafter
+from specbench_cli.engine.workers.message import Message
+from specbench_cli.errors import MethodFault
+
+CPU = torch.device("cpu")
+CASE = Case("near", pair("near", 5), Sampling("coupled", 1.0, seed=4), budget=9)
+
+
+class Silent(Drafter):
+    """Answers nothing."""
+
+    def handle(self, message: Message) -> Message | None:
+        """See `Drafter`."""
+        return None
+
+
+def desk_of(case: Case, **rest: object) -> tuple[Desk, object]:
+    session = case.open(**rest)
+    desk = session.hire(Silent, MethodParams()).desk
+    assert desk is not None
+    return desk, session
+
+
+def test_a_desk_has_the_prompt_and_states_of_its_own():
+    desk, session = desk_of(CASE)
+    assert desk.text == list(CASE.prompt) and desk.position == 0
+    desk.text += [3, 4]
+    assert desk.position == 2 and desk.since(5).ids.tolist() == [[3, 4]]
+    mine, theirs = desk.new_state(desk.model), session.new_state(session.draft())
+    assert mine is not theirs and desk.held == [(desk.model.decoder, mine)]
+
+
+def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
+    desk, session = desk_of(CASE)
+    assert torch.equal(desk.chooser.noise(3, 2), session.noise(3, 2))
+    law = torch.full((64, 97), 1 / 97)
+    drawn = [
+        SeededRandom(4, "p", 0, 1, CPU, worker=worker).categorical(law).tolist()
+        for worker in (0, DRAFTER, DRAFTER)
+    ]
+    assert drawn[0] != drawn[1] == drawn[2]
+    assert drawn[0] == SeededRandom(4, "p", 0, 1, CPU).categorical(law).tolist()
+
+
+def test_with_given_chance_a_drafter_in_the_same_place_takes_from_it_too():
+    given = SeededRandom(0, "given", 0, 1, CPU)
+    desk, session = desk_of(CASE, random=given)
+    assert desk.chooser is session.chooser and session.random is given
+
+
+def test_another_workers_times_are_moved_to_the_sessions_zero():
+    meter = Meter(CPU)
+    zero = meter.clock.zero_ns
+    forwards = [Forward("draft", "draft", 1, 1, 1, (0, 1), zero + 10, zero + 30)]
+    meter.merge(forwards, used=False)
+    meter.sent(Sent(0, 1, zero + 5, zero + 9, 24))
+    meter.resolve()
+    (forward,) = meter.forwards
+    assert (forward.t0_ns, forward.t1_ns, forward.used) == (10, 30, False)
+    assert meter.messages == [Sent(0, 1, 5, 9, 24)]
+
+
+def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
+    desk, _ = desk_of(CASE)
+    before = time.perf_counter_ns()
+    desk.model.forward(desk.since(0), desk.new_state(desk.model))
+    after = time.perf_counter_ns()
+    (forward,) = desk.meter.take()
+    assert before <= forward.t0_ns <= forward.t1_ns <= after and forward.worker == DRAFTER
+    assert desk.meter.take() == []
+
+
+def test_what_is_delivered_is_a_chain_of_the_targets_ids_with_its_laws():
+    session = replace(CASE, sampling=Sampling("rejection", 1.0)).open()
+    session.prefill()
+    q = torch.full((2, 5), 0.2)
+    draft = session.delivered((1, 2), q)
+    assert draft.tokens.tolist() == [1, 2] and draft.law == "iid" and draft.q is q
+    with pytest.raises(MethodFault, match="id 5 at node 1"):
+        session.delivered((1, 5), q)
+    with pytest.raises(MethodFault, match=r"must be \[2, 5\]"):
+        session.delivered((1, 2), q[:1])
+    assert CASE.open().delivered((1,), None).law == "point"

@@ -1,0 +1,364 @@
+"""Drafters inline, in a thread and in a process: the same ids, and nothing left in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from methods import pearl
+from methods.pearl import Pearl, PearlParams
+from specbench_cli import registry
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.table_model import pair
+from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.method import MethodParams
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.workers.block import SLOTS, Block
+from specbench_cli.engine.workers.message import Message
+from specbench_cli.engine.workers.place import Place, at, halves
+from specbench_cli.engine.workers.process import Processes
+from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.transport import Inline, Transport, Worker
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import EnvironmentFault, MethodFault, WorkerLost
+from specbench_cli.models.resolve import resolve
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.append(HERE)  # the drafter's process gets this path, and finds the doubles by it
+
+from slow_tables import Echo, SlowTable, no_table  # noqa: E402
+
+NAP = 0.002
+TABLES = pair("near", 5)
+RULES = {
+    "greedy": Sampling(),
+    "coupled": Sampling("coupled", 0.9, seed=1),
+    "rejection": Sampling("rejection", 0.9, seed=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def case_of(rule: str, prompt_id: str = "table/0", budget: int = 17) -> Case:
+    return Case("near", TABLES, RULES[rule], budget=budget, prompt_id=prompt_id)
+
+
+def workspace_of(transport: Transport, nap: float = 0.0) -> Workspace:
+    """The tables, both of which sleep now and then."""
+    target, draft = TABLES
+    recipe = partial(SlowTable, "draft", draft, nap)
+    decoders = {"target": SlowTable("target", target, nap), "draft": recipe()}
+    return Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Workspace]:
+    workspace = workspace_of(Processes(timeout=20.0), NAP)
+    yield workspace
+    workspace.close()
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[Workspace]:
+    workspace = workspace_of(Threads(timeout=20.0), NAP)
+    yield workspace
+    workspace.close()
+
+
+def decoded(workspace: Workspace, case: Case, window: int = 3) -> tuple[list[int], list[object]]:
+    session = case.open(workspace)
+    steps = [step.outcome for step in Pearl(PearlParams(window=window)).generate(session)]
+    return list(session.output()), steps
+
+
+@pytest.mark.parametrize("where", ["process", "thread"])
+def test_ids_and_steps_are_the_same_over_200_runs_with_random_sleeps_in_either_worker(
+    where, request
+):
+    workspace, inline = request.getfixturevalue(where), workspace_of(Inline())
+    due = {}
+    for turn in range(100):  # and as many in the other place
+        rule, window = list(RULES)[turn % 3], (4, 1, 2)[turn // 3 % 3]
+        key = rule, window
+        if key not in due:
+            due[key] = decoded(inline, case_of(rule), window)
+        assert decoded(workspace, case_of(rule), window) == due[key], f"run {turn}, {key}"
+
+
+def test_draws_of_another_prompt_pass_or_seed_are_others(process):
+    base = case_of("rejection")
+    outputs = [
+        decoded(process, base),
+        decoded(process, case_of("rejection", "table/1")),
+        decoded(process, replace(base, sampling=replace(base.sampling, seed=3))),
+    ]
+    assert len({tuple(output) for output, _ in outputs}) == 3
+    assert decoded(process, base) == outputs[0]
+
+
+def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
+    """The embedded pair: laws cross over in float32, and the draft computes the same numbers."""
+    checkpoint = resolve("embedded")
+    assert checkpoint.draft is not None
+    recipe = partial(load_decoder, resolve(checkpoint.draft).path, name="draft")
+    decoders = {"target": load_decoder(checkpoint.path, name="target"), "draft": recipe()}
+    transport = Processes(*halves())
+    apart = Workspace(decoders, 100, recipes={"draft": recipe}, transport=transport)
+    here, stop = Workspace(decoders, 100), StopRule(frozenset(), 24)
+    for rule, sampling in RULES.items():
+        request = Request("p", 1, tuple(range(100, 130)), stop)
+        found = []
+        for workspace in (apart, here):
+            session = Session(workspace, request, sampling)
+            with transport.placed():
+                steps = list(Pearl(PearlParams(window=4)).generate(session))
+            found.append((session.output(), [step.outcome for step in steps]))
+        assert found[0] == found[1], rule
+    apart.close()
+
+
+@pytest.mark.parametrize("where", ["process", "thread"])
+def test_the_drafters_forwards_and_the_messages_are_in_the_sessions_trace(where, request):
+    session = case_of("greedy").open(request.getfixturevalue(where))
+    steps = list(Pearl(PearlParams(window=3)).generate(session))
+    session.meter.resolve()
+    end = session.last_ns - session.started_ns
+    drafter = [f for f in session.meter.forwards if f.worker == 1]
+    assert {f.model for f in drafter} == {"draft"} and drafter[0].role == "prefill"
+    assert [f.role for f in drafter[1:]] == ["draft"] * (len(drafter) - 1)
+    assert sum(f.n_tokens for f in drafter if f.role == "prefill") == 5
+    for forwards in (drafter, [f for f in session.meter.forwards if f.worker == 0]):
+        edges = [edge for f in forwards for edge in (f.t0_ns, f.t1_ns)]
+        assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= end
+    messages = session.meter.messages
+    assert [(m.sender, m.receiver) for m in messages] == [(0, 1), (1, 0)] * len(steps)
+    assert all(0 < m.t0_ns <= m.t1_ns <= end and m.nbytes for m in messages)
+
+
+def test_a_plug_ins_drafter_works_in_another_process_too(process, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    assert pearl.__file__ is not None
+    source = Path(pearl.__file__).read_text().replace('= "pearl"', '= "pearl-of-another"')
+    plugin = tmp_path / "another.py"
+    plugin.write_text(source)
+    registry.load_plugin(str(plugin))
+    method = registry.load("pearl-of-another")
+    assert method.__module__ != pearl.__name__
+    session = case_of("coupled").open(process)
+    for _ in method().generate(session):
+        pass
+    assert list(session.output()) == decoded(process, case_of("coupled"))[0]
+
+
+def test_messages_come_across_as_they_are(process):
+    worker = case_of("greedy").open(process).hire(Echo, MethodParams())
+    rows = torch.rand(3, 5)
+    for sent in (
+        Message((1, -2, 1 << 40), rows),
+        Message((), rows[:0]),
+        Message(tuple(range(1000))),
+    ):
+        worker.send(sent)
+        got = worker.receive()
+        assert got.ints == sent.ints
+        assert got.rows is None if sent.rows is None else torch.equal(got.rows, sent.rows)
+
+
+@pytest.mark.parametrize("where", ["inline", "process", "thread"])
+def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where, request):
+    workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
+    session = case_of("greedy").open(workspace)
+    worker = session.hire(Echo, MethodParams())
+    for ints in ((1,), (2,), (0,)):  # the last one gets no answer anyway
+        worker.send(Message(ints))
+    worker.cancel()
+    worker.send(Message((3,)))
+    assert worker.receive().ints == (3,)
+    used = [f.used for f in session.meter.forwards if f.worker == 1]
+    assert used == [False, False, False, True]
+    with pytest.raises(MethodFault, match="no order is open"):
+        worker.receive()
+
+
+def test_a_worker_left_at_work_is_done_before_the_next_request(process):
+    left = case_of("greedy").open(process).hire(Echo, MethodParams())
+    left.send(Message((200,)))
+    left.send(Message((-1,)))
+    session = case_of("greedy").open(process)
+    worker = session.hire(Echo, MethodParams())
+    worker.send(Message((7, 7)))
+    assert worker.receive().ints == (7, 7)
+    assert len(session.meter.forwards) == 1
+    worker.send(Message((50,)))
+    worker.settle()
+    assert len(session.meter.forwards) == 2 and not session.meter.forwards[-1].used
+
+
+def test_no_more_orders_are_open_than_there_is_room_for(process):
+    worker = case_of("greedy").open(process).hire(Echo, MethodParams())
+    for _ in range(SLOTS - 1):  # its start is one too
+        worker.send(Message((20,)))
+    with pytest.raises(MethodFault, match=f"more than {SLOTS} orders are open"):
+        worker.send(Message((20,)))
+
+
+def fails(worker: Worker) -> None:
+    worker.send(Message((-3,)))
+    worker.receive()
+
+
+@pytest.mark.parametrize("where", ["inline", "process", "thread"])
+def test_an_error_of_the_drafter_is_told_and_the_worker_goes_on(where, request):
+    workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
+    with pytest.raises((MethodFault, ZeroDivisionError), match="no -3"):
+        fails(case_of("greedy").open(workspace).hire(Echo, MethodParams()))
+    worker = case_of("greedy").open(workspace).hire(Echo, MethodParams())
+    worker.send(Message((1,)))
+    assert worker.receive().ints == (1,)
+
+
+def test_a_message_that_is_too_large_is_refused():
+    block = Block.make(2, 4)
+    with pytest.raises(MethodFault, match="3 rows of 4 does not fit"):
+        block.write(1, (), torch.zeros(3, 4))
+    block.close()
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    """Whether a process ends in so many seconds; one that nobody waited for has ended."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("blow", "says"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "did not answer within 0.7 s")],
+)
+def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_its_place(blow, says):
+    transport = Processes(timeout=0.7)
+    workspace = workspace_of(transport)
+    session = case_of("greedy", budget=40).open(workspace)
+    steps = Pearl(PearlParams(window=2)).generate(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbench_cli.engine.workers.process.LOADING_S", 60.0)
+        next(steps)
+    pid = transport.pid
+    assert pid is not None
+    os.kill(pid, blow)
+    start = time.monotonic()
+    with pytest.raises(WorkerLost, match=rf"draft's worker \(process {pid}\) {says}") as lost:
+        list(steps)
+    assert time.monotonic() - start < 5.0 and lost.value.exit_code == 3 and lost.value.hint
+    assert not psutil.pid_exists(pid)
+    if blow == signal.SIGKILL:
+        due = decoded(workspace_of(Inline()), case_of("greedy"))
+        assert decoded(workspace, case_of("greedy")) == due
+    workspace.close()
+    assert transport.pid is None
+
+
+def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
+    workspace = workspace_of(Threads(timeout=0.05))
+    worker = case_of("greedy").open(workspace).hire(Echo, MethodParams())
+    worker.send(Message((300,)))
+    with pytest.raises(WorkerLost, match=r"did not answer within 0\.05 s"):
+        worker.receive()
+    assert decoded(workspace, case_of("greedy")) == decoded(
+        workspace_of(Inline()), case_of("greedy")
+    )
+    workspace.close()
+
+
+def test_a_draft_that_does_not_load_is_a_fault_of_the_environment():
+    workspace = replace(workspace_of(Processes()), recipes={"draft": no_table})
+    with pytest.raises(EnvironmentFault, match="cannot load the draft: its folder is empty"):
+        case_of("greedy").open(workspace).hire(Echo, MethodParams())
+    workspace.close()
+
+
+PARENT = """
+import sys, time
+sys.path[:0] = {path!r}
+from functools import partial
+import torch
+from methods.pearl import Pearl, PearlParams
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.table_model import TableDecoder, pair
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.workers.process import Processes
+
+if __name__ == "__main__":
+    case = Case("near", pair("near", 5), Sampling(), budget=1000)
+    workspace, transport = case.workspace(), Processes()
+    workspace.transport = transport
+    workspace.recipes = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
+    for step in Pearl(PearlParams(window=2)).generate(case.open(workspace)):
+        print(transport.pid, flush=True)
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_the_process_that_started_it(blow, tmp_path):
+    script = tmp_path / "parent.py"
+    root = Path(__file__).parents[3]
+    script.write_text(PARENT.format(path=[str(root)]))
+    segments = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    family = [each.pid for each in psutil.Process(parent.pid).children(recursive=True)]
+    assert child in family
+    (os.killpg if blow == signal.SIGINT else os.kill)(parent.pid, blow)  # Ctrl-C is for all of them
+    parent.wait(10)
+    parent.stdout.close()
+    assert all(gone(pid) for pid in family)
+    if Path("/dev/shm").is_dir():
+        assert not {name for name in Path("/dev/shm").iterdir() if "specbench" in name.name}
+        assert set(Path("/dev/shm").iterdir()) <= segments
+
+
+def test_cores_and_threads_are_as_they_were_after_a_place():
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    with suppress(KeyError), at(Place((min(cores),))):
+        assert os.sched_getaffinity(0) == {min(cores)} and torch.get_num_threads() == 1
+        raise KeyError
+    assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == threads
+    with at(Place()):
+        assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == threads
+
+
+def test_halves_share_out_all_cores():
+    target, draft = halves()
+    cores = os.sched_getaffinity(0)
+    assert {*target.cores, *draft.cores} == cores
+    assert len(cores) < 2 or not {*target.cores} & {*draft.cores}

@@ -1,0 +1,234 @@
+"""What holds of every method that has its draft prepare windows for outcomes: `mirror`, `ssd`."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from methods.mirror import Mirror, MirrorParams
+from methods.sps import Sps, SpsParams
+from methods.ssd import Ssd, SsdParams
+from specbench_cli.audit.cases import Case, random_cases, reference_tokens, sampling_of
+from specbench_cli.audit.choice import distance, walk
+from specbench_cli.audit.reference import Reference, cut
+from specbench_cli.audit.table_model import (
+    TableDecoder,
+    exits_of,
+    pair,
+    random_table,
+    rows_out_of_place,
+    settled,
+)
+from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.types import Out, Step, Tokens
+from specbench_cli.engine.workers.process import Processes
+from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.transport import Transport
+from specbench_cli.engine.workspace import Workspace
+
+RULES = ("greedy", "coupled", "rejection")
+EVERY_RULE = pytest.mark.parametrize("rule", RULES)
+BOTH = pytest.mark.parametrize("name", ["mirror", "ssd"])
+
+
+def method(name: str, length: int = 4, width: int = 2) -> Any:
+    if name == "mirror":
+        return Mirror(MirrorParams(length=length, candidates=width))
+    return Ssd(SsdParams(length=length, guesses=width))
+
+
+def counts(step: Step) -> tuple[Any, ...]:
+    """What a step did, and its forwards; the first has the drafter's prefill among them."""
+    forwards = [(f.model, f.role, f.n_tokens) for f in step.forwards if f.role != "prefill"]
+    return step.draft.tokens.tolist(), step.outcome, sorted(forwards)
+
+
+@BOTH
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_without_guesses_it_is_sps_step_by_step(open_session: Any, name: str, rule: str) -> None:
+    sampling = sampling_of(rule, 1)
+    for prompt in (0, 7, 13):
+        found = [
+            list(map(counts, decoder.generate(open_session(prompt, sampling, budget=20))))
+            for decoder in (Sps(SpsParams(length=4)), method(name, width=0))
+        ]
+        assert found[0] == found[1]
+
+
+@BOTH
+@EVERY_RULE
+def test_its_tables_states_are_right_after_every_step(name: str, rule: str) -> None:
+    """The target's: the text but its last token. The drafter's: the window too, but its last."""
+    for case in random_cases(rule, 24, 4):
+        session = case.open()
+        for _ in method(name).generate(session):
+            assert session.state.ids == list(session.tokens()[:-1])
+            assert rows_out_of_place(session.state, session.tokens()) is None
+            ((desk),) = session.desks()
+            ((_, state),) = desk.held
+            assert desk.text[: len(session.tokens())] == list(session.tokens())
+            assert rows_out_of_place(state, desk.text[:-1]) is None
+            ends = session.finish is not None
+            assert state.length() == len(desk.text) - 1 or ends or session.room() == 0
+
+
+@BOTH
+@EVERY_RULE
+def test_with_attention_the_drafters_rows_equal_recomputation(
+    open_session: Any, name: str, rule: str
+) -> None:
+    session, reused = open_session(13, sampling_of(rule, 0), budget=24), 0
+    for step in method(name, width=4).generate(session):
+        reused += step.extra["reused"]
+        (worker,) = session.workers
+        ((decoder, state),) = worker.desk.held
+        n = state.length()
+        fresh = decoder.new_state(n)
+        decoder.forward(Tokens(torch.tensor([worker.desk.text[:n]])), fresh, logits_at=None)
+        for layer in range(decoder.n_layers):
+            ours, due = (s.keys(layer)[:, :, :n] for s in (state, fresh))
+            torch.testing.assert_close(ours, due, rtol=1e-4, atol=1e-5)
+    assert reused
+
+
+@BOTH
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_every_end_falls_where_it_should(name: str, rule: str) -> None:
+    """Each token of an output as EOS, and every budget about the window's length."""
+    for case in random_cases(rule, 4, 4):
+        whole = reference_tokens(case, 11)
+        for budget in range(1, 12):
+            for eos in ((), *((token,) for token in set(whole))):
+                session = Case(
+                    case.name,
+                    case.tables,
+                    case.sampling,
+                    case.prompt,
+                    eos,
+                    budget,
+                    prompt_id=case.prompt_id,
+                ).open()
+                list(method(name).generate(session))
+                assert list(session.output()) == cut(whole, eos, budget)
+
+
+@BOTH
+def test_the_reuse_of_a_window_changes_no_window(name: str) -> None:
+    """Guesses decide what is ready, not what is drafted."""
+    for case in random_cases("greedy", 16, 4):
+        steps = [
+            [
+                (s.draft.tokens.tolist(), s.outcome)
+                for s in method(name, width=w).generate(case.open())
+            ]
+            for w in (0, 1, 5)
+        ]
+        assert steps[0] == steps[1] == steps[2]
+
+
+@BOTH
+def test_reused_missed_and_prepared_are_counted(name: str) -> None:
+    case = Case("near", pair("near", 5), Sampling(), budget=30)
+    first, *steps = method(name, length=3, width=1).generate(case.open())
+    assert first.extra == {"prepared": 0, "reused": 0, "missed": 0}
+    assert all(
+        step.extra["reused"] + step.extra["missed"] == bool(step.draft.nodes) for step in steps
+    )
+    assert all(step.extra["prepared"] == 4 for step in steps[:3])
+
+
+@BOTH
+def test_a_draft_that_cannot_be_right_gives_a_token_a_step(name: str) -> None:
+    for rule in RULES:
+        case = Case(
+            "disjoint",
+            pair("disjoint", 6),
+            Sampling("greedy") if rule == "greedy" else Sampling(rule, 0.8),
+            prompt=(1, 0),
+            budget=9,
+        )
+        steps = list(method(name).generate(case.open()))
+        assert [len(step.outcome.committed) for step in steps] == [1] * 8
+
+
+@BOTH
+@EVERY_RULE
+def test_a_draft_equal_to_the_target_stands_as_a_whole(name: str, rule: str) -> None:
+    table = random_table(5, 3, 1.5)
+    case = Case("equal", (table, table), sampling_of(rule, 0), budget=26)
+    steps = list(method(name, length=4).generate(case.open()))
+    assert [len(step.outcome.committed) for step in steps] == [5] * 5
+
+
+@BOTH
+def test_the_output_has_the_targets_law_where_branches_were_drawn(name: str) -> None:
+    """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
+    doubt behind token 0 alone, so that all outcomes of chance can be walked."""
+    target, draft = settled(pair("near"), (1, 0), 0)
+    draft[:, 1:] = draft[:, 1:] * 60
+    law = Sampling("rejection", 1.0, top_k=2)
+    case = Case("near", (target, draft), law, prompt=(2, 1, 0), budget=6, length=4)
+
+    def decode(chance: Any) -> tuple[int, ...]:
+        session = case.open(random=chance)
+        for _ in method(name, length=2, width=1).generate(session):
+            if len(session.output()) >= case.length:
+                break
+        return tuple(session.output()[: case.length])
+
+    truth = Reference(target, law).joint(case.prompt, (), case.length)
+    assert distance(walk(decode), truth) < 1e-9
+
+
+class Sleepy(TableDecoder):
+    """A table that sleeps before one forward in four, for up to 2 ms, as chance will have."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Out:
+        if random.random() < 0.25:
+            time.sleep(random.random() * 2e-3)
+        return super().forward(*args, **kwargs)
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
+    """Tables whose drafter works in another thread, where both sleep, or in another process."""
+    target, draft = pair("near", 5)
+    transport: Transport = Threads(timeout=20.0)
+    recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
+    if request.param == "process":  # which could not find `Sleepy`
+        transport, recipe = Processes(timeout=20.0), partial(TableDecoder, "draft", draft)
+    decoders = {"target": Sleepy("target", target, exits_of(target)), "draft": recipe()}
+    workspace = Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
+    yield workspace
+    workspace.close()
+
+
+@BOTH
+def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str) -> None:
+    for rule, turn in [(rule, turn) for rule in RULES for turn in (0, 1)]:
+        case = Case("near", pair("near", 5), sampling_of(rule, turn), budget=17)
+        due = [(s.outcome, s.extra) for s in method(name).generate(case.open())]
+        for _ in range(4):
+            session = case.open(elsewhere)
+            found = [(s.outcome, s.extra) for s in method(name).generate(session)]
+            session.workers[0].settle()
+            assert found == due
+
+
+@BOTH
+def test_what_comes_does_not_depend_on_what_else_was_prepared(open_session: Any, name: str) -> None:
+    """On a real model, over several prompts: the same tokens, however many windows are ready."""
+    for prompt in (2, 9, 20):
+        outputs = []
+        for width in (0, 1, 3):
+            session = open_session(prompt, Sampling(), budget=24)
+            list(method(name, width=width).generate(session))
+            outputs.append(list(session.output()))
+        assert outputs[0] == outputs[1] == outputs[2]
