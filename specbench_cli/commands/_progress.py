@@ -111,6 +111,9 @@ class RunProgress:
         self._done += 1
         self.speedups = self._pairs.add(record)
 
+    def handed_over(self) -> None:
+        """Another process goes on with the run, and shows itself."""
+
     def note(self, text: str) -> None:
         """Something a person should know."""
         output.note(text)
@@ -177,6 +180,10 @@ class Bar(RunProgress):
         super().cell(record)
         self._bar.line = output.plain(self.line())
         self._bar.update(self._task, completed=self._done, refresh=True)
+
+    def handed_over(self) -> None:
+        """Make place for the other process's bar."""
+        self._bar.stop()
 
     def note(self, text: str) -> None:
         """Say it above the bar."""

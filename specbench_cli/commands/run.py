@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from specbench_cli.commands._progress import make_progress
 from specbench_cli.config.load import load
 from specbench_cli.config.sources import option
 from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.execute import apart
 
 EXAMPLES = (
     "specbench run",
@@ -23,6 +23,7 @@ EXAMPLES = (
     "specbench run -m sps -t mini --category translation --max-new-tokens 32 --repeats 3",
     "specbench run --sweep sps.length=1:6:1 --limit 24",
     "specbench run -m sps,pld --tune --limit 24",
+    "specbench run -m pearl --devices target=cpu:0,draft=cpu:1",
     "specbench run --target embedded-1m -m pld --threads 1 --allow-noise --out runs/lookup",
 )
 EPILOG = "\n\n".join(
@@ -148,6 +149,15 @@ def run(
         str | None,
         typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel=MORE),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE=PLACE,...",
+            help="Of methods that draft while the target computes: target=cpu:0-3,draft=cpu:4-7, or"
+            " target=cuda:0,draft=cuda:1. Default: the cores in halves; on a GPU two streams.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="float32, bfloat16 or float16.", rich_help_panel=MORE),
@@ -190,6 +200,7 @@ def run(
         bool, typer.Option("--json", help="JSON lines on stdout.", rich_help_panel=MORE)
     ] = False,
     only_pass: Annotated[int | None, typer.Option(hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> ExitCode:
     """Measure methods on prompts: speedups with intervals, verdicts, and where time goes.
 
@@ -213,6 +224,7 @@ def run(
         "tune_by": tune_by,
         "threads": threads,
         "device": device,
+        "devices": devices,
         "dtype": dtype,
         "raw": raw,
         "allow_noise": allow_noise,
@@ -240,12 +252,16 @@ def run(
             folder=Path(),
             sweeps=sweep or [],
         )
+    if parent is not None:
+        apart.begin_apart(parent)
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
+    from specbench_cli.execute.outlook import outlook
 
     with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
-            view.planned(execute.facts(*execute.planned(asked)))
+            first, tuning = execute.planned(asked)
+            view.planned({**execute.facts(first, tuning), "detects": outlook(first)})
             return ExitCode.OK
         if resume is not None:
             plan, run_dir = execute.reopen(_folder(resume), view)
@@ -253,9 +269,14 @@ def run(
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
             result = execute.run(plan, run_dir, view, only_pass=only_pass, fresh=resume is None)
-        except KeyboardInterrupt:
-            if only_pass is None:
-                view.note(f"to go on: specbench run --resume {shlex.quote(str(run_dir.path))}")
+        except apart.Unfinished as fault:
+            if fault.told and plan is not None and plan.config.repeats == 1:
+                raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
+            raise
+        except KeyboardInterrupt as stopped:
+            if only_pass is not None:
+                raise typer.Exit(ExitCode.INTERRUPTED) from stopped  # the run says it
+            view.note(f"to go on: {apart.resumption(run_dir.path)}")
             raise
     if only_pass is None:
         _conclude(result.run_dir, json)

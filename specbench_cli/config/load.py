@@ -34,7 +34,7 @@ DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
-CIRCUMSTANCES = frozenset({"seed", "threads", "device", "dtype", "allow_noise"})
+CIRCUMSTANCES = frozenset({"seed", "threads", "device", "devices", "dtype", "allow_noise"})
 """What may be given without asking for more than the short run."""
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from specbench_cli.config.devices import places
+
 Rule = Literal["greedy", "rejection", "block", "coupled"]
 """How tokens are decided."""
 
@@ -32,6 +34,11 @@ def _number(value: Any) -> Any:
     if not finite:
         raise ValueError(f"must be a finite number, got {value}")
     return value
+
+
+def _device_of(place: str) -> str:
+    """The device of a place, without the cores."""
+    return "cpu" if place.startswith("cpu") else place
 
 
 def _listed(value: Any) -> Any:
@@ -66,7 +73,8 @@ class MethodChoice(BaseModel):
 class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
-    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
+    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `devices` are
+    for methods whose workers compute at once; all others use `device` and `threads`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,6 +94,7 @@ class RunConfig(BaseModel):
     repeats: Number = Field(1, ge=1)
     threads: Annotated[Number | None, Field(ge=1)] = None
     device: str = "auto"
+    devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     raw: bool = False
     allow_noise: bool = False
@@ -114,12 +123,29 @@ class RunConfig(BaseModel):
             return "rejection" if self.temperature > 0 else "greedy"
         return self.verify
 
+    @property
+    def home(self) -> str:
+        """Where the target is, and whatever has no place of its own: auto, cpu, cuda or cuda:N."""
+        return _device_of(self.devices["target"]) if self.devices else self.device
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
         return value
+
+    @model_validator(mode="after")
+    def _target_is_in_one_place(self) -> RunConfig:
+        if self.devices is None or self.device == "auto":
+            return self
+        asked = "cuda:0" if self.device == "cuda" else self.device
+        if asked != _device_of(self.devices["target"]):
+            raise ValueError(
+                f"device {self.device} and devices target={self.devices['target']} differ, and the"
+                " target is loaded once, for all methods: drop the one or change the other"
+            )
+        return self
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -13,7 +13,13 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 
 OTHER_VARIABLES = frozenset(
-    {"SPECBENCH_CACHE", "SPECBENCH_DATA", "SPECBENCH_DEBUG", "SPECBENCH_LINEAR"}
+    {
+        "SPECBENCH_CACHE",
+        "SPECBENCH_DATA",
+        "SPECBENCH_DEBUG",
+        "SPECBENCH_LINEAR",
+        "SPECBENCH_WORKER_TIMEOUT",
+    }
 )
 """Variables of the same prefix that are no option of a run."""
 

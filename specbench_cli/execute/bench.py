@@ -23,6 +23,7 @@ from specbench_cli.engine.load import load_decoder, module_of
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.execute.placement import choose_device, placement
 from specbench_cli.execute.plan import Plan
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
@@ -45,7 +46,8 @@ class Bench:
     def __init__(self, plan: Plan) -> None:
         config = plan.config
         self._plan = plan
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.home)
+        self.placement = placement(plan, self.device) if plan.parallel else None
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
@@ -57,7 +59,8 @@ class Bench:
             if role != "target":
                 _agreeing(plan.target, self.tokenizer, checkpoint, self.facts[role].vocab_size)
         dtype: torch.dtype = getattr(torch, config.dtype)
-        _check_memory(self.facts, checkpoints, dtype, self.device)
+        for device, roles in self._roles().items():
+            _check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         decoders = {
             role: _readable(
                 partial(
@@ -75,8 +78,33 @@ class Bench:
         self.module = cache(lambda role: module_of(decoders[role]))
         self._heads: dict[Trained, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        if self.placement is not None:
+            self.workspace.transport = self.placement.transport
+        if self._beside:
+            self.workspace.recipes = {
+                "draft": partial(
+                    load_decoder,
+                    checkpoints["draft"].path,
+                    name="draft",
+                    device=self._beside,
+                    dtype=dtype,
+                )
+            }
         for wanted in (each for arm in plan.arms for each in arm.method.artifacts()):
             self.workspace.artifact(wanted)  # what is missing or wrong shows before any timing
+
+    @property
+    def _beside(self) -> torch.device | None:
+        """Where a worker holds a draft of its own, if one does."""
+        placed = self.placement
+        return placed.device if placed is not None and placed.apart else None
+
+    def _roles(self) -> dict[torch.device, list[str]]:
+        """The models that each device holds, once for each time that it holds them."""
+        held = {self.device: list(self._plan.checkpoints)}
+        if self._beside is not None:
+            held.setdefault(self._beside, []).append("draft")
+        return held
 
     def _make(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""
@@ -124,6 +152,25 @@ class Bench:
         """The values of the configuration that only the machine could tell."""
         return {"threads": torch.get_num_threads(), "device": str(self.device)}
 
+    @property
+    def devices(self) -> dict[str, str] | None:
+        """Where the workers of methods that have some compute, as --devices has it."""
+        return None if self.placement is None else dict(self.placement.words)
+
+    def memory(self) -> dict[str, Any]:
+        """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
+        holds once more (`again`) among them, and of states, the worker's left out."""
+        draft = self.workspace.decoders["draft"].weight_bytes if self._beside is not None else 0
+        return {
+            "weight_bytes": self.workspace.weight_bytes + draft,
+            "state_bytes": self.workspace.state_bytes,
+            "again": {"draft": draft} if draft else {},
+        }
+
+    def close(self) -> None:
+        """End the workers."""
+        self.workspace.close()
+
     def models(self) -> dict[str, Mapping[str, Any]]:
         """What the manifest keeps of each model."""
         checkpoints = self._plan.checkpoints
@@ -162,20 +209,6 @@ class Bench:
         }
 
 
-def choose_device(name: str) -> torch.device:
-    """The device asked for; "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EnvironmentFault(
-            f"there is no device {name}: torch {torch.__version__} sees"
-            f" {torch.cuda.device_count()} CUDA devices",
-            hint="--device cpu",
-        )
-    return device
-
-
 def _tokenizer(checkpoint: Checkpoint) -> Any:
     """transformers' tokenizer; without a chat template of its own it gets the customary one."""
     from transformers import AutoTokenizer
@@ -207,13 +240,12 @@ def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles)
 
 
 def _check_memory(
-    facts: Mapping[str, ConfigFacts],
-    checkpoints: Mapping[str, Checkpoint],
+    held: Sequence[tuple[str, ConfigFacts]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Raise EnvironmentFault if the weights alone do not fit in the device's free memory."""
-    numbers = sum(fact.parameters for fact in facts.values())
+    numbers = sum(facts.parameters for _, facts in held)
     needed = numbers * dtype.itemsize
     free = (
         torch.cuda.mem_get_info(device)[0]
@@ -221,7 +253,7 @@ def _check_memory(
         else psutil.virtual_memory().available
     )
     if needed > free:
-        names = " and ".join(checkpoint.label for checkpoint in checkpoints.values())
+        names = " and ".join(label for label, _ in held)
         lean = f"--dtype bfloat16 ({numbers * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
         raise EnvironmentFault(
             f"{names}: {needed / 1e9:.3g} GB of weights in {str(dtype).removeprefix('torch.')}, and"

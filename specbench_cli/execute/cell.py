@@ -6,20 +6,30 @@ import copy
 import gc
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import WorkerLost
+from specbench_cli.execute.phases import divided
 from specbench_cli.execute.plan import Arm
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
+from specbench_cli.store.schema import Drafted, Ns, Params, Record, Steps, Trace, Verdict
+
+Nodes = tuple[int, ...]
+Proposal = tuple[Tensor | None, Nodes | None, Nodes]
+"""A draft's tokens and parents, and the path that stood."""
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
@@ -35,6 +45,8 @@ class Measured:
     trace: Trace
     ns: Ns
     peak: int | None
+    drafts: list[Drafted] | None
+    extra: dict[str, float]
     error: str | None = None
 
 
@@ -42,11 +54,13 @@ class Cell:
     """One output to be made, timed, judged and written.
 
     Attributes:
+        pass_: of the run, from 1.
         measured: the last measurement.
         other_cpu, void: the window's verdict, once it is settled.
+        lost: why the cell has no output, and gets no record: a worker was lost.
 
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
-    vanilla's output, may read it (`Method.upper_bound`).
+    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts.
     """
 
     def __init__(
@@ -60,46 +74,62 @@ class Cell:
         memory: dict[str, Any],
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
+        *,
+        pictured: bool = False,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
         self.request = request
         self._workspace = workspace
         self._sampling = sampling
-        self._pass = pass_
+        self.pass_ = pass_
         self._memory = memory
         self._recording = recording
         self._reference = reference
+        self._pictured = pictured
         self._memory_before = copy.deepcopy(memory)
         self.measured: Measured | None = None
+        self.lost: WorkerLost | None = None
         self.settled = False
         self.other_cpu: float | None = None
         self.void = False
 
     def measure(self) -> None:
-        """Decode the prompt with the clock running; a later call replaces the earlier result."""
+        """Decode the prompt with the clock running; a later call replaces the earlier result.
+
+        Nothing is measured once a worker was lost."""
+        if self.lost is not None:
+            return
         self._memory.clear()
         self._memory.update(copy.deepcopy(self._memory_before))
         device = self._workspace.decoders["target"].device
         gc.collect()
         time.sleep(PAUSE_S)
-        reset_peak(device)
+        transport, parallel = self._workspace.transport, self.arm.method.workers > 1
+        reset_peak(device, transport.pid if parallel else None)
         session = Session(
             self._workspace,
             self.request,
             self._sampling,
-            pass_=self._pass,
+            pass_=self.pass_,
             memory=self._memory,
             recording=self._recording,
             reference=self._reference,
         )
-        steps = Steps()
+        steps, extra = Steps(), dict[str, float]()
+        proposed: list[Proposal] = []
         error = None
         gc.disable()
         try:
-            session.begin()
-            for step in self.arm.method.generate(session):
-                _count(steps, step)
+            with staffed(session, transport, parallel):
+                session.begin()
+                for step in self.arm.method.generate(session):
+                    _count(steps, extra, step)
+                    if self._pictured:
+                        proposed.append(_proposal(step))
+        except WorkerLost as lost:
+            self.lost = lost
+            return
         except Exception as failure:  # a method's fault fails its cell, not the run
             error = _one_line(failure)
         finally:
@@ -117,9 +147,15 @@ class Cell:
             origin=list(session.origin),
             finish=session.finish or "error",
             steps=steps,
-            trace=Trace.pack(session.meter.forwards),
-            ns=_times(session),
-            peak=peak_bytes(device),
+            trace=Trace.pack(session.meter.forwards, session.meter.messages),
+            ns=divided(
+                session.meter.forwards,
+                session.last_ns - session.started_ns,
+                session.first_ns - session.started_ns,
+            ),
+            peak=peak_bytes(device, transport.pid if parallel else None),
+            drafts=[_drafted(*each) for each in proposed] if self._pictured else None,
+            extra=extra,
             error=error,
         )
 
@@ -137,13 +173,17 @@ class Cell:
         verdict: Verdict | None,
         score: float | None = None,
         log_likelihood: float | None = None,
+        log_probs: list[float] | None = None,
     ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
         assert self.measured is not None
         m, method, peer = self.measured, self.arm.method, self.arm.method.peer
         failed = m.error is not None
         ns = Ns() if failed or self.void else Ns(total=m.ns.total) if peer else m.ns
-        roles = [m.trace.kinds[kind].model for kind in m.trace.kind]
+        depth = self._workspace.decoders["target"].n_layers
+        kinds = [m.trace.kinds[kind] for kind in m.trace.kind]
+        whole = sum(kind.model == "target" and kind.layers[1] == depth for kind in kinds)
+        drafting = sum(kind.model != "target" for kind in kinds)
         unseen = failed or peer
         return Record(
             prompt_id=self.prompt.prompt_id,
@@ -160,45 +200,70 @@ class Cell:
             ),
             sampling="replay" if self.replays else self._sampling.rule,
             guarantee=method.guarantee(self._sampling.rule),
-            pass_=self._pass,
+            pass_=self.pass_,
             seed=self._sampling.seed,
             output_ids=None if failed else m.output,
             origin=None if failed else m.origin,
             n_tokens=None if failed else len(m.output),
             finish="error" if failed else m.finish,
             steps=None if failed else m.steps,
-            target_forwards=None if unseen else roles.count("target"),
-            draft_forwards=None if unseen else len(roles) - roles.count("target"),
+            drafts=None if failed else m.drafts,
+            extra=None if failed else m.extra or None,
+            target_forwards=None if unseen else whole,
+            draft_forwards=None if unseen else drafting,
             forwards=None if unseen else m.trace,
             ns=ns,
             peak_bytes=m.peak,
             other_cpu=self.other_cpu,
             verdict=verdict,
             log_likelihood=log_likelihood,
+            log_probs=log_probs,
             score=score,
             void=self.void,
             error=m.error,
         )
 
 
-def _count(steps: Steps, step: Step) -> None:
+def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
     draft, outcome = step.draft, step.outcome
     steps.levels.append(draft.levels if draft else 0)
     steps.nodes.append(draft.nodes if draft else 0)
     steps.tested.append(outcome.tested)
     steps.accepted.append(outcome.origin.count("accepted"))
     steps.committed.append(len(outcome.committed))
+    for name, value in step.extra.items():
+        if isinstance(value, int | float):
+            extra[name] = extra.get(name, 0) + value
 
 
-def _times(session: Session) -> Ns:
-    total = session.last_ns - session.started_ns
-    prefill = session.first_ns - session.started_ns
-    spent = dict.fromkeys(("prefill", "draft", "verify", "aux"), 0)
-    for forward in session.meter.forwards:
-        spent[forward.role] += forward.t1_ns - forward.t0_ns
-    draft, verify = spent["draft"] + spent["aux"], spent["verify"]
-    decode = total - prefill
-    return Ns(total, prefill, decode, draft, verify, decode - draft - verify)
+@contextmanager
+def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
+    """While entered, a method may have workers beside the target, which computes where it then
+    should; afterwards they have nothing more to do, and disturb no other method."""
+    with transport.placed() if parallel else nullcontext():
+        try:
+            yield
+        except Exception:
+            for worker in session.workers:
+                with suppress(Exception):  # the first failure counts
+                    worker.settle()
+            raise
+        for worker in session.workers:
+            worker.settle()
+
+
+def _proposal(step: Step) -> Proposal:
+    """References to what a step proposed and what stood, without the laws, which are large."""
+    draft, path = step.draft, step.outcome.path
+    return (None, None, path) if draft is None else (draft.tokens, draft.parents, path)
+
+
+def _drafted(tokens: Tensor | None, parents: Nodes | None, path: Nodes) -> Drafted:
+    return Drafted(
+        [] if tokens is None else tokens.tolist(),
+        None if parents is None else list(parents),
+        list(path),
+    )
 
 
 def _one_line(failure: Exception) -> str:

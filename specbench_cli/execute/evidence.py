@@ -13,6 +13,7 @@ from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.plan import Plan
 from specbench_cli.stats.neartie import at_least_one
 from specbench_cli.store.run_dir import Prompt
+from specbench_cli.tasks import Question
 
 Outputs = Mapping[tuple[str, int, int], Sequence[int]]
 """Outputs by prompt, turn and pass."""
@@ -26,6 +27,16 @@ def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
         yield bench.prompt(question.turns[:1], ())
+
+
+def pictured(questions: Sequence[Question]) -> frozenset[str]:
+    """Questions on which every row keeps its drafts, in pass 1: the first of each family, in the
+    plan's order. A constant, so that whoever reads records knows where to look; a sample, because
+    drafts are larger than all the rest of a record."""
+    first: dict[str, str] = {}
+    for question in questions:
+        first.setdefault(question.family, question.prompt_id)
+    return frozenset(first.values())
 
 
 def near_ties(

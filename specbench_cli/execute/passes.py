@@ -8,40 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.audit.verdict import Judge, is_judged
+from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Request, Session
+from specbench_cli.errors import WorkerLost
+from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.cell import Cell
-from specbench_cli.execute.evidence import near_ties, texts
+from specbench_cli.execute.cell import Cell, staffed
+from specbench_cli.execute.evidence import near_ties, pictured, texts
+from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure.quiet import QuietMeter
-from specbench_cli.scoring import score
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Record, Verdict
-from specbench_cli.tasks import written_text
+from specbench_cli.store.schema import Record
 from specbench_cli.tasks.schema import Question
 
-REPLAY = "replay"
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
-
-
-@dataclass
-class Group:
-    """The cells of one prompt, which are judged, scored and written together."""
-
-    question: Question
-    cells: list[Cell]
-    reference: list[int] | None
-    scores: dict[tuple[int, ...], float | None] = field(default_factory=dict)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every cell's window has been settled."""
-        return all(cell.settled for cell in self.cells)
 
 
 @dataclass
@@ -76,6 +61,9 @@ class Pass:
         run_dir: where records go.
         answers: what is there already.
         view: who is told.
+
+    Attributes:
+        left_out: rows that were given up because a worker of theirs was lost, with why.
     """
 
     def __init__(
@@ -98,6 +86,9 @@ class Pass:
         )
         self._windows = Windows(QuietMeter(), allow_noise=config.allow_noise)
         self._pending: deque[Group] = deque()
+        self._pictured = pictured(plan.questions)
+        self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer)
+        self.left_out: dict[str, WorkerLost] = {}
 
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1)."""
@@ -112,7 +103,7 @@ class Pass:
             for arm in arms
         ):
             visits = every  # what was decoded before an interruption is learnt once more
-        self._warm_up(visits[0][0])
+        self._warm_up(visits[0][0], number)
         for question, arms in visits:
             answers: list[list[int]] = []
             for turn in range(1, len(question.turns) + 1):
@@ -184,6 +175,8 @@ class Pass:
             reference = self._vanilla(request, number)
         cells = []
         for arm in arms:
+            if arm.label in self.left_out:
+                continue
             done = (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done
             if done and not self._learns(arm):
                 continue
@@ -197,12 +190,16 @@ class Pass:
                 memory[arm.label],
                 None if arm.method.peer else recording,
                 reference if arm.method.upper_bound else None,
+                pictured=number == 1 and question.prompt_id in self._pictured,
             )
             if done:
                 cell.measure()
-                continue
-            self._windows.run(cell)
-            cells.append(cell)
+            else:
+                self._windows.run(cell)
+            if cell.lost is not None:
+                self._leave_out(arm, number, cell.lost)
+            elif not done:
+                cells.append(cell)
         answer = self._reference(prompt, number, cells)
         self._pending.append(Group(question, cells, answer))
         self._write()
@@ -233,66 +230,41 @@ class Pass:
         """Judge and keep the groups whose windows are settled, in order."""
         while self._pending and self._pending[0].settled:
             group = self._pending.popleft()
-            records = [
-                cell.record(
-                    self._verdict(cell, group.reference),
-                    self._score(cell, group),
-                    log_likelihood=self._likelihood(cell),
-                )
-                for cell in group.cells
-            ]
+            for cell in group.cells:
+                if cell.lost is not None:  # when it was measured once more
+                    self._leave_out(cell.arm, cell.pass_, cell.lost)
+            kept = [cell for cell in group.cells if cell.lost is None]
+            records = [self._judging.record(cell, group) for cell in kept]
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record)
                 self._view.cell(record)
 
-    def _score(self, cell: Cell, group: Group) -> float | None:
-        """How right the answer is. Equal answers are scored once: running code takes its time."""
-        assert cell.measured is not None
-        if cell.measured.error is not None or group.question.scorer is None:
-            return None
-        ids = tuple(cell.measured.output)
-        if ids not in group.scores:
-            text = written_text(self._bench.tokenizer, ids)
-            group.scores[ids] = score(
-                group.question, cell.prompt.turn, text, run_code=self._plan.config.run_code
+    def _leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:
+        """Give a row up for the rest of the pass: it is no fault of the method's, and the others
+        go on."""
+        if arm.label not in self.left_out:
+            self.left_out[arm.label] = why
+            self._view.note(
+                f"{arm.label} is left out of the rest of pass {number}: {why.message};"
+                f" {resumption(self._run_dir.path)} makes what is missing"
             )
-        return group.scores[ids]
 
-    def _verdict(self, cell: Cell, reference: Sequence[int] | None) -> Verdict | None:
-        assert cell.measured is not None
-        if cell.measured.error is not None:
-            return None
-        if cell.arm.label == REFERENCE:
-            return Verdict("reference")
-        rule = self._sampling.rule
-        if (
-            cell.replays
-            or reference is None
-            or not is_judged(cell.arm.method.guarantee(rule), rule)
-        ):
-            return Verdict("unchecked")
-        steps = None if cell.arm.method.peer else cell.measured.steps
-        return self.judge.verdict(cell.request, reference, cell.measured.output, steps)
-
-    def _likelihood(self, cell: Cell) -> float | None:
-        """Of outputs that no token verdict is possible of: evidence in place of proof."""
-        assert cell.measured is not None
-        if not self._sampling.draws or self._plan.config.verify == REPLAY:
-            return None
-        if cell.measured.error is not None:
-            return None
-        return self.judge.log_likelihood(cell.request, cell.measured.output)
-
-    def _warm_up(self, question: Question) -> None:
+    def _warm_up(self, question: Question, number: int) -> None:
         """Run every row a little: lazy set-up, caches and clocks are then as they will be."""
         ids = tuple(self._bench.prompt(question.turns[:1], ()))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
         request = Request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
         for arm in self._plan.arms * WARM_UP_ROUNDS:
+            if arm.label in self.left_out:
+                continue
             session = Session(self._bench.workspace, request, self._sampling)
+            transport, parallel = self._bench.workspace.transport, arm.method.workers > 1
             try:
-                for _ in arm.method.generate(session):
-                    pass
+                with staffed(session, transport, parallel):
+                    for _ in arm.method.generate(session):
+                        pass
+            except WorkerLost as lost:
+                self._leave_out(arm, number, lost)
             except Exception as failure:  # it will fail, and be recorded, on the prompts
                 self._view.note(f"{arm.label} failed while warming up: {failure}")

@@ -73,6 +73,11 @@ class Plan:
         return {**pair, **self.others}
 
     @property
+    def parallel(self) -> bool:
+        """Whether a method has workers that compute at once."""
+        return any(arm.method.workers > 1 for arm in self.arms)
+
+    @property
     def turns(self) -> int:
         """Prompts in a pass: the turns of all questions."""
         return sum(len(question.turns) for question in self.questions)
@@ -140,6 +145,12 @@ def make_plan(config: RunConfig) -> Plan:
             f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
             f" same: not under {config.verify}",
             hint="--temperature 0, or --verify coupled",
+        )
+    if config.devices is not None and all(arm.method.workers == 1 for arm in arms):
+        raise UsageError(
+            "--devices is for methods that draft while the target computes, and none of them is run"
+            f" ({', '.join(arm.label for arm in arms)})",
+            hint="add --method pearl, or use --device and --threads, which are for all others",
         )
     tasks = tuple(load_task(name) for name in config.tasks)
     names = [task.name for task in tasks]

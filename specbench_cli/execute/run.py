@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
+from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute import tune
+from specbench_cli.execute.apart import resumption, run_apart
 from specbench_cli.execute.manifest import manifest, now, rows
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.tune import Tuning
@@ -33,15 +33,6 @@ _TUNING = 0
 
 _ANEW = "begin a new run: specbench run"
 
-_CONCLUDED = (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT)
-"""Exit codes of a pass that was finished; the last one if it was too noisy."""
-
-_FAULTS: dict[int, type[SpecbenchError]] = {
-    ExitCode.USAGE: UsageError,
-    ExitCode.ENVIRONMENT: EnvironmentFault,
-}
-"""What a pass that was not finished is to the run: whose fault it was, it has said itself."""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -55,10 +46,10 @@ def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
-    from specbench_cli.execute.bench import choose_device
+    from specbench_cli.execute.placement import check_places
 
     plan, tuning = planned(config)
-    choose_device(config.device)
+    check_places(plan)
     view.planned(facts(plan, tuning))
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
@@ -112,8 +103,9 @@ def run(
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
 
-    With several passes each runs in a fresh process, and so does a tuning before them; `only_pass`
-    is what such a process is told.
+    With several passes each runs in a fresh process, and so does a tuning before them; so does the
+    only pass of a run whose methods have workers, since what happens to processes that compute at
+    once shall not happen to the run. `only_pass` is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept. A
     `fresh` run that fails before its first record could only fail again: its folder goes.
     """
@@ -121,7 +113,7 @@ def run(
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
-    alone = only_pass is None and plan.config.repeats == 1
+    alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     try:
         if untuned and (alone or only_pass == _TUNING):
             plan = _tune(run_dir, view)
@@ -131,7 +123,9 @@ def run(
             _run_passes(plan, run_dir, view, [1])
         elif only_pass is None:
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
-                _spawn_pass(run_dir.path, number, view)
+                what = "tuning" if number == _TUNING else f"pass {number}"
+                view.handed_over()
+                run_apart(run_dir.path, number, what, view.flags(), kept=_measured(run_dir))
         elif only_pass != _TUNING:
             _run_passes(plan, run_dir, view, [only_pass])
     except BaseException as fault:
@@ -236,41 +230,33 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
-    bench = Bench(plan)
-    bench.check_first_turns()
-    models, heads = bench.models(), bench.heads()
+    with closing(Bench(plan)) as bench:
+        bench.check_first_turns()
+        models, heads = bench.models(), bench.heads()
+        _check_weights(run_dir, {**models, **heads})
+        effective = run_dir.manifest["config"]["effective"] | bench.resolved()
+        effective["devices"] = bench.devices
+        run_dir.update(models=models, heads=heads, config={"effective": effective})
+        provide_costs(plan, bench, run_dir)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view)
+        for number in numbers:
+            pass_.run(number)
+        run_dir.update(
+            # The first pass that needed a tolerance measured it; one that did not knows nothing.
+            near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
+            tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
+            memory=bench.memory(),
+        )
+    if pass_.left_out:
+        labels, why = ", ".join(pass_.left_out), next(iter(pass_.left_out.values()))
+        raise WorkerLost(
+            f"{labels} could not be run to the end: {why.message}",
+            hint=resumption(run_dir.path),
+        )
+
+
+def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UsageError unless models and heads are those that the run was begun with."""
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
-    held = {**models, **heads}
     if before and any(before.get(name, {}).get("sha256") != held[name]["sha256"] for name in held):
         raise UsageError(f"the weights changed since {run_dir.path} was begun", hint=_ANEW)
-    effective = {**run_dir.manifest["config"]["effective"], **bench.resolved()}
-    run_dir.update(models=models, heads=heads, config={"effective": effective})
-    provide_costs(plan, bench, run_dir)
-    pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view)
-    for number in numbers:
-        pass_.run(number)
-    run_dir.update(
-        # The first pass that needed a tolerance measured it; one that needed none knows nothing.
-        near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
-        tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
-        memory={
-            "weight_bytes": bench.workspace.weight_bytes,
-            "state_bytes": bench.workspace.state_bytes,
-        },
-    )
-
-
-def _spawn_pass(path: Path, number: int, view: RunView) -> None:
-    # The process marks the run as running once it could plan it, and as interrupted if it failed.
-    RunDir.open(path).close("interrupted")
-    command = [sys.executable, "-m", "specbench_cli", "run", "--resume", str(path)]
-    child = subprocess.run([*command, "--only-pass", str(number), *view.flags()], check=False)
-    run_dir = RunDir.open(path)
-    if child.returncode in _CONCLUDED and run_dir.manifest["status"] == "running":
-        return
-    fault = _FAULTS.get(child.returncode, SpecbenchError)
-    what = "tuning" if number == _TUNING else f"pass {number}"
-    raise fault(
-        f"{what} was not finished: its process ended with exit code {child.returncode}",
-        hint=f"specbench run --resume {path}" if _measured(run_dir) else None,
-    )

@@ -20,6 +20,9 @@ class RunView(Protocol):
     def cell(self, record: Record) -> None:
         """A record was written."""
 
+    def handed_over(self) -> None:
+        """Another process goes on with the run, and shows itself."""
+
     def flags(self) -> list[str]:
         """Options that make another process of this run show itself in the same way."""
 

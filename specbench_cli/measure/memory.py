@@ -14,12 +14,15 @@ import torch
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+PROCESSES = Path("/proc")
 RESET_PEAK = "5"  # proc(5): reset the peak resident set ("high water mark") to the current one
 
 
-def reset_peak(device: torch.device) -> bool:
+def reset_peak(device: torch.device, worker: int | None = None) -> bool:
     """Start a new peak.
 
+    Args:
+        worker: another process that belongs to what is measured.
     Returns:
         False where the system cannot: then `peak_bytes` is the peak since the process started, an
         upper bound.
@@ -29,6 +32,8 @@ def reset_peak(device: torch.device) -> bool:
         return True
     try:
         CLEAR_REFS.write_text(RESET_PEAK)
+        if worker is not None:
+            (PROCESSES / str(worker) / CLEAR_REFS.name).write_text(RESET_PEAK)
     except OSError:
         return False
     return True
@@ -41,13 +46,26 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Most bytes held at once since the last reset."""
+def peak_bytes(device: torch.device, worker: int | None = None) -> int:
+    """Most bytes held at once since the last reset; on a CPU with those of `worker`, another
+    process, at whichever moment it held its most."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    if STATUS.exists():
-        fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-        if "VmHWM" in fields:
-            return int(fields["VmHWM"].split()[0]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    beside = 0
+    if worker is not None:
+        beside = _high_water_mark(PROCESSES / str(worker) / STATUS.name) or 0
+    own = _high_water_mark(STATUS)
+    if own is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        own = peak if sys.platform == "darwin" else peak * 1024
+    return own + beside
+
+
+def _high_water_mark(status: Path) -> int | None:
+    """Peak resident set in bytes, where the system tells."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None

@@ -12,10 +12,12 @@ from typing import Any
 from specbench_cli.store.schema import Ns, Record, Steps, Trace
 
 _BATCH = 500
+_NESTED = ("kinds", "messages")
 
 
 def write_parquet(records: Iterable[Record], path: Path) -> None:
-    """Write `records` to `path` (zstd). Parameters and kinds of forwards are JSON text."""
+    """Write `records` to `path` (zstd). Parameters, kinds of forwards, drafts and what methods
+    counted beside are JSON text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -26,15 +28,16 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
         + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
         + [(n, text) for n in ("method", "label", "sampling", "guarantee", "error")]
         + [(n, text) for n in ("params_passed", "params_effective", "params_source")]
-        + [("forwards_kinds", text)]
+        + [(n, text) for n in ("forwards_kinds", "drafts", "extra")]
         + [(n, pa.bool_()) for n in ("peer", "void", "verdict_rounding")]
         + [(n, number) for n in ("other_cpu", "score", "verdict_gap", "log_likelihood")]
         + [("verdict_kind", text)]
         + [(n, pa.int64()) for n in ("verdict_position", "verdict_expected")]
-        + [("output_ids", ints), ("origin", pa.list_(text))]
+        + [("output_ids", ints), ("origin", pa.list_(text)), ("log_probs", pa.list_(number))]
         + [(f"ns_{f.name}", pa.int64()) for f in fields(Ns)]
         + [(f"steps_{f.name}", ints) for f in fields(Steps)]
-        + [(f"forwards_{f.name}", ints) for f in fields(Trace) if f.name != "kinds"]
+        + [(f"forwards_{f.name}", ints) for f in fields(Trace) if f.name not in _NESTED]
+        + [("forwards_messages", pa.list_(ints))]
     )
     rows = iter(records)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -45,11 +48,11 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
 def _flat(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in asdict(record).items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name != "extra":
             row |= {f"{name}_{key}": inner for key, inner in value.items()}
         else:
             row[name.rstrip("_")] = value
-    for name in ("params_passed", "params_effective", "forwards_kinds"):
-        if name in row:
+    for name in ("params_passed", "params_effective", "forwards_kinds", "drafts", "extra"):
+        if row.get(name) is not None:
             row[name] = json.dumps(row[name])
     return row

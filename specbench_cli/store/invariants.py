@@ -32,7 +32,9 @@ def validate(record: Record) -> None:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")
     _validate_tokens(record)
+    _validate_drafts(record)
     _validate_times(record)
+    _validate_messages(record)
 
 
 def _validate_tokens(record: Record) -> None:
@@ -40,6 +42,10 @@ def _validate_tokens(record: Record) -> None:
     if n is None or ids is None:
         raise ValueError("n_tokens, output_ids: missing")
     _ensure(len(ids) == n, "output_ids", f"{len(ids)} ids for {n} tokens")
+    chances = record.log_probs
+    if chances is not None:
+        _ensure(len(chances) == n, "log_probs", f"{len(chances)} entries for {n} tokens")
+        _ensure(all(-math.inf < each <= 0 for each in chances), "log_probs", "not -inf..0")
     if record.origin is not None:
         _ensure(len(record.origin) == n, "origin", f"{len(record.origin)} entries for {n} tokens")
     if steps is None:
@@ -56,6 +62,34 @@ def _validate_tokens(record: Record) -> None:
     if n > 0:
         total = 1 + sum(steps.committed)
         _ensure(total == n, "steps.committed", f"1 + their sum is {total}, not n_tokens = {n}")
+
+
+def _validate_drafts(record: Record) -> None:
+    if record.extra is not None:
+        _ensure(all(map(math.isfinite, record.extra.values())), "extra", "not finite")
+    if record.drafts is None:
+        return
+    steps = record.steps
+    if steps is None:
+        raise ValueError("drafts: without steps")
+    _ensure(len(record.drafts) == len(steps.nodes), "drafts", "not as long as steps")
+    for drafted, nodes, committed in zip(record.drafts, steps.nodes, steps.committed, strict=True):
+        _ensure(len(drafted.tokens) == nodes, "drafts.tokens", "not as many as steps.nodes")
+        if drafted.parents is not None:
+            _ensure(len(drafted.parents) == nodes, "drafts.parents", "not as many as tokens")
+            earlier = all(-1 <= parent < at for at, parent in enumerate(drafted.parents))
+            _ensure(earlier, "drafts.parents", "a parent does not come before its child")
+        _ensure(all(0 <= node < nodes for node in drafted.path), "drafts.path", "no such token")
+        _ensure(len(drafted.path) <= committed, "drafts.path", "more than were committed")
+
+
+def _validate_messages(record: Record) -> None:
+    for message in record.forwards.messages if record.forwards is not None else ():
+        _ensure(len(message) == 5, "forwards.messages", "not [from, to, sent, read, bytes]")
+        sender, receiver, t0, t1, nbytes = message
+        _ensure(min(sender, receiver, nbytes) >= 0, "forwards.messages", "a negative number")
+        _ensure(sender != receiver, "forwards.messages", "from a worker to itself")
+        _ensure(t0 <= t1, "forwards.messages", "read before it was sent")
 
 
 def _validate_times(record: Record) -> None:

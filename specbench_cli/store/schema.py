@@ -15,13 +15,15 @@ from typing import Any, NoReturn, Protocol
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the record written now; every older one stays readable.
 
-2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`; an older record lacks them,
-which reads as null.
+2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
+`log_probs`, `drafts` and `extra`; an older record lacks them, which reads as null (no messages).
 """
-ADDED = frozenset({"log_likelihood", "rounding", "source"})
+ADDED = frozenset(
+    {"log_likelihood", "rounding", "source", "messages", "log_probs", "drafts", "extra"}
+)
 """Fields that schema 1 did not have."""
 
 FAMILIES = (
@@ -62,6 +64,16 @@ class Steps:
     committed: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Drafted:
+    """What was proposed in a step: `tokens`, each one's parent among them (-1: the last committed
+    token; null: they are a chain), and those that were committed, root side first."""
+
+    tokens: list[int]
+    parents: list[int] | None
+    path: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardKind:
     """What many forwards of a trace have in common; `layers` is a half-open range."""
@@ -96,10 +108,26 @@ class Forward(Protocol):
     def used(self) -> bool: ...
 
 
+class Message(Protocol):
+    """A message between two workers, as the engine records it."""
+
+    @property
+    def sender(self) -> int: ...
+    @property
+    def receiver(self) -> int: ...
+    @property
+    def t0_ns(self) -> int: ...
+    @property
+    def t1_ns(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Trace:
     """Every forward, in columns: forward i is of kind `kinds[kind[i]]` and ran over `n_tokens[i]`
-    tokens from `t0_ns[i]` to `t1_ns[i]`, since the timer's start; `unused` lists cancelled ones."""
+    tokens from `t0_ns[i]` to `t1_ns[i]`, since the timer's start; `unused` lists cancelled ones.
+    `messages` between workers: [sender, receiver, t0_ns (sent), t1_ns (read), bytes] each."""
 
     kinds: list[ForwardKind] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
@@ -107,10 +135,11 @@ class Trace:
     t0_ns: list[int] = field(default_factory=list)
     t1_ns: list[int] = field(default_factory=list)
     unused: list[int] = field(default_factory=list)
+    messages: list[list[int]] = field(default_factory=list)
 
     @classmethod
-    def pack(cls, forwards: Iterable[Forward]) -> Trace:
-        """The columns of a sequence of metered forwards."""
+    def pack(cls, forwards: Iterable[Forward], messages: Iterable[Message] = ()) -> Trace:
+        """The columns of a sequence of metered forwards, and the messages between workers."""
         trace, index = cls(), dict[ForwardKind, int]()
         for position, f in enumerate(forwards):
             kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers)
@@ -121,6 +150,7 @@ class Trace:
             if not f.used:
                 trace.unused.append(position)
         trace.kinds = list(index)
+        trace.messages = [[m.sender, m.receiver, m.t0_ns, m.t1_ns, m.nbytes] for m in messages]
         return trace
 
     @property
@@ -163,8 +193,12 @@ class Verdict:
 class Record:
     """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
 
+    drafts: what was proposed in each step; of a sample of prompts, else null.
+    extra: what else a method counted, summed over its steps; null where it counts nothing.
     log_likelihood: of the output under the target's warped law, natural, all tokens; null where
     outputs are compared token by token.
+    log_probs: natural logarithm of each output token's probability under the target's law (the
+    warped one where temperature is above 0), to 3 decimals; null where it was not computed.
     """
 
     schema: int = SCHEMA
@@ -187,6 +221,8 @@ class Record:
     n_tokens: int | None
     finish: str
     steps: Steps | None
+    drafts: list[Drafted] | None = None
+    extra: dict[str, float] | None = None
     target_forwards: int | None
     draft_forwards: int | None
     forwards: Trace | None
@@ -195,6 +231,7 @@ class Record:
     other_cpu: float | None
     verdict: Verdict | None
     log_likelihood: float | None = None
+    log_probs: list[float] | None = None
     score: float | None
     void: bool
     error: str | None
@@ -237,6 +274,8 @@ def from_json(line: str) -> Record:
     record.ns = _build(Ns, record.ns)
     if record.steps is not None:
         record.steps = _build(Steps, record.steps)
+    if record.drafts is not None:
+        record.drafts = [_build(Drafted, drafted) for drafted in record.drafts]
     if record.verdict is not None:
         record.verdict = _build(Verdict, record.verdict)
     if record.forwards is not None:

@@ -1,10 +1,15 @@
 """`specbench list`: what there is, briefly and in full."""
 
+import hashlib
+import inspect
 import json
+from pathlib import Path
 
 import pytest
 
 from specbench_cli import app, registry
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -69,3 +74,39 @@ def test_shipped_names_are_listed_and_each_is_described(listed, kind, names):
 def test_no_runs_are_an_empty_table(listed):
     assert listed("runs", "--json") == ""
     assert listed("runs").split() == ["name", "status", "target", "tasks", "methods"]
+
+
+def test_markdown_is_the_table_of_readme(listed):
+    table = listed("methods", "--markdown")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (after,) = readme.split("<!-- methods -->\n")[1:]
+    assert after.startswith(table)
+
+
+@pytest.mark.parametrize("args", ["tasks --markdown", "methods sps --markdown"])
+def test_markdown_is_of_all_methods_only(args, capsys):
+    assert app._run(["list", *args.split()]) == 2
+    assert "specbench list methods --markdown" in capsys.readouterr().err
+
+
+def test_card_has_what_papers_claim_and_how_to_cite_them(listed):
+    out = listed("methods", "eagle3")
+    assert "5.6x\tVicuna 13B\tMT-bench\t0" in out
+    assert "\n@inproceedings{li2025eagle3,\n  title = " in out
+
+
+def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
+    def audit_says() -> str:
+        (line,) = (x for x in listed("methods", "pld").splitlines() if x.startswith("audit\t"))
+        return line.removeprefix("audit\t")
+
+    folder = tmp_path / "results" / "certificates"
+    folder.mkdir(parents=True)
+    assert audit_says() == "not audited here: specbench audit pld"
+    facts = {"method": "pld", "sha256": "0" * 64, "verdict": "PASSED", "checks": [{}, {}]}
+    (folder / "pld.json").write_text(json.dumps(facts))
+    assert audit_says().startswith("stale: PASSED, but its file has changed since")
+    file = inspect.getfile(registry.load("pld"))
+    facts["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    (folder / "pld.json").write_text(json.dumps(facts))
+    assert audit_says() == "PASSED: 2 checks of this very file"

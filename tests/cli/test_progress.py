@@ -57,6 +57,15 @@ def record(label="sps", prompt="mini/1", ns=100, tokens=10, **other):
     return Record(**{**values, **other})
 
 
+def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
+    stopped = []
+    with Bar() as bar:
+        bar.started(3, 0, tmp_path)
+        monkeypatch.setattr(bar._bar, "stop", lambda: stopped.append(True))
+        bar.handed_over()
+        assert stopped == [True]
+
+
 def test_speedup_pairs_times_in_whichever_order_rows_come():
     running = Speedups()
     running.add(record("sps", "a", ns=50))

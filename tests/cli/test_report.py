@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_all_methods_are_compared_unless_one_is_named(report, broken_prompt):
 
 
 @pytest.mark.smoke
+def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, tmp_path):
+    code, out, _ = report("--prompt", broken_prompt, "-m", "stale-row", "--out", str(tmp_path))
+    files = [Path(line) for line in out.splitlines()]
+    assert code == 0
+    assert [file.name for file in files] == ["lanes.svg", "lanes.png", "trace.json"]
+    events = json.loads(files[2].read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}, "vanilla's and the method's"
+
+
+@pytest.mark.smoke
 def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
     code, _, err = report("--prompt", "mini/translation-999")
     assert code == 2
@@ -133,12 +144,31 @@ def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
     assert "did you mean 'pld'" in err
 
 
+@pytest.mark.smoke
+def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
+    other = shutil.copytree("here", tmp_path / "there")
+    assert report(str(other), "--to", "json", "--out", str(tmp_path / "both"))[0] == 0
+    whole = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["config"]["effective"]["seed"] = 2
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    code, _, err = report(str(other))
+    assert code == 2
+    assert "seed: 1 (here) against 2 (there)" in err
+    assert f"specbench report here {other} --force" in err
+    code, out, err = report(str(other), "--force")
+    assert code == 0
+    assert {"pld @here", "pld @there"} <= {row.split("\t")[3] for row in out.splitlines()}
+    assert "forced: differs in seed: 1 (here) against 2 (there)" in err
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["last", "--method", "sps"], "--method needs --prompt"),
         (["last", "--json"], "--json needs --prompt"),
-        (["last", "--prompt", "mini/1", "--to", "md"], "takes neither --to nor --out"),
+        (["last", "--prompt", "mini/1", "--to", "md"], "takes neither --to nor --also"),
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )

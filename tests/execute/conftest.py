@@ -34,6 +34,9 @@ class Log:
     def note(self, text):
         self.notes.append(text)
 
+    def handed_over(self):
+        pass
+
     def flags(self):
         return []
 

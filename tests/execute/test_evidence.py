@@ -8,6 +8,7 @@ import pytest
 
 from specbench_cli.engine.stop import StopRule
 from specbench_cli.execute import evidence
+from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 
 SILENT = """
@@ -60,10 +61,37 @@ def test_sampled_outputs_have_their_likelihood(specbench):
     assert all(r.verdict.kind in ("reference", "unchecked") for r in outcome.records)
     assert all(math.isfinite(r.log_likelihood) and r.log_likelihood <= 0 for r in outcome.records)
 
+    for r in outcome.records:
+        assert sum(r.log_probs) == pytest.approx(r.log_likelihood, abs=1e-3 * r.n_tokens)
 
-def test_chosen_outputs_have_none(specbench):
-    outcome = specbench("sps", limit=1)
+
+def test_chosen_outputs_have_none_but_each_token_has_its_probability(specbench):
+    outcome = specbench("sps", "hf:vanilla", limit=1)
     assert {r.log_likelihood for r in outcome.records} == {None}
+    for record in outcome.records:
+        assert record.log_probs == outcome.records[0].log_probs
+        assert len(record.log_probs) == record.n_tokens
+
+
+def test_drafts_are_kept_of_the_first_question_of_each_family_and_say_what_stood(specbench):
+    outcome = specbench("sps", "eagle2", "hf:assisted", limit=7, max_new_tokens=8)
+    first = {}
+    for prompt in outcome.prompts:
+        first.setdefault(prompt.family, prompt.prompt_id)
+    assert len(first) == 6
+    assert {r.prompt_id for r in outcome.records if r.drafts is not None} == set(first.values())
+    trees = 0
+    for record in outcome.records:
+        if record.drafts is None:
+            continue
+        at = 1
+        for drafted, committed in zip(record.drafts, record.steps.committed, strict=True):
+            stood = [drafted.tokens[node] for node in drafted.path]
+            assert stood == record.output_ids[at : at + len(stood)]
+            trees += drafted.parents is not None
+            at += committed
+    assert trees > 0
+    validate(outcome.by_label("sps")[0])
 
 
 def test_the_manifest_names_every_methods_file_by_its_hash(specbench, tmp_path):

@@ -40,6 +40,18 @@ def test_peak_on_the_cpu_follows_allocation_and_reset():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_peak_of_a_worker_counts_too():
+    waits = "import sys; block = b'x' * 2**25; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        worker.stdout.readline()
+        memory.reset_peak(CPU, worker.pid)
+        assert memory.peak_bytes(CPU, worker.pid) - memory.peak_bytes(CPU) > 2**25
+        worker.communicate()
+    assert memory.peak_bytes(CPU, worker.pid) > 0  # it is gone: what can be read counts
+
+
 def test_without_the_kernels_files_the_peak_is_that_of_the_whole_process(monkeypatch, tmp_path):
     known = memory.peak_bytes(CPU)
     monkeypatch.setattr(memory, "STATUS", tmp_path / "absent")

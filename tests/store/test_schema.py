@@ -13,6 +13,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import (
     SCHEMA,
+    Drafted,
     ForwardKind,
     Ns,
     Steps,
@@ -42,7 +43,8 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
     assert list(data) == [
         *("schema", "prompt_id", "cluster", "task", "family", "category", "turn", "method"),
         *("label", "peer", "params", "sampling", "guarantee", "pass", "seed", "output_ids"),
-        *("origin", "n_tokens", "finish", "steps", "target_forwards", "draft_forwards"),
+        *("origin", "n_tokens", "finish", "steps", "drafts", "extra"),
+        *("target_forwards", "draft_forwards"),
         *(
             "forwards",
             "ns",
@@ -50,6 +52,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
             "other_cpu",
             "verdict",
             "log_likelihood",
+            "log_probs",
             "score",
             "void",
         ),
@@ -62,8 +65,21 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
 
 def test_record_of_the_first_schema_is_read(make_record):
     data = json.loads(to_json(make_record(schema=1)))
-    del data["log_likelihood"], data["verdict"]["rounding"]
+    for name in ("log_likelihood", "log_probs", "drafts", "extra"):
+        del data[name]
+    del data["verdict"]["rounding"], data["params"]["source"], data["forwards"]["messages"]
     assert from_json(json.dumps(data)) == make_record(schema=1)
+
+
+def test_what_schema_4_added_reads_back(make_record):
+    record = make_record(
+        drafts=[Drafted([6, 7], None, [0, 1]), Drafted([9, 3], [-1, -1], [])],
+        extra={"reused": 41, "share": 0.5},
+        log_probs=[-0.125, 0.0, -2.0, -1.5, -0.75],
+    )
+    record.forwards.messages = [[0, 1, 5, 9, 64], [1, 0, 40, 41, 8]]
+    validate(record)
+    assert from_json(to_json(record)) == record
 
 
 def test_nan_does_not_get_into_a_file(make_record):
@@ -119,6 +135,16 @@ def test_valid_record_passes(make_record):
         ("verdict.kind", {"verdict": Verdict("fine")}),
         ("verdict.gap", {"verdict": Verdict("near-tie", 0, float("inf"), 1)}),
         ("log_likelihood", {"log_likelihood": float("-inf")}),
+        ("log_probs", {"log_probs": [-1.0] * 4}),
+        ("log_probs", {"log_probs": [-1.0, -1.0, 0.1, -1.0, -1.0]}),
+        ("extra", {"extra": {"reused": float("nan")}}),
+        ("drafts", {"drafts": []}),
+        ("drafts", {"drafts": [Drafted([], None, [])], "steps": None, "peer": True}),
+        ("drafts.tokens", {"drafts": [Drafted([6], None, []), Drafted([9, 3], None, [])]}),
+        ("drafts.parents", {"drafts": [Drafted([6, 7], [-1], []), Drafted([9, 3], None, [])]}),
+        ("drafts.parents", {"drafts": [Drafted([6, 7], [-1, 1], []), Drafted([9, 3], None, [])]}),
+        ("drafts.path", {"drafts": [Drafted([6, 7], None, [2]), Drafted([9, 3], None, [])]}),
+        ("drafts.path", {"drafts": [Drafted([6, 7], None, []), Drafted([9, 3], None, [0, 1])]}),
         ("score", {"score": 1.5}),
         ("n_tokens, output_ids", {"n_tokens": None}),
         ("output_ids", {"n_tokens": 6}),
@@ -172,6 +198,22 @@ def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
     validate(make_record(forwards=trace, ns=Ns(100, 20, 80, 60, 70, 2)))
 
 
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ([0, 1, 5, 9], "not .from, to, sent, read, bytes."),
+        ([0, 1, 5, 9, -1], "a negative number"),
+        ([1, 1, 5, 9, 8], "from a worker to itself"),
+        ([0, 1, 9, 5, 8], "read before it was sent"),
+    ],
+)
+def test_message_that_cannot_have_been_is_named(make_record, message, why):
+    record = make_record()
+    trace = Trace(record.forwards.kinds, [], [], [], [], [], [message])
+    with pytest.raises(ValueError, match=f"^forwards[.]messages: {why}"):
+        validate(make_record(forwards=trace))
+
+
 def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     def forward(model: str, role: str, t0: int, used: bool = True) -> SimpleNamespace:
         return SimpleNamespace(
@@ -179,9 +221,12 @@ def test_trace_packs_forwards_by_kind_and_keeps_their_order():
             t1_ns=t0 + 5, used=used,
         )  # fmt: skip
 
+    sent = SimpleNamespace(sender=0, receiver=1, t0_ns=3, t1_ns=4, nbytes=64)
     trace = Trace.pack(
-        [forward("t", "prefill", 0), forward("t", "verify", 9), forward("t", "prefill", 20, False)]
+        [forward("t", "prefill", 0), forward("t", "verify", 9), forward("t", "prefill", 20, False)],
+        [sent],
     )
+    assert trace.messages == [[0, 1, 3, 4, 64]]
     assert [kind.role for kind in trace.kinds] == ["prefill", "verify"]
     assert trace.kind == [0, 1, 0]
     assert trace.t1_ns == [5, 14, 25]

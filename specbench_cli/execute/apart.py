@@ -1,0 +1,107 @@
+"""A pass in a process of its own, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.errors import ExitCode, SpecbenchError
+from specbench_cli.store.run_dir import RunDir
+
+CONCLUDED = (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT)
+"""Exit codes of a pass that was finished; the last one if it was too noisy."""
+
+GRACE_S = (1.5, 10.0)
+"""How long an interrupted pass may take to end: by itself, since Ctrl-C reaches it too, and after
+it was asked to."""
+
+
+class Unfinished(SpecbenchError):
+    """A pass that its process did not finish.
+
+    Attributes:
+        told: whether the process has said itself what was wrong.
+    """
+
+    def __init__(self, message: str, hint: str | None, code: ExitCode, *, told: bool) -> None:
+        super().__init__(message, hint)
+        self.exit_code = code
+        self.told = told
+
+
+def run_apart(path: Path, number: int, what: str, flags: Sequence[str], *, kept: bool) -> None:
+    """Run pass `number` of the run in `path` in a fresh process, to its end.
+
+    Args:
+        what: the pass's name in messages.
+        flags: options that make it show itself as this process would.
+        kept: whether the run holds what a resumption would go on from, whatever this pass does.
+
+    Raises:
+        Unfinished: it failed, was killed, or was interrupted.
+    """
+    # The process marks the run as running once it could plan it, and as interrupted if it failed.
+    RunDir.open(path).close("interrupted")
+    code = finished([*_command(path, number), *flags])
+    run_dir = RunDir.open(path)
+    if code in CONCLUDED and run_dir.manifest["status"] == "running":
+        return
+    kept = kept or any(run_dir.records())
+    hint = resumption(path) if kept else None
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise Unfinished(
+            f"{what} was not finished: its process was killed ({name})",
+            hint or "specbench run",
+            ExitCode.ENVIRONMENT,
+            told=False,
+        )
+    raise Unfinished(
+        f"{what} was not finished: its process ended with exit code {code}",
+        hint,
+        ExitCode(code) if code in set(ExitCode) else ExitCode.BUG,
+        told=code != ExitCode.INTERRUPTED,
+    )
+
+
+def resumption(path: Path) -> str:
+    """The command that makes what a run lacks."""
+    return f"specbench run --resume {shlex.quote(str(path))}"
+
+
+def begin_apart(parent: int) -> None:
+    """In such a process, first of all: do not outlive the run."""
+    end_with(parent, by=signal.SIGTERM)
+
+
+def _command(path: Path, number: int) -> list[str]:
+    """What runs a pass; see `commands.run`."""
+    here = [sys.executable, "-m", "specbench_cli", "run", "--resume", str(path)]
+    return [*here, "--only-pass", str(number), "--parent", str(os.getpid())]
+
+
+def finished(command: Sequence[str]) -> int:
+    """The exit code of a command, negative for a signal. Nothing of it is left if this is
+    interrupted."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for grace, ask in zip(GRACE_S, (process.terminate, process.kill), strict=True):
+        try:
+            process.wait(grace)
+            return
+        except subprocess.TimeoutExpired:
+            ask()
+    process.wait()

@@ -1,0 +1,42 @@
+"""How the time of a decoding divides: prefill, draft, verify, and what the host took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specbench_cli.engine.types import Forward
+from specbench_cli.store.schema import Ns
+
+Span = tuple[int, int]
+
+
+def divided(forwards: Sequence[Forward], total: int, prefill: int) -> Ns:
+    """The times of a decoding.
+
+    Where one worker computed they add up. Where several did, `draft` and `verify` are busy times
+    within decode (what a drafter's prefill took of it is `draft`, and what was still being drafted
+    at the end is cut), and `host` is what none of them covers.
+
+    Args:
+        forwards: in nanoseconds since the timer's start.
+        total, prefill: nanoseconds until the last and the first committed token.
+    """
+    decode = total - prefill
+    if all(forward.worker == 0 for forward in forwards):
+        verify = sum(f.t1_ns - f.t0_ns for f in forwards if f.role == "verify")
+        draft = sum(f.t1_ns - f.t0_ns for f in forwards if f.role in ("draft", "aux"))
+        return Ns(total, prefill, decode, draft, verify, decode - draft - verify)
+    spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, total)) for f in forwards]
+    verifying = covered((t0, t1) for role, t0, t1 in spans if role == "verify")
+    drafting = covered((t0, t1) for role, t0, t1 in spans if role != "verify")
+    either = covered((t0, t1) for _, t0, t1 in spans)
+    return Ns(total, prefill, decode, drafting, verifying, decode - either)
+
+
+def covered(spans: Iterable[Span]) -> int:
+    """Length of the union of intervals; those that end before they begin hold nothing."""
+    length, end = 0, 0
+    for t0, t1 in sorted(span for span in spans if span[0] < span[1]):
+        length += max(0, t1 - max(t0, end))
+        end = max(end, t1)
+    return length

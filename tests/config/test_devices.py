@@ -1,0 +1,72 @@
+"""`--devices`: what is understood, and what is refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from specbench_cli.config.devices import cores_of, places, written
+from specbench_cli.config.run import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "draft"),
+    [
+        ("target=cpu:0,draft=cpu:1", "cpu:0", "cpu:1"),
+        ("draft=cpu:4-7, target=cpu:0-3", "cpu:0-3", "cpu:4-7"),
+        ("target=cpu:0,2,draft=cpu:1,3-4", "cpu:0,2", "cpu:1,3-4"),
+        ("target=cpu,draft=cpu", "cpu", "cpu"),
+        ("target=cuda,draft=cuda:1", "cuda:0", "cuda:1"),
+        ("target=cuda:0,draft=cuda:0", "cuda:0", "cuda:0"),
+        ({"target": "cpu:0", "draft": "cpu:1"}, "cpu:0", "cpu:1"),
+    ],
+)
+def test_places_are_read_from_text_and_mappings(given, target, draft):
+    assert places(given) == {"target": target, "draft": draft}
+    assert places(places(given)) == places(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("cpu:0", "must be target=cpu:0-3"),
+        (3, "must be target=cpu:0-3"),
+        ("target=cpu:0", "does not say where the draft is"),
+        ("target=cpu:0,draft=cpu:1,head=cpu:2", "names 'head'; the roles are target and draft"),
+        ("target=cpu:0,target=cpu:1", "names target twice"),
+        ("target=cpu:0,draft=tpu", "has 'tpu' for the draft"),
+        ("target=cpu:0,draft=cpu:", "has 'cpu:' for the draft"),
+        ("target=cpu:0,draft=cpu:3-1", "has no such range of cores: 3-1"),
+        ("target=cpu:0,draft=cpu:1-99999", "has no such range of cores"),
+        ("target=cuda:0,draft=cpu:0", "both must be CPU cores, or both GPUs"),
+        ("target=cpu:0,draft=cpu", "name the cores of both, or of neither"),
+        ("target=cpu:0-3,draft=cpu:3-5", "gives core 3 to both target and draft"),
+    ],
+)
+def test_places_that_make_no_sense_are_refused_with_the_reason(given, why):
+    with pytest.raises(ValueError, match=why):
+        places(given)
+
+
+def test_cores_are_written_as_they_are_typed():
+    assert cores_of("cpu:0-3,6,5") == (0, 1, 2, 3, 5, 6)
+    assert written((0, 1, 2, 3, 5, 6, 9)) == "cpu:0-3,5-6,9"
+    assert cores_of("cpu") == cores_of("cuda:1") == ()
+
+
+def config(**given):
+    return RunConfig.model_validate({"methods": ["vanilla"], **given})
+
+
+def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
+    assert config().home == "auto"
+    assert config(devices="target=cuda:1,draft=cuda:0").home == "cuda:1"
+    assert config(devices="target=cpu:0,draft=cpu:1", device="cpu").home == "cpu"
+    assert config(devices="target=cuda:0,draft=cuda:1", device="cuda").home == "cuda:0"
+    with pytest.raises(ValidationError, match="the target is loaded once"):
+        config(devices="target=cuda:1,draft=cuda:0", device="cuda")
+
+
+def test_devices_read_back_from_the_order_of_a_run():
+    asked = config(devices="target=cpu:0,2,draft=cpu:1,3")
+    assert RunConfig.model_validate_json(asked.model_dump_json()) == asked

@@ -1,0 +1,85 @@
+"""A pass in a process of its own: each way in which that may end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from specbench_cli.errors import ExitCode
+from specbench_cli.execute import apart
+from specbench_cli.store.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir.create(tmp_path / "run", {})
+
+
+def run(monkeypatch, run_dir, code, *, kept=False):
+    """Has a Python program take the place of the pass."""
+    monkeypatch.setattr(apart, "_command", lambda path, number: [sys.executable, "-c", code])
+    apart.run_apart(run_dir.path, 1, "pass 1", [], kept=kept)
+
+
+RESUMED = "from specbench_cli.store.run_dir import *; RunDir.open(Path({!r})).resume(); exit({})"
+
+
+@pytest.mark.parametrize("code", apart.CONCLUDED)
+def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
+    run(monkeypatch, run_dir, RESUMED.format(str(run_dir.path), int(code)))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("SIGKILL", "specbench run --resume"), ("SIGSEGV", "specbench run")]
+)
+def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
+    monkeypatch, run_dir, name, hint
+):
+    kill = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    began = time.monotonic()
+    with pytest.raises(apart.Unfinished) as caught:
+        run(monkeypatch, run_dir, kill, kept="--resume" in hint)
+    assert time.monotonic() - began < 5
+    fault = caught.value
+    assert fault.message == f"pass 1 was not finished: its process was killed ({name})"
+    assert fault.hint.startswith(hint)
+    assert (fault.exit_code, fault.told) == (ExitCode.ENVIRONMENT, False)
+
+
+def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir):
+    with pytest.raises(apart.Unfinished, match="ended with exit code 130") as caught:
+        run(monkeypatch, run_dir, "exit(130)")
+    assert (caught.value.exit_code, caught.value.told) == (ExitCode.INTERRUPTED, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(2, ExitCode.USAGE), (3, ExitCode.ENVIRONMENT), (77, ExitCode.BUG)]
+)
+def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit_code):
+    with pytest.raises(apart.Unfinished, match=f"ended with exit code {code}") as caught:
+        run(monkeypatch, run_dir, f"exit({code})")
+    assert (caught.value.exit_code, caught.value.told) == (exit_code, True)
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
+    monkeypatch.setattr(apart, "GRACE_S", (0.1, 0.5))
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else ""
+    begun = []
+
+    class Process(apart.subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+
+    monkeypatch.setattr(apart.subprocess, "Popen", Process)
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        apart.finished([sys.executable, "-c", f"import signal, time\n{ignore}\ntime.sleep(20)"])
+    assert begun[0].returncode in (-signal.SIGTERM, -signal.SIGKILL)

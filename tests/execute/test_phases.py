@@ -1,0 +1,47 @@
+"""Where time goes, with one worker and with several."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.engine.types import Forward
+from specbench_cli.execute.phases import covered, divided
+from specbench_cli.store.schema import Ns
+
+
+def forward(role, worker, t0, t1):
+    return Forward("model", role, worker, 1, 1, (0, 2), t0, t1)
+
+
+def test_times_of_one_worker_add_up():
+    trace = [
+        forward("prefill", 0, 0, 18),
+        forward("draft", 0, 20, 30),
+        forward("aux", 0, 30, 33),
+        forward("verify", 0, 40, 90),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
+
+
+def test_host_is_what_no_worker_covers():
+    trace = [
+        forward("prefill", 0, 0, 20),
+        forward("verify", 0, 30, 70),
+        forward("draft", 1, 50, 90),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 40, 40, 20)
+
+
+def test_busy_times_are_those_within_decode():
+    trace = [
+        forward("prefill", 0, 0, 20),
+        forward("prefill", 1, 5, 25),  # the drafter's, which went on after the first token
+        forward("verify", 0, 20, 100),
+        forward("draft", 1, 90, 130),  # still at it when the last token stood
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 15, 80, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
+def test_a_union_counts_every_moment_once(spans):
+    moments = {moment for t0, t1 in spans for moment in range(t0, t1)}
+    assert covered(spans) == len(moments)
