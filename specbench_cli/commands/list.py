@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from specbench_cli import output, registry
+from specbench_cli.commands._card import brief, card, readme_row
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 
@@ -39,8 +38,13 @@ def list_(
         str | None, typer.Argument(help="One of them, in full.", show_default=False)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines, with every fact.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Methods as the table in README.")
+    ] = False,
 ) -> None:
     """List methods, tasks, models or runs; with NAME, show one in full."""
+    if markdown and (kind is not Kind.METHODS or name is not None or json):
+        raise UsageError("--markdown is for all methods", "specbench list methods --markdown")
     listing = LISTINGS[kind]
     if name is not None:
         facts = listing.full(name)
@@ -50,6 +54,8 @@ def list_(
     if json:
         for facts in found:
             output.json_line(facts)
+    elif markdown:
+        output.data(_markdown([readme_row(facts) for facts in found]))
     else:
         output.rows(found, listing.columns)
 
@@ -66,58 +72,14 @@ def _show(facts: dict[str, Any]) -> None:
         output.data(f"\n{value}")
 
 
+def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows that have the same keys, as a table."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def _is_table(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
-
-
-def _method(name: str) -> dict[str, Any]:
-    """What the registry's table says; nothing is imported."""
-    entry = registry.entries()[name]
-    return {
-        "name": name,
-        "aliases": entry.aliases,
-        "guarantee": entry.guarantee,
-        "needs": entry.needs,
-        "peer": entry.peer,
-        "source": entry.source,
-        "origin": entry.origin,
-        "summary": entry.summary,
-    }
-
-
-def _method_in_full(name: str) -> dict[str, Any]:
-    """The table's facts, then what the class itself says."""
-    canonical = registry.resolve(name)
-    method = registry.load(canonical)
-    build = method()
-    parameters = [
-        {
-            "parameter": f"{canonical}.{key}",
-            "default": field.default,
-            "type": _type(field.annotation),
-            "description": field.description,
-        }
-        for key, field in method.Params.model_fields.items()
-    ]
-    return {
-        **_method(canonical),
-        "guarantee": {
-            rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
-        },
-        "state_scope": method.state_scope,
-        "timing_free": build.timing_free,
-        "parameters": parameters,
-        "about": inspect.getdoc(method) or "",
-    }
-
-
-def _type(annotation: Any) -> str:
-    """A parameter's type as a user would say it: "int | heuristic | oracle"."""
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, get_args(annotation)))
-    if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_type, get_args(annotation)))
-    return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))
 
 
 def _task_names() -> list[str]:
@@ -186,8 +148,8 @@ def _run_in_full(name: str) -> dict[str, Any]:
 LISTINGS = {
     Kind.METHODS: Listing(
         lambda: list(registry.entries()),
-        _method,
-        _method_in_full,
+        brief,
+        card,
         ("name", "aliases", "needs", "guarantee", "summary"),
     ),
     Kind.TASKS: Listing(

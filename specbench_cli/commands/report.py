@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +12,18 @@ from specbench_cli import output
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.source import Source
 
 LAST = "last"
+SPEC_BENCH = "spec-bench"
 EXAMPLES = (
     "specbench report last",
-    "specbench report results/runs/20261121T102403Z-mini-1f2e3d4c --to md,csv",
-    "specbench report last --to json --out /tmp/report",
+    "specbench report last --to md,html,latex,csv,json --out report",
+    "specbench report results/runs/20261121T102403Z-mini-1f2e3d4c last --to html",
+    "specbench report last --also spec-bench",
+    "specbench report vanilla.jsonl eagle.jsonl --also spec-bench",
     "specbench report last --prompt mini/qa-044 --method sps",
+    "specbench report last --prompt mini/qa-044 --method sps --out lanes",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
@@ -26,15 +31,32 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Folders of runs, or `last`.", show_default=False),
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders of runs, or `last`; several become one report. Or answer files of"
+            " Spec-Bench (.jsonl), vanilla's first.",
+            show_default=False,
+        ),
     ],
     to: Annotated[
-        str | None, typer.Option(help="Write files instead: md, csv, json; separate by commas.")
+        str | None,
+        typer.Option(help="Write files instead: md, html, latex, csv, json; separate by commas."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Their folder; default report/ in the first run's."),
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar=SPEC_BENCH,
+            help="Also the figures by Spec-Bench's formulas; with --to, its answer files too.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Put runs side by side that do not belong together."),
+    ] = False,
     prompt: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Show outputs on this prompt beside vanilla's instead."),
@@ -51,15 +73,18 @@ def report(
 ) -> ExitCode:
     """Print a run's table, over all and by task family; with --to, write files.
 
-    With --prompt: a method's text beside vanilla's, the place where they part, and every step.
+    Several runs become one report if they share target, draft, prompts, seed, machine, settings and
+    versions; if not, it is said what they differ in. With --prompt: a method's text beside
+    vanilla's, the place where they part, and every step; with --out too: a picture of who computed
+    when (lanes.svg, lanes.png) and a Chrome trace of it for ui.perfetto.dev (trace.json).
     """
     if prompt is not None:
-        if to is not None or out is not None or len(runs) > 1:
+        if to is not None or also is not None or len(runs) > 1:
             raise UsageError(
-                "--prompt shows one run and takes neither --to nor --out",
+                "--prompt shows one run and takes neither --to nor --also",
                 hint=f"specbench report {runs[0]} --prompt {prompt}",
             )
-        return _compare(runs[0], prompt, method, json)
+        return _compare(runs[0], prompt, method, json, out)
     if method is not None or json:
         raise UsageError(
             f"{'--json' if json else '--method'} needs --prompt",
@@ -69,28 +94,47 @@ def report(
         )
     if to is None and out is not None:
         raise UsageError("--out needs --to", hint=f"specbench report {runs[0]} --to md --out {out}")
+    if also not in (None, SPEC_BENCH):
+        raise UsageError(
+            f"--also {also!r}: there is {SPEC_BENCH} only",
+            hint=f"specbench report {runs[0]} --also {SPEC_BENCH}",
+        )
     from specbench_cli.report import outputs, table
-    from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.report.reading import read_together
+    from specbench_cli.report.spec_bench import table as spec_bench_table
 
     formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
-    paths = [_path(run) for run in runs]
-    readings = [read(RunDir.open(path)) for path in paths]
+    sources = _sources(runs)
+    reading = read_together(sources, force=force)
+    if also or any(map(spec_bench_table.is_imported, sources)):
+        reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
     if to is None:
-        table.print_runs(readings, families=True)
+        table.print_runs([reading], families=True)
+        if reading.spec_bench is not None:
+            spec_bench_table.show(reading.spec_bench)
         return ExitCode.OK
-    folder = out or paths[0] / "report"
-    for reading, place in zip(readings, _places(readings, folder), strict=True):
-        for name in formats:
-            for file in outputs.FORMATS[name](reading, _made(place)):
-                output.data(str(file))
+    folder = _made(out or sources[0].path / "report")
+    for file in outputs.write(reading, folder, formats):
+        output.data(str(file))
     return ExitCode.OK
 
 
-def _compare(run: str, prompt: str, method: str | None, json: bool) -> ExitCode:
-    """Show the outputs on one prompt."""
+def _sources(words: list[str]) -> list[Source]:
+    """The runs, each once, and answer files as a run of their own."""
+    from specbench_cli.report.spec_bench.files import Imported
+    from specbench_cli.store.run_dir import RunDir
+
+    paths = list({path.resolve(): path for path in map(_path, words)}.values())
+    answers = [path for path in paths if path.suffix == ".jsonl"]
+    runs: list[Source] = [RunDir.open(path) for path in paths if path not in answers]
+    return [*runs, Imported(answers)] if answers else runs
+
+
+def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | None) -> ExitCode:
+    """Show the outputs on one prompt, or write who computed when."""
     from specbench_cli.report.comparison import compare
     from specbench_cli.report.facts import Facts
+    from specbench_cli.report.lane_files import write_lanes
     from specbench_cli.report.side_by_side import page
     from specbench_cli.report.tokens import decoder_of
     from specbench_cli.store.run_dir import RunDir
@@ -100,6 +144,10 @@ def _compare(run: str, prompt: str, method: str | None, json: bool) -> ExitCode:
     labels = [] if method is None else [word for word in method.split(",") if word]
     decode = decoder_of(target)
     found = compare(run_dir, prompt, labels, decode)
+    if out is not None:
+        for file in write_lanes(run_dir, found, _made(out)):
+            output.data(str(file))
+        return ExitCode.OK
     if decode is None:
         output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
     for number, comparison in enumerate(found):
@@ -126,16 +174,6 @@ def _formats(to: str, known: list[str]) -> list[str]:
     if not words:
         raise UsageError(f"--to names no format; there are {', '.join(known)}")
     return words
-
-
-def _places(readings: list[Reading], folder: Path) -> list[Path]:
-    """A folder for each run: the one asked for, or one in it for each of several."""
-    if len(readings) == 1:
-        return [folder]
-    return [
-        folder / f"{number}-{reading.run.path.resolve().name}"
-        for number, reading in enumerate(readings, start=1)
-    ]
 
 
 def _made(folder: Path) -> Path:

@@ -37,6 +37,7 @@ class Alias(BaseModel):
     licence: str | None = None
     gated: bool = False
     note: str | None = None
+    cite: str | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Alias:

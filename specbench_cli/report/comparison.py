@@ -9,8 +9,8 @@ from typing import Any
 
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
-from specbench_cli.report.standing import broken
 from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.standing import broken
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record, Verdict
 

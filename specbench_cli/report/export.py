@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.config.sweep import settings
+from specbench_cli.report import claims
+from specbench_cli.report.reading import Reading
 from specbench_cli.report.summary import ALL, Summary
 
 
@@ -36,13 +38,23 @@ def _cell(value: object) -> object:
     return " ".join(settings(value)) if isinstance(value, dict) else value
 
 
-def write_json(summary: Summary, path: Path) -> None:
-    """The rows, and what belongs to the run as a whole."""
+def write_json(reading: Reading, path: Path) -> None:
+    """The rows, and what belongs to the whole: its runs, and what was claimed elsewhere."""
+    summary = reading.summary
     whole = {
+        "runs": [source.path.name for source in reading.sources],
+        "forced": list(reading.facts.forced),
         "prompts": summary.prompts,
         "passes": summary.passes,
         "noise_floor": summary.noise_floor,
         "vanilla_over_hf_vanilla": summary.vanilla_ratio,
         "rows": row_dicts(summary),
+        "claims": [
+            {"label": line.row.label, **asdict(line.claim)}
+            for line in claims.lines(summary, reading.facts)
+        ],
+        "spec_bench": [asdict(found) for found in reading.spec_bench.theirs]
+        if reading.spec_bench
+        else [],
     }
     path.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -16,6 +16,7 @@ class Facts:
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
+    runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
     """
 
     version: str
@@ -27,10 +28,12 @@ class Facts:
     dtype: str
     device: str
     threads: int | None
-    seed: int
+    seed: int | None
     noisy: bool
     aa_noise: float | None
     tuned: str
+    runs: int = 1
+    forced: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Facts:
@@ -49,10 +52,12 @@ class Facts:
             dtype=_DTYPES.get(dtype, dtype),
             device=str(config.get("device", "")),
             threads=config.get("threads"),
-            seed=config.get("seed", 0),
+            seed=config.get("seed"),
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
+            runs=len(manifest.get("runs") or [None]),
+            forced=tuple(manifest.get("forced") or ()),
         )
 
     @property
@@ -77,9 +82,13 @@ class Facts:
             work.append(self.device)
         if self.threads:
             work.append(f"{self.threads} threads")
-        work.append(f"seed {self.seed}")
+        if self.seed is not None:
+            work.append(f"seed {self.seed}")
+        if self.runs > 1:
+            work.append(f"{self.runs} runs")
         line = "  ".join(models + work)
-        return [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
+        lines = [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
+        return lines + [f"forced: differs in {difference}" for difference in self.forced]
 
 
 def _tuned(tuning: Mapping[str, Any] | None) -> str:
@@ -95,4 +104,6 @@ def _tuned(tuning: Mapping[str, Any] | None) -> str:
 
 def _decoding(config: Mapping[str, Any]) -> str:
     rule = str(config.get("verify", "greedy"))
-    return rule if rule == "greedy" else f"{rule} T={config.get('temperature', 0):g}"
+    if rule == "greedy" or "temperature" not in config:
+        return rule
+    return f"{rule} T={config['temperature']:g}"

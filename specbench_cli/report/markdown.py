@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from specbench_cli.config.sweep import settings, written
-from specbench_cli.report import text
+from specbench_cli.config.sweep import settings
+from specbench_cli.report import claims, modelled, text
 from specbench_cli.report.facts import Facts
+from specbench_cli.report.figures import CAPTIONS
+from specbench_cli.report.grids import COST, SPEED, Grid, by_family, grid
 from specbench_cli.report.incidents import Incidents
-from specbench_cli.report.pareto import Sweep
+from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
+from specbench_cli.report.markdown_table import table
+from specbench_cli.report.paper.methods_text import sentences
+from specbench_cli.report.pareto import Sweep, sweep_of
+from specbench_cli.report.reading import Reading
 from specbench_cli.report.row import Row
+from specbench_cli.report.spec_bench import table as spec_bench_table
+from specbench_cli.report.spec_bench.table import SpecBench
 from specbench_cli.report.summary import Summary
 from specbench_cli.report.table import run_text
 
 _LISTED = 50
 """Cells of a kind that are listed one by one."""
+
+
+def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> list[Path]:
+    """Write `report.md`; `figures` are files in or below its folder."""
+    manifest, summary = reading.run.manifest, reading.summary
+    links = [file.relative_to(folder).as_posix() for file in figures if file.suffix == ".svg"]
+    page = folder / "report.md"
+    content = report(
+        summary,
+        manifest,
+        reading.incidents,
+        links,
+        sweep_of(summary, manifest),
+        reading.spec_bench,
+        modelled.modelled_rows(reading.run.records()) if reading.parallel else (),
+    )
+    page.write_text(content, encoding="utf-8")
+    return [page]
 
 
 def report(
@@ -24,29 +51,99 @@ def report(
     incidents: Incidents,
     figures: Sequence[str],
     sweep: Sweep | None = None,
+    spec_bench: SpecBench | None = None,
+    in_parallel: Sequence[modelled.ModelledRow] = (),
 ) -> str:
     """The whole report; `figures` are paths of images, relative to it."""
     cell = ("method", "prompt", "turn", "pass")
+    facts = Facts.of(manifest)
+    plots = [path for path in figures if _name(path) == "pareto"]
     parts = [
         f"# specbench: {', '.join(summary.prompts) or 'no prompts'}",
-        f"```\n{run_text(summary, Facts.of(manifest))}\n```",
-        *(f"![speedup over vanilla]({path})" for path in figures if "pareto" not in path),
-        *(_sweep(sweep, figures) if sweep is not None else ()),
-        *_tuning(manifest.get("tuning")),
+        f"```\n{run_text(summary, facts)}\n```",
+        *(f"![speedup over vanilla]({path})" for path in figures if _name(path) == "speedup"),
+        *(sweep_part(sweep, plots) if sweep is not None else ()),
+        *tuning_part(manifest.get("tuning")),
+        "## All families",
+        _grid(grid(SPEED, summary.rows)),
+        _grid(grid(COST, summary.rows)),
         "## By task family",
-        _by_family(summary),
+        _grid(by_family(summary, _speedup)),
+        *(part for name, rows in summary.families.items() for part in _family(name, rows)),
+        *_figures([path for path in figures if _name(path) not in ("speedup", "pareto")]),
+        *_modelled(in_parallel),
+        *_claims(claims.lines(summary, facts)),
+        *_spec_bench(spec_bench),
         "## In detail",
-        _table(_DETAIL_HEADINGS, map(_detail, summary.rows)),
+        table(_DETAIL_HEADINGS, map(_detail, summary.rows)),
         "## Equivalence",
-        _table(_EQUIVALENCE_HEADINGS, map(_equivalence, summary.rows)),
+        table(_EQUIVALENCE_HEADINGS, map(_equivalence, summary.rows)),
         *_evidence(summary),
         "## How it was measured",
-        _table(("setting", "value"), _settings(manifest)),
+        " ".join(sentences(summary, manifest)),
+        table(("setting", "value"), _settings(manifest)),
         *_cells("Outputs that differ", (*cell, *_DIFFERENCE), incidents.differing),
         *_cells("Failed cells", (*cell, "error"), incidents.failed),
         *_cells("Void cells", (*cell, "other processes' CPU"), incidents.void),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _family(name: str, rows: Sequence[Row]) -> list[str]:
+    """All figures of a family's rows."""
+    return [f"### {name}", _grid(grid(SPEED, rows)), _grid(grid(COST, rows))]
+
+
+def _grid(found: Grid) -> str:
+    """A grid's table; lossy rows, which no lossless one is ranked with, in one of their own."""
+    end = len(found.rows) - found.lossy
+    parts = [table(found.headings, found.rows[:end])]
+    if found.lossy:
+        parts += [
+            f"{text.LOSSY.capitalize()}.",
+            table(found.headings, found.rows[end:]),
+        ]
+    return "\n\n".join(parts)
+
+
+def _speedup(row: Row) -> str:
+    """With the group it is in and its interval, as far as it has them."""
+    words = (text.speedup(row), row.letters, text.interval(row))
+    return " ".join(word for word in words if word and word != text.NONE) or text.NONE
+
+
+def _modelled(rows: Sequence[modelled.ModelledRow]) -> list[str]:
+    if not rows:
+        return []
+    lines = table(modelled.HEADINGS, (row.cells() for row in rows))
+    return [f"## {modelled.TITLE}", modelled.NOTE, lines]
+
+
+def _claims(found: Sequence[claims.Line]) -> list[str]:
+    if not found:
+        return []
+    lines = table(claims.HEADINGS, (line.cells() for line in found))
+    return [f"## {claims.TITLE}", claims.NOTE, lines]
+
+
+def _spec_bench(found: SpecBench | None) -> list[str]:
+    if found is None:
+        return []
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in found.notes)
+    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, notes]
+    parts += [_grid(found.overall()), _grid(found.by_family())]
+    return [part for part in parts if part]
+
+
+def _figures(paths: Sequence[str]) -> list[str]:
+    """The figures that have no place of their own, each under its caption."""
+    shown = [f"{CAPTIONS[_name(path)]}\n\n![{_name(path)}]({path})" for path in paths]
+    return ["## Figures", *shown] if shown else []
+
+
+def _name(path: str) -> str:
+    """A figure's, by the path of its file."""
+    return PurePosixPath(path).stem
 
 
 _DIFFERENCE = ("verdict", "position", "gap", "explained by width")
@@ -100,76 +197,7 @@ def _evidence(summary: Summary) -> list[str]:
     if not rows:
         return []
     title = "## Sampled outputs, less vanilla's: evidence and no proof"
-    return [title, _table(_EVIDENCE_HEADINGS, rows)]
-
-
-def _sweep(sweep: Sweep, figures: Sequence[str]) -> list[str]:
-    """The swept rows in the order of their parameters, and the plot of them."""
-    rows = [
-        (
-            point.row.label,
-            *(_value(point.row.params, name) for name in sweep.params),
-            text.number(point.row.mat),
-            text.percent(point.row.acceptance_rate),
-            text.speedup(point.row),
-            text.interval(point.row),
-            text.number(point.row.ms_per_token_p50),
-            text.number(point.row.discard_rate),
-            text.number(point.row.verification_rate),
-            "yes" if point.front else None,
-        )
-        for point in sweep.points
-    ]
-    headings = ("row", *sweep.params, *_SWEEP_HEADINGS)
-    plots = [f"![discard and verification rates]({path})" for path in figures if "pareto" in path]
-    return ["## Sweep", _table(headings, rows), *plots]
-
-
-_SWEEP_HEADINGS = (
-    "MAT",
-    "accept",
-    "speedup",
-    "95% CI",
-    "ms/token p50",
-    "discarded",
-    "verified",
-    "Pareto front",
-)
-
-
-def _tuning(tuning: Mapping[str, Any] | None) -> list[str]:
-    """What every row was tried with, on what, and what came of it."""
-    if not tuning:
-        return []
-    by_time = tuning["by"] == "time"
-    unit = "ms a token" if by_time else "target forwards a token"
-    how = (
-        f"At most {tuning['budget']} candidates a row, all rows on the same development questions"
-        f" ({_families(tuning['development'])}), compared by"
-        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
-        f" Every figure above and below is of the held-out questions"
-        f" ({_families(tuning['held_out'])})."
-    )
-    rows = [
-        (
-            label,
-            " ".join(settings(tried["params"])) or text.NONE,
-            text.number(tried["cost"], 3),
-            "yes" if tried["chosen"] else None,
-            found["prompts"] or None,
-        )
-        for label, found in tuning["rows"].items()
-        for tried in found["candidates"]
-    ]
-    return ["## Tuning", how, _table(("row", "parameters", unit, "chosen", "prompts"), rows)]
-
-
-def _families(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{family} {n}" for family, n in counts.items())
-
-
-def _value(params: Mapping[str, Any], name: str) -> str | None:
-    return written(params[name]) if name in params else None
+    return [title, table(_EVIDENCE_HEADINGS, rows)]
 
 
 _DETAIL_HEADINGS = (
@@ -177,7 +205,6 @@ _DETAIL_HEADINGS = (
     "parameters",
     "from",
     "guarantee",
-    "decode speedup",
     "MAT",
     "macro",
     "full steps",
@@ -185,11 +212,8 @@ _DETAIL_HEADINGS = (
     "accepted at level 1, 2, ...",
     "nodes a step",
     "node yield",
-    "TTFT p50 ms",
-    "ms/token p50",
-    "p95",
+    "reused",
     "target / draft forwards",
-    "peak MB",
     "void",
 )
 
@@ -202,7 +226,6 @@ def _detail(row: Row) -> Sequence[object]:
         " ".join(settings(row.params)) or text.NONE,
         row.params_from,
         row.guarantee,
-        text.ratio(row.decode_speedup),
         text.number(row.mat) if row.mat_note is None else f"{text.NONE} ({row.mat_note})",
         text.number(row.mat_macro),
         text.number(row.mat_full),
@@ -210,22 +233,10 @@ def _detail(row: Row) -> Sequence[object]:
         positions or text.NONE,
         text.number(row.nodes_per_step, 1),
         text.percent(row.node_yield),
-        text.number(row.ttft_p50_ms, 1),
-        text.number(row.ms_per_token_p50),
-        text.number(row.ms_per_token_p95),
+        text.percent(row.reuse_rate),
         " / ".join(text.number(count, 0) for count in forwards),
-        text.number(None if row.peak_bytes is None else row.peak_bytes / 1e6, 0),
         f"{row.n_void} of {row.n_cells}",
     )
-
-
-def _by_family(summary: Summary) -> str:
-    rows = []
-    by_family = [{row.label: row for row in rows} for rows in summary.families.values()]
-    for label in (row.label for row in summary.rows):
-        found = [family.get(label) for family in by_family]
-        rows.append((label, *(text.NONE if row is None else text.speedup(row) for row in found)))
-    return _table(("method", *summary.families), rows)
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -237,7 +248,16 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
     for key, value in manifest.get("config", {}).get("effective", {}).items():
         source = sources.get(key)
         lines.append((key, f"{value} ({source})" if source else value))
-    for section in ("models", "heads", "machine", "versions", "git", "tolerance", "step_costs"):
+    for section in (
+        "runs",
+        "models",
+        "heads",
+        "machine",
+        "versions",
+        "git",
+        "tolerance",
+        "step_costs",
+    ):
         for key, value in (manifest.get(section) or {}).items():
             lines.append((f"{section}.{key}", value))
     for task in manifest.get("tasks", []):
@@ -248,20 +268,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
 def _cells(title: str, headings: Sequence[str], cells: Sequence[Sequence[object]]) -> list[str]:
     if not cells:
         return []
-    parts = [f"## {title}", _table(headings, cells[:_LISTED])]
+    parts = [f"## {title}", table(headings, cells[:_LISTED])]
     if len(cells) > _LISTED:
         parts.append(f"And {len(cells) - _LISTED} more, in records.jsonl.")
     return parts
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(_field, line))} |" for line in lines)
-
-
-def _field(value: object) -> str:
-    if value is None:
-        return text.NONE
-    if isinstance(value, Mapping):
-        value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    return " ".join(str(value).split()).replace("|", "\\|")

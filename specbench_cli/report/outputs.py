@@ -2,56 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specbench_cli.report.export import write_csv, write_json
-from specbench_cli.report.figure import write_figure
-from specbench_cli.report.markdown import report
+from specbench_cli.report.figures import write_figures
+from specbench_cli.report.html.page import write_html
+from specbench_cli.report.markdown import write_markdown
+from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.pareto import sweep_of, write_points
-from specbench_cli.report.pareto_figure import write_pareto
 from specbench_cli.report.reading import Reading, read
+from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
+
+Figures = Sequence[Path]
 
 
 def write_outputs(run: RunDir) -> Reading:
     """Write what belongs into a run's folder at its end: summary.csv, records.parquet, report.md
     and figures/."""
     reading = read(run)
-    _csv(reading, run.path)
-    _markdown(reading, run.path)
+    write(reading, run.path, ("csv", "md"))
     write_parquet(run.records(), run.path / "records.parquet")
     return reading
 
 
-def _markdown(reading: Reading, folder: Path) -> list[Path]:
-    manifest, place = reading.run.manifest, folder / "figures"
-    figures = write_figure(reading.summary, place)
-    sweep = sweep_of(reading.summary, manifest)
+def write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a reading in some of `FORMATS` into a folder that exists.
+
+    Returns:
+        The files; figures, which several formats show, once.
+    """
+    figures = _figures(reading, folder / "figures") if _PICTURED & set(formats) else []
+    files = [file for name in formats for file in FORMATS[name](reading, folder, figures)]
+    if reading.spec_bench is not None:
+        files += spec_bench_table.write(reading.spec_bench, folder)
+    return files + figures
+
+
+def _figures(reading: Reading, place: Path) -> list[Path]:
+    files = write_figures(reading, place)
+    sweep = sweep_of(reading.summary, reading.run.manifest)
     if sweep is not None:
-        figures += write_pareto(sweep, place)
-        figures.append(write_points(sweep, place / "pareto.csv"))
-    links = [f"figures/{file.name}" for file in figures if file.suffix == ".svg"]
-    page = folder / "report.md"
-    content = report(reading.summary, manifest, reading.incidents, links, sweep)
-    page.write_text(content, encoding="utf-8")
-    return [page, *figures]
+        files.append(write_points(sweep, place / "pareto.csv"))
+    return files
 
 
-def _csv(reading: Reading, folder: Path) -> list[Path]:
+def _html(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
+    return write_html(reading, folder, figures=figures)
+
+
+def _csv(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
     write_csv(reading.summary, folder / "summary.csv")
     return [folder / "summary.csv"]
 
 
-def _json(reading: Reading, folder: Path) -> list[Path]:
-    write_json(reading.summary, folder / "summary.json")
+def _json(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
+    write_json(reading, folder / "summary.json")
     return [folder / "summary.json"]
 
 
-FORMATS: dict[str, Callable[[Reading, Path], list[Path]]] = {
-    "md": _markdown,
+FORMATS: dict[str, Callable[[Reading, Path, Figures], list[Path]]] = {
+    "md": write_markdown,
+    "html": _html,
+    "latex": write_latex,
     "csv": _csv,
     "json": _json,
 }
-"""What a reading can be written as, into a folder that exists; each returns its files."""
+"""What a reading can be written as; each returns its own files."""
+_PICTURED = {"md", "html", "latex"}

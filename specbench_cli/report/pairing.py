@@ -16,6 +16,11 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 
 Loss = Literal["void", "failed"]
 
+RUNS_APART = 1000
+"""Where several runs are read as one (`together`), passes are numbered this far apart: by the whole
+number a cell finds the vanilla of its own run, by the rest it is its row's first, second ...
+process."""
+
 
 def total(record: Record) -> tuple[int | None, int | None]:
     """Wall time and all tokens."""
@@ -52,14 +57,14 @@ def pair(
     outputs are identical.
     """
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
-    passes = _index(key[2] for key in reference)
+    processes = _index(process(key[2]) for key in reference)
     clusters = _index((r.task, r.cluster) for r in reference.values())
     families = _index(r.family for r in reference.values())
     strata = np.zeros(len(clusters), dtype=np.int64)
     for r in reference.values():
         strata[clusters[r.task, r.cluster]] = families[r.family]
 
-    x = np.zeros((len(cells), len(passes), len(clusters)))
+    x = np.zeros((len(cells), len(processes), len(clusters)))
     y = np.zeros_like(x)
     for row, own in enumerate(cells.values()):
         for r in own:
@@ -68,12 +73,17 @@ def pair(
                 continue
             (v, n_v), (m, n_m) = measure(base), measure(r)
             if v and n_v and m and n_m:
-                at = row, passes[r.pass_], clusters[r.task, r.cluster]
+                at = row, processes[process(r.pass_)], clusters[r.task, r.cluster]
                 x[at] += v * n_m / n_v
                 y[at] += m
     paired = y.sum((1, 2)) > 0
     labels = tuple(label for label, has in zip(cells, paired, strict=True) if has)
     return Pairs(labels, PairedTimes(x[paired], y[paired], strata))
+
+
+def process(pass_: int) -> int:
+    """Which of a row's processes a pass is."""
+    return pass_ % RUNS_APART
 
 
 def loss(record: Record) -> Loss | None:

@@ -1,42 +1,169 @@
-"""A run as reports see it: its records read once, its figures computed."""
+"""Runs as reports see them: their records read once, their figures computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from specbench_cli.errors import UsageError
+from specbench_cli.report.belonging import Difference, differences, short_names
 from specbench_cli.report.facts import Facts
+from specbench_cli.report.forced import beside
 from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.source import Source, light
+from specbench_cli.report.spec_bench.files import Imported
+from specbench_cli.report.speedups import BASELINE
 from specbench_cli.report.summary import Summary, summarise
-from specbench_cli.store.run_dir import RUNS, RunDir, latest
+from specbench_cli.report.together import join
+from specbench_cli.store.run_dir import RUNS, latest
 from specbench_cli.store.schema import Record
+
+if TYPE_CHECKING:
+    from specbench_cli.report.spec_bench.table import SpecBench
+
+_SAME_TOKENS = ("greedy", "coupled")
+"""Rules by which vanilla's tokens are the same in every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A run, read and computed."""
+    """A run, or several, read and computed.
 
-    run: RunDir
+    records: all of them, without ids, origins and traces, which `run.records()` reads again.
+    sources: the runs that `run` is made of. parallel: whether a method has several workers.
+    spec_bench: the figures by Spec-Bench's formulas, if they were asked for.
+    """
+
+    run: Source
     facts: Facts
     summary: Summary
     incidents: Incidents
+    records: Sequence[Record] = ()
+    sources: Sequence[Source] = ()
+    parallel: bool = False
+    spec_bench: SpecBench | None = None
+
+    @property
+    def name(self) -> str:
+        """The names of its runs."""
+        return "+".join(source.path.name for source in self.sources or (self.run,))
 
     @property
     def where(self) -> str:
-        """The run as `specbench report` would be given it."""
-        path = self.run.path
-        usual = path.resolve().parent == RUNS.resolve()
-        return "last" if usual and latest().name == path.name else str(path)
+        """The runs as `specbench report` would be given them."""
+        sources = self.sources or (self.run,)
+        forced = " --force" if self.facts.forced else ""
+        return " ".join(map(_given, sources)) + forced
 
 
-def read(run: RunDir) -> Reading:
+def _given(source: Source) -> str:
+    if isinstance(source, Imported):
+        return " ".join(shlex.quote(str(file)) for file in source.files)
+    path = source.path
+    usual = path.resolve().parent == RUNS.resolve()
+    return "last" if usual and latest().name == path.name else shlex.quote(str(path))
+
+
+def read(run: Source) -> Reading:
     """Read a run's records and compute what there is to report."""
+    found = _Light.of(run)
     incidents = Incidents()
+    for record in found.records:
+        incidents.add(record)
+    summary = summarise(found.records, run.manifest)
+    facts = Facts.of(run.manifest)
+    return Reading(run, facts, summary, incidents, found.records, (run,), found.parallel)
 
-    def noted() -> Iterator[Record]:
+
+def read_together(runs: Sequence[Source], *, force: bool = False) -> Reading:
+    """Read runs that belong together as one.
+
+    Args:
+        force: read runs as one that do not; every row then says its run.
+
+    Raises:
+        UsageError: they do not belong together; names the differences.
+    """
+    if len(runs) == 1:
+        return read(runs[0])
+    short = short_names([run.path for run in runs])
+    differing = differences(runs, short)
+    _refuse(differing, runs, force)
+    found = [_Light.of(run) for run in runs]
+    if not differing:
+        differing = _vanilla_parts([own.vanilla for own in found], short)
+        _refuse(differing, runs, force)
+    forced = [str(difference) for difference in differing]
+    together = join(runs, short, [own.records for own in found], forced)
+    incidents, records = Incidents(together.shown), list[Record]()
+    for own, names in zip(found, together.names, strict=True):
+        records += map(names.given, own.records)
+    for record in records:
+        incidents.add(record)
+    if forced:
+        parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
+        summary = beside(parts, [names.labels for names in together.names])
+    else:
+        summary = summarise(records, together.manifest)
+    return Reading(
+        together,
+        Facts.of(together.manifest),
+        summary,
+        incidents,
+        records,
+        tuple(runs),
+        any(own.parallel for own in found),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Light:
+    """A run's records without their bulk, and what is known of that.
+
+    vanilla: a seal of its first answer to each prompt. parallel: whether several workers computed.
+    """
+
+    records: list[Record]
+    vanilla: dict[tuple[str, int], bytes]
+    parallel: bool
+
+    @classmethod
+    def of(cls, run: Source) -> _Light:
+        """Read them, one at a time."""
+        records: list[Record] = []
+        vanilla: dict[tuple[str, int], bytes] = {}
+        parallel = False
         for record in run.records():
-            incidents.add(record)
-            yield record
+            at = record.prompt_id, record.turn
+            if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
+                vanilla.setdefault(at, hashlib.sha256(repr(record.output_ids).encode()).digest())
+            parallel = parallel or (record.forwards is not None and record.forwards.workers > 1)
+            records.append(light(record))
+        return cls(records, vanilla, parallel)
 
-    summary = summarise(noted(), run.manifest)
-    return Reading(run, Facts.of(run.manifest), summary, incidents)
+
+def _vanilla_parts(
+    seals: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
+) -> list[Difference]:
+    """Where vanilla, which is the same in runs that belong together, said something else."""
+    first, found = seals[0], []
+    for name, own in zip(short[1:], seals[1:], strict=True):
+        shared = first.keys() & own.keys()
+        parted = sum(first[at] != own[at] for at in shared)
+        if parted:
+            told = f"{parted} of {len(shared)} differ"
+            found.append(Difference("vanilla's outputs", {short[0]: "reference", name: told}))
+    return found
+
+
+def _refuse(found: Sequence[Difference], runs: Sequence[Source], force: bool) -> None:
+    if found and not force:
+        lines = "".join(f"\n  {difference}" for difference in found)
+        given = " ".join(map(_given, runs))
+        raise UsageError(
+            f"these runs do not belong together; they differ in{lines}",
+            hint=f"specbench report {given} --force: side by side, each row with its run's name",
+        )

@@ -89,22 +89,25 @@ def failed_certificate(method: str, file_sha256: str, folder: Path | None = None
     """What the newest certificate of a method's file says if it refutes the method's claim; None if
     it does not, or if there is none. Outputs that are right break no row, whatever else is wrong.
     """
-    newest: tuple[float, Mapping[str, Any]] | None = None
+    own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
+    if not own or own[-1].get("verdict") != "BROKEN":
+        return None
+    return f"its audit says so: specbench audit {method}"
+
+
+def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
+    """A method's certificates in a folder, the newest last, whatever version of its file they are
+    of."""
+    found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            facts = json.loads(file.read_text(encoding="utf-8"))
             written = file.stat().st_mtime
         except (OSError, ValueError):
             continue  # somebody else's file, or half of one: no certificate
-        if not isinstance(found, dict):
-            continue
-        if (found.get("method"), found.get("sha256")) != (method, file_sha256):
-            continue
-        if newest is None or written >= newest[0]:
-            newest = written, found
-    if newest is None or newest[1].get("verdict") != "BROKEN":
-        return None
-    return f"its audit says so: specbench audit {method}"
+        if isinstance(facts, dict) and facts.get("method") == method:
+            found.append((written, facts))
+    return [facts for _, facts in sorted(found, key=lambda pair: pair[0])]
 
 
 def _why(
@@ -123,7 +126,8 @@ def _why(
             f"{ties.found} near-ties where rounding makes {ties.expected:.2g} at most"
             f" (p {ties.p:.1g})"
         )
-    file_sha256 = (manifest.get("method_files") or {}).get(first.method)
+    files = {**(manifest.get("method_files") or {}), **(manifest.get("row_files") or {})}
+    file_sha256 = files.get(first.label, files.get(first.method))
     if first.peer or file_sha256 is None or first.guarantee not in LOSSLESS:
         return None
     return failed_audit(first.method, file_sha256)

@@ -57,7 +57,10 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
     """What the figures mean, and what must be known before using them."""
     processes = "1 process" if summary.passes == 1 else f"{summary.passes} processes"
     return [
-        f"same letter = no significant difference (simultaneous 95%, {processes})",
+        "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
+        if facts.forced
+        else f"same letter = no significant difference (simultaneous 95%, {processes})",
+        *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
@@ -67,6 +70,9 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.quality(summary),
         *text.warnings(summary, facts),
     ]
+
+
+_OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
 
 
 def run_text(summary: Summary, facts: Facts) -> str:
@@ -81,7 +87,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
         {
-            "run": reading.run.path.name,
+            "run": reading.name,
             "family": family,
             "group": row.letters,
             "method": row.label,
@@ -122,7 +128,7 @@ def _drawn(summary: Summary) -> list[Text]:
     lines = _grid(columns, summary.rows)
     if summary.lossy:
         split = 1 + len(summary.lossless)
-        lines.insert(split, Text("lossy: the output is not vanilla's; not ranked with the above"))
+        lines.insert(split, Text(text.LOSSY))
     return lines
 
 

@@ -8,6 +8,7 @@ from specbench_cli.report.speedups import BASELINE
 from specbench_cli.report.summary import Summary
 
 NONE = "-"
+LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
 BAR_WIDTH = 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
@@ -19,20 +20,27 @@ def decoder_of(target: str) -> Decode | None:
         target: the target's name in a manifest. A folder is named there without its path, and found
             again only from the folder that holds it.
     """
-    folder = _folder(target)
-    if folder is None:
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError):
+    tokenizer = tokenizer_of(target)
+    if tokenizer is None:
         return None
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids)))
 
     return decode
+
+
+def tokenizer_of(target: str) -> Any:
+    """A target's tokenizer, as transformers loads it; None if it is not at hand."""
+    folder = _folder(target)
+    if folder is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _folder(target: str) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
 FAMILIES = ("math_reasoning", "multi_turn", "qa", "rag", "summarization", "translation")
@@ -172,3 +173,31 @@ def manifest() -> dict[str, Any]:
     import copy
 
     return copy.deepcopy(MANIFEST)
+
+
+@pytest.fixture
+def make_run(tmp_path, manifest) -> Callable[..., RunDir]:
+    """Makes a finished run: its folder's name, its made-up methods, what to change of the manifest
+    and of the records, how many prompts, passes and tokens."""
+    import copy
+
+    def make(
+        name: str = "run",
+        fakes: Sequence[Fake] = DEFAULT,
+        *,
+        change: Callable[[dict[str, Any]], object] = lambda _: None,
+        edit: Callable[[Record], Record] = lambda record: record,
+        **size: int,
+    ) -> RunDir:
+        own = copy.deepcopy(manifest)
+        change(own)
+        run = RunDir.create(tmp_path / name, own)
+        run.append([edit(record) for record in make_records(fakes, **{"prompts": 12, **size})])
+        run.append_prompts(
+            Prompt(f"mini/{n}", f"mini/{n}", "mini", FAMILIES[n % 6], FAMILIES[n % 6], 1, "?", [n])
+            for n in range(size.get("prompts", 12))
+        )
+        run.close("finished")
+        return run
+
+    return make

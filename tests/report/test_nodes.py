@@ -37,3 +37,19 @@ def test_page_has_nodes_and_the_costs_that_sizes_were_chosen_by(summary_of_trees
     assert "| nodes a step | node yield |" in page
     assert "| step_costs.source | measured |" in page
     assert "target {'1': 1.0, '64': 2.5}" in page
+
+
+def test_reuse_rate_is_of_the_drafts_that_could_have_been_ready(synthetic):
+    counts = [{"reused": 3.0, "missed": 1.0, "prepared": 40.0}, {"reused": 1.0, "missed": 0.0}]
+    records = [
+        replace(r, extra=counts[i % 2]) if r.label == "sps" else r
+        for i, r in enumerate(synthetic.records((synthetic.vanilla, synthetic.sps), prompts=4))
+    ]
+    given = [r.extra for r in records if r.extra]
+    reused = sum(extra["reused"] for extra in given)
+    due = reused + sum(extra["missed"] for extra in given)
+    vanilla, sps = (
+        next(row for row in summarise(records, {}, resamples=9).rows if row.label == label)
+        for label in ("vanilla", "sps")
+    )
+    assert (vanilla.reuse_rate, sps.reuse_rate) == (None, pytest.approx(reused / due))

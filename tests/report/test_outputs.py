@@ -11,9 +11,11 @@ import pytest
 
 from specbench_cli.commands.report import report
 from specbench_cli.errors import UsageError
+from specbench_cli.report import outputs
 from specbench_cli.report.outputs import write_outputs
+from specbench_cli.store import run_dir
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import Ns, Verdict
+from specbench_cli.store.schema import Ns, Verdict, from_json
 
 
 @pytest.fixture
@@ -34,6 +36,12 @@ def run(synthetic, manifest, tmp_path, monkeypatch) -> RunDir:
     return run
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures take longest, and what is tested is elsewhere."""
+    monkeypatch.setattr(outputs, "write_figures", lambda *_: [])
+
+
 def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
     reading = write_outputs(run)
     assert {file.name for file in run.path.iterdir()} == {
@@ -48,6 +56,7 @@ def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
     assert len(pd.read_parquet(run.path / "records.parquet")) == 12 * 6
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_summary_csv_has_every_figure_overall_and_by_family(run):
     summary = write_outputs(run).summary
     with (run.path / "summary.csv").open() as file:
@@ -73,6 +82,7 @@ def test_report_shows_table_figure_setting_and_incidents(run):
     assert str(run.path.parent) not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4))
@@ -82,6 +92,7 @@ def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
         assert title not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
     bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
     run = RunDir.create(tmp_path / "run", manifest)
@@ -110,24 +121,44 @@ def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
     }
     whole = json.loads((folder / "summary.json").read_text())
     assert whole["prompts"] == {"mini": 12}
+    assert whole["runs"] == ["20261121T102403Z-mini-0"]
     assert whole["rows"][0]["family"] == "all"
     assert str(folder / "report.md") in capsys.readouterr().out
 
 
-def test_several_runs_get_a_folder_each(run, tmp_path):
-    assert report([str(run.path), "last"], to="csv", out=tmp_path / "both") == 0
-    assert {folder.name for folder in (tmp_path / "both").iterdir()} == {
-        "1-20261121T102403Z-mini-0",
-        "2-20261121T102403Z-mini-0",
-    }
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_given_twice_counts_once(run, tmp_path):
+    assert report([str(run.path), "last"], to="csv,json", out=tmp_path / "once") == 0
+    whole = json.loads((tmp_path / "once" / "summary.json").read_text())
+    assert whole["passes"] == 1
+    assert len(whole["rows"]) == 6 * 7
+
+
+def test_figures_are_drawn_once_for_all_formats(run, tmp_path, monkeypatch):
+    drawn = []
+    real = outputs.write_figures
+    monkeypatch.setattr(outputs, "write_figures", lambda *args: drawn.append(1) or real(*args))
+    files = outputs.write(outputs.read(run), tmp_path, ("md", "html", "latex"))
+    assert drawn == [1]
+    assert len(files) == len(set(files))
+    assert {"report.md", "report.html", "report.tex", "speedup.png"} <= {f.name for f in files}
+
+
+def test_records_are_parsed_once_for_figures_of_all_rows(run, tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(run_dir, "from_json", lambda line: parsed.append(1) or from_json(line))
+    outputs.write(outputs.read(run), tmp_path, ("md", "latex", "csv", "json"))
+    one_prompt = 6
+    assert len(parsed) <= 12 * 6 + 2 * one_prompt + 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "pdf"}, "'pdf' is none of md, csv, json"),
+        ({"to": "pdf"}, "'pdf' is none of md, html, latex, csv, json"),
         ({"to": ","}, "names no format"),
         ({"out": "there"}, "--out needs --to"),
+        ({"also": "speed"}, "--also 'speed': there is spec-bench only"),
     ],
 )
 def test_wrong_option_is_refused_with_what_is_allowed(run, options, message):

@@ -1,18 +1,14 @@
-"""The sweep of a run: its points, its front, its table, its plot."""
+"""The sweep of a run: its points, its front, its table."""
 
 from __future__ import annotations
 
 import csv
-import struct
-from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.markdown import report
 from specbench_cli.report.pareto import sweep_of, write_points
-from specbench_cli.report.pareto_figure import write_pareto
 from specbench_cli.report.summary import summarise
 
 LENGTHS = (1, 3, 5, "heuristic")
@@ -113,44 +109,6 @@ def test_csv_has_the_figures_of_every_point(run, tmp_path):
     assert [row["length"] for row in rows[:5]] == ["0", "1", "3", "5", "heuristic"]
     assert float(rows[1]["discard_rate"]) == sweep.points[1].row.discard_rate
     assert rows[0]["front"] == "true"
-
-
-def test_figure_is_deterministic_svg_and_png_174_mm_wide(run, tmp_path):
-    sweep = sweep_of(*run())
-    first, second = (write_pareto(sweep, tmp_path / name) for name in "ab")
-    assert [file.name for file in first] == ["pareto.svg", "pareto.png"]
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
-    width, _ = struct.unpack(">II", first[1].read_bytes()[16:24])
-    assert width == pytest.approx(174 / 25.4 * 300, abs=1)
-
-
-def test_legend_has_room_below_the_axes_when_a_method_has_unranked_rows(
-    run, manifest, monkeypatch, tmp_path
-):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    manifest["upper_bounds"] = ["sps length=5"]
-    sweep = sweep_of(*run())
-    # vanilla, sps, its bound, pld and the front: one more than a row of the legend holds
-    write_pareto(replace(sweep, points=[p for p in sweep.points if not p.row.peer]), tmp_path)
-    figure = drawn[0]
-    renderer = figure.canvas.get_renderer()
-    (legend,) = figure.legends
-    assert len(legend.get_texts()) == 5
-    assert "sps (not ranked)" in [text.get_text() for text in legend.get_texts()]
-    top = legend.get_window_extent(renderer).y1
-    assert all(axes.get_tightbbox(renderer).y0 >= top for axes in figure.axes)
-
-
-def test_figure_is_drawn_of_words_alone_and_without_any_speedup(synthetic, run, tmp_path):
-    summary, manifest = run(sweep={"sps": {"length": ["heuristic"]}})
-    for p in (sweep := sweep_of(summary, manifest)).points:
-        p.swept.update({name: f"rule {value}" for name, value in p.swept.items()})
-    assert write_pareto(sweep, tmp_path / "words")
-    records = synthetic.records([synthetic.sps], prompts=4)
-    manifest["config"]["effective"]["methods"] = [{"name": "sps", "label": "sps"}]
-    assert write_pareto(sweep_of(summarise(records, manifest), manifest), tmp_path / "times")
 
 
 def test_report_has_the_table_and_the_plot(run):

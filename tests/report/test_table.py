@@ -63,6 +63,18 @@ def test_table_fits_100_columns_with_long_labels_and_mixed_verdicts(make_reading
     assert any("my.own" in line and line.endswith("47 identical, 1 near-tie") for line in lines)
 
 
+def test_eight_methods_take_100_columns_and_12_lines_at_most(make_reading, synthetic):
+    ours = [synthetic.Fake(f"method-{n}", length=5, alpha=0.5 + 0.05 * n) for n in range(5)]
+    lossy = synthetic.Fake("lossy", length=5, alpha=0.9, guarantee="quality_only")
+    fakes = [synthetic.vanilla, *ours, synthetic.hf_vanilla, lossy]
+    reading = make_reading(synthetic.records(fakes))
+    header = reading.facts.header(reading.summary.prompts, 100)
+    foot = footer(reading.summary, reading.facts, None)
+    lines = _text(reading).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) - len(header) - len(foot) <= 12
+
+
 def test_rows_of_a_sweep_are_told_apart_however_little_room_their_labels_have(
     make_reading, synthetic, manifest
 ):

@@ -7,7 +7,7 @@ import itertools
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from specbench_cli.report.labels import Word, write_beside
+from specbench_cli.report.figures.labels import Word, write_beside
 
 
 def test_words_at_near_points_do_not_overlap_and_stay_inside():

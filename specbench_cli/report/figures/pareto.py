@@ -8,88 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
-from specbench_cli.report.figure import INK, MUTED, STYLE
-from specbench_cli.report.labels import Word, write_beside
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.labels import Word, write_beside
+from specbench_cli.report.figures.style import INK, MUTED
 from specbench_cli.report.pareto import Point, Sweep, is_number, is_ranked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH_IN = 174 / 25.4
 _PANEL_IN, _LEGEND_ROW_IN = 2.1, 0.15
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = "osD^vPX*<>"
 _FRONT = "#b5b5b5"
 
 Series = dict[str, list[Point]]
 """By the name of a line, the points on it."""
 
 
-def write_pareto(sweep: Sweep, folder: Path) -> list[Path]:
-    """Write `pareto.svg` and `pareto.png` (300 dpi) to `folder`, which is made.
+def draw(sweep: Sweep) -> Figure | None:
+    """The figure; None where no row's rates are known."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    Returns:
-        The files; none where no row's rates are known.
-    """
     series: Series = {}
     for point in sweep.points:
         if point.row.discard_rate is not None and point.row.verification_rate is not None:
             series.setdefault(point.series, []).append(point)
     if not series:
-        return []
-    import matplotlib as mpl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "pareto.svg", folder / "pareto.png"]
-    with mpl.rc_context(STYLE):
-        figure = _draw(series)
-        figure.savefig(files[0], metadata={"Date": None, "Creator": None})
-        figure.savefig(files[1], dpi=300, metadata={"Software": None})
-    return files
-
-
-def _draw(series: Series) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
+        return None
     swept = list(dict.fromkeys(p.along for own in series.values() for p in own if p.along))
     columns = 4
     entries = 1 + sum(len({is_ranked(p.row) for p in points}) for points in series.values())
     legend = _LEGEND_ROW_IN * -(-entries // columns) + 0.1
     height = max(2.7, _PANEL_IN * len(swept)) + legend
     layout = ConstrainedLayoutEngine(w_pad=0.08, rect=(0, legend / height, 1, 1 - legend / height))
-    figure = Figure(figsize=(_WIDTH_IN, height), layout=layout)
-    FigureCanvasAgg(figure)
+    figure = style.blank(style.PAGE_IN, height, layout=layout)
     grid = figure.add_gridspec(len(swept), 2)
     rates = figure.add_subplot(grid[:, 0])
-    looks = {
-        name: (_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)])
-        for i, name in enumerate(series)
-    }
+    looks = {name: style.look(i) for i, name in enumerate(series)}
     words = _rates(rates, series, looks)
     for place, name in enumerate(swept):
         own = {key: points for key, points in series.items() if points[0].along == name}
         _times(figure.add_subplot(grid[place, 1]), name, own, looks)
-    handles, labels = rates.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=6.5,
-        handlelength=1.6,
-        columnspacing=1.4,
-        labelspacing=0.25,
-        borderpad=0.1,
-    )
+    style.legend_below(figure, *rates.get_legend_handles_labels(), columns=columns)
     figure.draw_without_rendering()  # from here on it is known where points lie on the paper
     write_beside(rates, words)
     return figure
@@ -132,8 +95,9 @@ def _rates(axes: Axes, series: Series, looks: dict[str, tuple[str, str]]) -> lis
             elif discard > edge > 0:
                 words.append(Word(f"at {discard:.2g}", (edge, verified), colour))
     axes.set_xlabel("discard rate (drafted, not accepted / generated)")
-    axes.set_ylabel("verification rate (target forwards / generated)")
-    _dress(axes)
+    axes.set_ylabel("verification rate\n(target forwards / generated)")
+    style.strip(axes, "left", "bottom")
+    style.grid(axes)
     return words
 
 
@@ -206,8 +170,12 @@ def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, st
     axes.set_xlabel(name)
     axes.set_ylabel("speedup (95% interval)" if sped else "ms/token (median)")
     if sped:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    _dress(axes)
+        axes.yaxis.set_major_formatter(style.as_ratio)
+        heights = [1.0, *(p.row.speedup for p in points if p.row.speedup is not None)]
+        ends = [p.row.speedup_high for p in points if p.row.speedup_high is not None]
+        axes.set_ylim(top=min(axes.get_ylim()[1], style.reach(heights, ends)))
+    style.strip(axes, "left", "bottom")
+    style.grid(axes)
 
 
 def _places(values: Sequence[Any]) -> dict[str, float]:
@@ -244,11 +212,3 @@ def _time(point: Point, sped: bool) -> tuple[float, float, float] | None:
     if not sped or row.speedup_low is None or row.speedup_high is None:
         return height, 0.0, 0.0
     return height, height - row.speedup_low, row.speedup_high - height
-
-
-def _dress(axes: Axes) -> None:
-    axes.tick_params(length=2, width=0.6, pad=2, labelsize=6.5)
-    axes.grid(color="#e4e4e4", lw=0.4, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -1,0 +1,106 @@
+"""A method's card: what it is, why it is exact, what its papers claim, what its audit says."""
+
+from __future__ import annotations
+
+import inspect
+from hashlib import sha256
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from specbench_cli import registry
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+
+
+def brief(name: str) -> dict[str, Any]:
+    """What the registry's table says; nothing is imported."""
+    entry = registry.entries()[name]
+    return {
+        "name": name,
+        "aliases": entry.aliases,
+        "guarantee": entry.guarantee,
+        "needs": entry.needs,
+        "peer": entry.peer,
+        "source": entry.source,
+        "origin": entry.origin,
+        "summary": entry.summary,
+    }
+
+
+def card(name: str) -> dict[str, Any]:
+    """The table's facts, then what the class itself says, and its audit."""
+    canonical = registry.resolve(name)
+    method = registry.load(canonical)
+    build = method()
+    parameters = [
+        {
+            "parameter": f"{canonical}.{key}",
+            "default": field.default,
+            "type": _type(field.annotation),
+            "description": field.description,
+        }
+        for key, field in method.Params.model_fields.items()
+    ]
+    claims = [
+        {
+            "claimed speedup": claim.speedup,
+            "models": claim.models,
+            "task": claim.task,
+            "temperature": claim.temperature,
+            "hardware": claim.hardware,
+            "read in": claim.source,
+        }
+        for claim in method.claims
+    ]
+    return {
+        **brief(canonical),
+        "guarantee": {
+            rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
+        },
+        "state_scope": method.state_scope,
+        "timing_free": build.timing_free,
+        "workers": method.workers,
+        "audit": audited(canonical, method),
+        "parameters": parameters,
+        "claims": claims,
+        "about": inspect.getdoc(method) or "",
+        "citation": inspect.cleandoc(method.citation),
+    }
+
+
+def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
+    """What the newest certificate says of a method, if it is of this very file."""
+    from specbench_cli.report.standing import certificates
+
+    found = certificates(name, folder)
+    if not found:
+        return f"not audited here: specbench audit {name}"
+    own = sha256(Path(inspect.getfile(method)).read_bytes()).hexdigest()
+    same = [certificate for certificate in found if certificate.get("sha256") == own]
+    if not same:
+        verdict = found[-1].get("verdict")
+        return f"stale: {verdict}, but its file has changed since: specbench audit {name}"
+    checks = same[-1].get("checks", [])
+    return f"{same[-1].get('verdict')}: {len(checks)} checks of this very file"
+
+
+def readme_row(facts: dict[str, Any]) -> dict[str, str]:
+    """A method's line in README's table."""
+    return {
+        "method": f"`{facts['name']}`",
+        "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
+        "needs": ", ".join(facts["needs"]),
+        "idea": facts["summary"].rstrip("."),
+        "source": facts["source"],
+    }
+
+
+def _type(annotation: Any) -> str:
+    """A parameter's type as a user would say it: "int | heuristic | oracle"."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(annotation)))
+    return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))

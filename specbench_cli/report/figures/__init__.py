@@ -1,0 +1,81 @@
+"""Every figure of a run, each drawn where the run has data for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench_cli.report.figures import (
+    accepted,
+    contexts,
+    cost,
+    lanes,
+    lengths,
+    pareto,
+    positions,
+    prompts,
+    speedup,
+    style,
+    waterfall,
+)
+from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.pareto import sweep_of
+from specbench_cli.report.reading import Reading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _pareto(cells: Cells) -> Figure | None:
+    sweep = sweep_of(cells.summary, cells.manifest)
+    return None if sweep is None else pareto.draw(sweep)
+
+
+_FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
+    "speedup": lambda cells: speedup.draw(cells.summary),
+    "pareto": _pareto,
+    "waterfall": waterfall.draw,
+    "cost": cost.draw,
+    "positions": positions.draw,
+    "accepted": accepted.draw,
+    "lengths": lengths.draw,
+    "contexts": contexts.draw,
+    "prompts": prompts.draw,
+    "lanes": lanes.draw,
+}
+CAPTIONS = {
+    "speedup": "Speedup over vanilla, a bar a method, with its 95% interval; marks are families,"
+    " the grey band is A/A noise.",
+    "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter.",
+    "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"
+    " long as a plain forward, down to the measured one.",
+    "cost": "Tokens a step against the cost of a step; along a grey line the decode speedup is the"
+    " same.",
+    "positions": "Acceptance by position: of the steps that drafted a level, the share that"
+    " accepted it.",
+    "accepted": "How many drafted tokens a step accepts, as a share of steps.",
+    "lengths": "Speedup against the number of levels drafted a step, with its 95% interval.",
+    "contexts": "Decode speedup against the length of the context, with its 95% interval; grey:"
+    " the other methods.",
+    "prompts": "Time of every output against vanilla's on the same prompt; below the line the"
+    " method is faster, at the broken line twice as fast.",
+    "lanes": "Who computed when in the first steps of one output: a lane a worker; numbers are the"
+    " tokens that a step committed.",
+}
+"""A sentence a figure, by the name of its file, in the order of a report."""
+
+
+def write_figures(reading: Reading, folder: Path) -> list[Path]:
+    """Write `NAME.svg` and `NAME.png` of each figure to `folder`, which is made if there is one.
+
+    Returns:
+        The files, figure by figure in the order of `CAPTIONS`.
+    """
+    cells, files = Cells.of(reading), list[Path]()
+    with style.applied():
+        for name, draw in _FIGURES.items():
+            figure = draw(cells)
+            if figure is not None:
+                files += style.write(figure, folder, name)
+    return files

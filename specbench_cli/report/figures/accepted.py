@@ -1,0 +1,70 @@
+"""How many drafted tokens a step commits: a histogram a method."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.cells import Cells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROW_IN, _FULL = 0.3, 0.82
+"""Height of a row, and of its tallest bar as a part of it."""
+_LONGEST = 16
+"""The last bar stands for this many and more."""
+
+
+def draw(cells: Cells) -> Figure | None:
+    """The figure; None where no method drafts, or none says what it accepted."""
+    shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
+    shares = {label: own for label, own in shares.items() if own}
+    if not shares:
+        return None
+    longest = max(max(own) for own in shares.values())
+    figure = style.blank(style.COLUMN_IN, _ROW_IN * len(shares) + 0.4)
+    axes = style.frame(figure, style.room_for(shares), 0.36, 0.16, 0.31)
+    for place, own in enumerate(shares.values()):
+        scale = _FULL / max(own.values())
+        heights = [-share * scale for share in own.values()]
+        axes.bar(list(own), heights, 0.8, place, color=style.OURS, lw=0, zorder=2)
+        axes.axhline(place, color=style.INK, lw=0.4, zorder=3)
+        axes.annotate(
+            f"{max(own.values()):.0%}",
+            (1, place - 0.1),
+            xycoords=("axes fraction", "data"),
+            xytext=(24, 0),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+        )
+    axes.annotate(
+        "tallest",
+        (1, 1),
+        xycoords="axes fraction",
+        xytext=(24, 1),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=6.5,
+        color=style.MUTED,
+    )
+    axes.set(xlim=(-0.6, longest + 0.6), ylim=(len(shares) - 0.9, -1.0))
+    style.strip(axes)
+    axes.tick_params(axis="x", length=0)
+    style.name_rows(axes, list(shares), [place - 0.3 for place in range(len(shares))])
+    ticks = range(0, longest + 1, 1 if longest <= 10 else 4)
+    axes.set_xticks(ticks, [f"{n}+" if n == _LONGEST else str(n) for n in ticks])
+    style.name_x(axes, "drafted tokens accepted in a step, share of steps")
+    return figure
+
+
+def _shares(cells: Cells, label: str) -> dict[int, float]:
+    """Share of a row's steps by accepted tokens; empty where nothing is ever drafted."""
+    steps = cells.steps(label)
+    if not any(any(each.levels) for each in steps):
+        return {}
+    counts = Counter(min(n, _LONGEST) for each in steps for n in each.accepted)
+    return {n: counts[n] / counts.total() for n in sorted(counts)}

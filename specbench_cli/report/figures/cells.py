@@ -1,0 +1,77 @@
+"""What figures are drawn of: a run's summary, and its records without their bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench_cli.report.pairing import loss
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.row import Row
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import Summary
+from specbench_cli.store.schema import Record, Steps
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a run.
+
+    records: label -> its records, without ids and traces, in the order of the summary's rows.
+    prompt_tokens: by prompt and turn.
+    traced: the records of one output of each row, all of one prompt, with their traces.
+    """
+
+    summary: Summary
+    manifest: dict[str, Any]
+    records: dict[str, list[Record]]
+    prompt_tokens: dict[tuple[str, int], int] = field(default_factory=dict)
+    traced: Sequence[Record] = ()
+
+    @classmethod
+    def of(cls, reading: Reading) -> Cells:
+        """The cells of a run that was read; one output of each row is read again with its trace."""
+        found: dict[str, list[Record]] = {row.label: [] for row in reading.summary.rows}
+        for record in reading.records:
+            found[record.label].append(record)
+        lengths = {(p.prompt_id, p.turn): len(p.ids) for p in reading.run.prompts()}
+        traced = list(_traced(reading))
+        return cls(reading.summary, reading.run.manifest, found, lengths, traced)
+
+    @property
+    def baseline(self) -> list[Record]:
+        """Vanilla's records."""
+        return self.records.get(BASELINE, [])
+
+    @property
+    def sped(self) -> list[Row]:
+        """The rows that have a speedup, in the table's order, vanilla left out."""
+        rows = self.summary.rows
+        return [row for row in rows if row.speedup is not None and row.label != BASELINE]
+
+    def timed(self, label: str) -> list[Record]:
+        """A row's records whose times count."""
+        return [record for record in self.records.get(label, []) if loss(record) is None]
+
+    def steps(self, label: str) -> list[Steps]:
+        """The steps of a row's outputs that report them."""
+        return [r.steps for r in self.records[label] if r.steps is not None]
+
+
+def _traced(reading: Reading) -> Iterator[Record]:
+    """The records of the run's first prompt that has times, each row's, with their traces."""
+    timed = [record for record in reading.records if loss(record) is None]
+    if not timed:
+        return
+    wanted = {record.key for record in timed if _output(record) == _output(timed[0])}
+    for record in reading.run.records():
+        if record.key in wanted:
+            yield record
+            wanted.remove(record.key)
+        if not wanted:
+            return
+
+
+def _output(record: Record) -> tuple[str, int, int]:
+    return record.prompt_id, record.turn, record.pass_

@@ -1,0 +1,130 @@
+"""The default figure: who is faster than vanilla, by how much, how sure, and on what.
+
+One panel, 84 mm wide (a journal's column), legible in grey: bars are told apart by lightness,
+families by the shape of their dots. The files are the same bytes for the same records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specbench_cli.report import text
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.style import INK, MUTED
+from specbench_cli.report.row import Row
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROW_IN, _LEGEND_IN, _BAR = 0.225, 0.13, 0.7
+_WHISKER, _DOT = -0.13, 0.17
+"""Where in a bar the interval and the families' dots lie, from its middle downwards."""
+_DOTS = "oDs^vP*X"
+
+
+def draw(summary: Summary) -> Figure | None:
+    """The figure; None where no row has a speedup."""
+    if not any(row.speedup is not None for row in summary.rows):
+        return None
+    gap = 0.7 if summary.lossy else 0.0
+    places = {
+        row.label: place + (0.0 if row.lossless else gap) for place, row in enumerate(summary.rows)
+    }
+    families = list(summary.families) if len(summary.families) > 1 else []
+    legend = _LEGEND_IN * -(-len(families) // 3) + 0.03 * bool(families)
+    figure = style.blank(style.COLUMN_IN, _ROW_IN * (len(places) + gap) + 0.49 + legend)
+    axes = style.frame(figure, style.room_for(places), 0.36, 0.16, 0.33 + legend)
+    if summary.noise_floor is not None:
+        floor = summary.noise_floor
+        axes.axvspan(1 - floor, 1 + floor, color=style.BAND, linewidth=0, zorder=0)
+    axes.axvline(1, color=INK, linewidth=0.5, zorder=1)
+    for row in summary.rows:
+        _bar(axes, row, places[row.label])
+    for family, marker in zip(families, _DOTS, strict=False):
+        _dots(axes, summary.families[family], places, family, marker)
+    if summary.lossy:
+        border = len(summary.lossless) - 0.5 + gap / 2
+        axes.axhline(border, color=MUTED, linewidth=0.5, dashes=(2, 2))
+        _beside(axes, "lossy", border, fontsize=6.5, color=MUTED)
+    overall = [row.speedup for row in summary.rows if row.speedup is not None]
+    of_families = [
+        row.speedup for family in families for row in summary.families[family] if row.speedup
+    ]
+    ends = [row.speedup_high for row in summary.rows if row.speedup_high is not None]
+    axes.set_xlim(0, style.reach([1.0, *overall, *of_families], ends))
+    _dress(axes, places)
+    if families:
+        style.legend_below(figure, *axes.get_legend_handles_labels(), columns=3)
+    return figure
+
+
+def _bar(axes: Axes, row: Row, place: float) -> None:
+    if row.speedup is None:
+        words = "BROKEN" if row.broken else "no speedup"
+        axes.text(0.03, place, words, va="center", fontsize=6, color=MUTED, style="italic")
+    else:
+        unranked = row.peer or row.upper_bound
+        colour = (
+            style.REFERENCE if row.label == BASELINE else style.PEER if unranked else style.OURS
+        )
+        hatch = None if row.lossless else style.LOSSY_HATCH
+        axes.barh(
+            place, row.speedup, _BAR, color=colour, hatch=hatch, edgecolor="white", lw=0, zorder=2
+        )
+    if row.speedup is not None and row.speedup_low is not None and row.speedup_high is not None:
+        whiskers = [[row.speedup - row.speedup_low], [row.speedup_high - row.speedup]]
+        axes.errorbar(
+            row.speedup,
+            place + _WHISKER,
+            xerr=whiskers,
+            fmt="none",
+            ecolor=INK,
+            elinewidth=0.9,
+            capsize=1.8,
+            capthick=0.9,
+            zorder=5,
+        )
+    _beside(axes, text.number(row.mat), place)
+
+
+def _beside(axes: Axes, word: str, place: float, **look: Any) -> None:
+    """A word in the column at the right."""
+    axes.annotate(
+        word,
+        (1, place),
+        xycoords=("axes fraction", "data"),
+        xytext=(24, 0),
+        textcoords="offset points",
+        ha="right",
+        va="center_baseline",
+        **look,
+    )
+
+
+def _dots(
+    axes: Axes, rows: tuple[Row, ...], places: dict[str, float], family: str, marker: str
+) -> None:
+    shown = [row for row in rows if row.speedup is not None and row.label != BASELINE]
+    axes.scatter(
+        [row.speedup for row in shown if row.speedup is not None],
+        [places[row.label] + _DOT for row in shown],
+        s=8,
+        marker=marker,
+        facecolor="white",
+        edgecolor=INK,
+        linewidth=0.45,
+        zorder=4,
+        label=family.replace("_", " "),
+    )
+
+
+def _dress(axes: Axes, places: dict[str, float]) -> None:
+    axes.set_ylim(max(places.values()) + 0.6, -0.6)
+    style.strip(axes, "bottom")
+    style.name_rows(axes, list(places), list(places.values()))
+    axes.xaxis.set_major_formatter(style.as_ratio)
+    style.name_x(axes, "speedup over vanilla, 95% interval")
+    _beside(axes, "MAT", -0.82, fontsize=6.5, color=MUTED)

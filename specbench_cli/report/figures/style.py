@@ -1,0 +1,197 @@
+"""One look for all figures: sizes, fonts, colours, and what every figure does to its axes.
+
+Legible in grey at 84 mm (a journal's column) and by colour-blind people: the colours are those of
+Okabe & Ito ("Color Universal Design", 2008), and what they tell apart is told by shape or hatching
+too. Text is at least 5 points.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN_IN, PAGE_IN = 84 / 25.4, 174 / 25.4
+"""Widths: one column, two."""
+SMALL, TINY = 6.0, 5.5
+"""Points; the text of axes is 7 and 6.5."""
+INK, MUTED, FAINT, BAND = "#222222", "#666666", "#e4e4e4", "#c4c4c4"
+OURS, PEER, REFERENCE = "#4a8fc2", "#cfd4d9", "#55595e"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = "osD^vPX*<>"
+PARTS = {
+    "prefill": ("#dedede", None),
+    "draft": ("#E69F00", "//////"),
+    "verify": ("#56B4E9", None),
+    "host": ("#CC79A7", "....."),
+    "overlap": ("#009E73", "xxxxx"),
+    "aux": ("#009E73", "....."),
+}
+"""What time went to: colour and hatching, apart in grey too."""
+LOSSY_HATCH = "//////"
+
+_FONT = "DejaVu Sans"
+_STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
+    "font.family": _FONT,
+    "font.size": 7,
+    "axes.linewidth": 0.6,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "specbench",
+}
+_REACH = 1.8
+"""Of the largest speedup."""
+_LETTERS = 24
+"""That a line of a row's label has."""
+
+
+def applied() -> AbstractContextManager[None]:
+    """The style, while figures are drawn and written; the caller's own is back afterwards."""
+    import matplotlib as mpl
+
+    return mpl.rc_context(_STYLE)
+
+
+def blank(width: float, height: float, **layout: Any) -> Figure:
+    """An empty figure of so many inches, without pyplot's global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), **layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write `name`.svg and `name`.png (300 dpi) to `folder`, which is made: the same bytes for the
+    same figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.svg", folder / f"{name}.png"]
+    figure.savefig(files[0], metadata={"Date": None, "Creator": None})
+    figure.savefig(files[1], dpi=300, metadata={"Software": None})
+    return files
+
+
+def frame(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
+    """Axes with margins of so many inches."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes(
+        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
+
+
+def width_of(words: Iterable[str], points: float) -> float:
+    """Inches that the widest of some words takes."""
+    lines = (line for word in words for line in word.split("\n"))
+    return points / 72 * max(map(_em, lines), default=0.0)
+
+
+@cache
+def _em(line: str) -> float:
+    """Width of a line, in sizes of its letters."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    path = TextPath((0, 0), line, size=1, prop=FontProperties(family=_FONT))
+    return float(path.vertices[:, 0].max(initial=0.0))
+
+
+def named(labels: Iterable[str]) -> dict[str, str]:
+    """Labels as rows are named by them: long ones on two lines, what is longer still without its
+    middle (rows of one method differ at the end)."""
+    found = {}
+    for label in labels:
+        lines = textwrap.wrap(label, _LETTERS, break_on_hyphens=False)
+        if len(lines) > 2:
+            lines = [label[:_LETTERS], f"…{label[1 - _LETTERS :]}"]
+        found[label] = "\n".join(lines)
+    return found
+
+
+def short(label: str) -> str:
+    """A label on one line; a long one without its middle."""
+    half = _LETTERS // 2
+    return label if len(label) <= _LETTERS else f"{label[:half]}…{label[1 - half :]}"
+
+
+def name_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
+    """Write labels beside their rows."""
+    words = [named(labels)[label] for label in labels]
+    axes.set_yticks(places, words)
+    for tick, word in zip(axes.get_yticklabels(), words, strict=True):
+        tick.set(fontsize=_size(word), linespacing=0.95)
+    axes.tick_params(axis="y", length=0, pad=3)
+
+
+def name_x(axes: Axes, words: str) -> None:
+    """Name the x axis; what is wider than the axes grows to the left, where labels leave room."""
+    fits = width_of([words], 7) < axes.bbox.width / axes.figure.dpi
+    axes.set_xlabel(words, labelpad=2, loc="center" if fits else "right")
+
+
+def room_for(labels: Iterable[str]) -> float:
+    """Inches that `name_rows` needs to the left of the axes."""
+    words = named(labels).values()
+    return 0.1 + 1.04 * max(width_of([word], _size(word)) for word in words)
+
+
+def _size(word: str) -> float:
+    return TINY if "\n" in word else 7
+
+
+def strip(axes: Axes, *sides: str) -> None:
+    """Thin ticks, and no frame but the named sides'."""
+    axes.tick_params(length=2, width=0.6, pad=2, labelsize=6.5)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(side in sides)
+
+
+def grid(axes: Axes) -> None:
+    """Faint lines behind the data."""
+    axes.grid(color=FAINT, lw=0.4, zorder=0)
+    axes.set_axisbelow(True)
+
+
+def look(place: int) -> tuple[str, str]:
+    """Colour and marker of a series."""
+    return _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+
+
+def as_ratio(value: float, _: object = None) -> str:
+    """A speedup on an axis."""
+    return f"{value:g}x"
+
+
+def reach(points: Iterable[float], ends: Iterable[float]) -> float:
+    """How far an axis of speedups goes: to the ends of the intervals, but no farther than leaves
+    room for the points; what few questions make of an interval may have no end."""
+    farthest = max(points)
+    return min(1.04 * max([farthest, *ends]), _REACH * farthest)
+
+
+def legend_below(
+    figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int
+) -> None:
+    """A legend without a frame at the figure's lower end."""
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=6,
+        handletextpad=0.3,
+        columnspacing=1.2,
+        labelspacing=0.25,
+        borderpad=0.1,
+    )

@@ -1,0 +1,180 @@
+"""Where a method's speedup comes from and where it goes.
+
+If a step took no longer than a plain forward, the speedup would be MAT. With V the baseline's and M
+the method's decode times on the same outputs, each made of its forwards of the target (verify), its
+drafting (draft) and the rest (host), and s the steps over the baseline's:
+
+    ideal          1 / s                                     = MAT
+    verify         V / (s V + verify_M - s verify_V)         a step verifies many tokens
+    draft          V / (s V + ... + draft_M)
+    host           V / (s V + ... + host_M - s host_V)
+    overlap        V / M                                     several workers compute at once
+    prefill        the same of the whole outputs: the speedup of the table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench_cli.report import text
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.cells import Cells
+from specbench_cli.store.schema import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PARTS = ("verify", "draft", "host", "overlap", "prefill")
+_ROW_IN = 0.42
+_ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
+"""In rows: what of one is used, how much of it by the stairs, and the measured bar below them."""
+_OVERLAP = 1e-3
+"""Of decode time; less is rounding of the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A method's way from the ideal to the measured speedup: after each part, what is left."""
+
+    label: str
+    ideal: float
+    left: dict[str, float]
+
+    @property
+    def measured(self) -> float:
+        """The speedup of the table."""
+        return list(self.left.values())[-1]
+
+
+def falls(cells: Cells) -> list[Fall]:
+    """The methods whose steps and times are known, in the table's order."""
+    reference = {(r.prompt_id, r.turn, r.pass_): r for r in cells.baseline}
+    found = []
+    for row in cells.sped:
+        pairs = [
+            (vanilla, own)
+            for own in cells.timed(row.label)
+            if (vanilla := reference.get((own.prompt_id, own.turn, own.pass_))) is not None
+            and _known(vanilla)
+            and _known(own)
+        ]
+        if pairs and row.mat is not None and row.mat != 1:
+            found.append(_fall(row.label, pairs))
+    return found
+
+
+def draw(cells: Cells) -> Figure | None:
+    """The figure; None where no method's times are known by part."""
+    found = falls(cells)
+    if not found:
+        return None
+    parts = [part for part in _PARTS if any(part in fall.left for fall in found)]
+    figure = style.blank(style.COLUMN_IN, _ROW_IN * len(found) + 0.62)
+    axes = style.frame(figure, style.room_for(fall.label for fall in found), 0.12, 0.05, 0.52)
+    for place, fall in enumerate(found):
+        _stairs(axes, place, fall)
+    axes.axvline(1, color=style.INK, lw=0.5, zorder=1)
+    axes.set_ylim(len(found) - 0.45, -0.55)
+    axes.set_xlim(0, 1.12 * max(max(fall.ideal, *fall.left.values()) for fall in found))
+    style.strip(axes, "bottom")
+    style.name_rows(axes, [fall.label for fall in found], range(len(found)))
+    axes.xaxis.set_major_formatter(style.as_ratio)
+    style.name_x(axes, "speedup: from MAT down to the measured one")
+    _legend(figure, parts)
+    return figure
+
+
+def _stairs(axes: Axes, place: int, fall: Fall) -> None:
+    """The measured speedup as a bar, and above its end the stairs that lead down to it."""
+    steps = len(fall.left)
+    height = _STAIRS / steps
+    y = place - 0.5 * _ROW
+    before = fall.ideal
+    axes.plot([before, before], [y, y + height], color=style.INK, lw=1.1, zorder=4)
+    axes.annotate(
+        text.ratio(before),
+        (before, y + height / 2),
+        xytext=(2, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=style.TINY,
+        color=style.MUTED,
+    )
+    for part, after in fall.left.items():
+        colour, hatch = style.PARTS[part]
+        axes.barh(
+            y + height / 2,
+            before - after,
+            height,
+            after,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            lw=0,
+            zorder=3,
+        )
+        before, y = after, y + height
+    axes.barh(place + _BAR_AT, fall.measured, _BAR, color=style.REFERENCE, zorder=2)
+    axes.annotate(
+        text.ratio(fall.measured),
+        (fall.measured, place + _BAR_AT),
+        xytext=(2, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=6.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85},
+        zorder=5,
+    )
+
+
+def _legend(figure: Figure, parts: Iterable[str]) -> None:
+    from matplotlib.patches import Patch
+
+    looks = {part: style.PARTS[part] for part in parts} | {"measured": (style.REFERENCE, None)}
+    patches = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", lw=0)
+        for colour, hatch in looks.values()
+    ]
+    style.legend_below(figure, patches, list(looks), columns=len(looks))
+
+
+def _known(record: Record) -> bool:
+    ns = record.ns
+    times = (ns.prefill, ns.decode, ns.draft, ns.verify, ns.host)
+    return None not in times and (record.n_tokens or 0) > 1 and record.steps is not None
+
+
+def _fall(label: str, pairs: Sequence[tuple[Record, Record]]) -> Fall:
+    plain = dict.fromkeys(("total", "decode", "verify", "host"), 0.0)
+    own = dict.fromkeys(("total", "decode", "verify", "host", "draft"), 0.0)
+    steps = tokens = 0
+    for vanilla, method in pairs:
+        assert vanilla.n_tokens is not None
+        assert method.n_tokens is not None
+        assert method.steps is not None
+        share = (method.n_tokens - 1) / (vanilla.n_tokens - 1)
+        for part in plain:
+            whole = method.n_tokens / vanilla.n_tokens if part == "total" else share
+            plain[part] += whole * getattr(vanilla.ns, part)
+        for part in own:
+            own[part] += getattr(method.ns, part)
+        steps += len(method.steps.levels)
+        tokens += method.n_tokens - 1
+    s = steps / tokens
+    overlap = own["verify"] + own["draft"] + own["host"] - own["decode"]
+    costs = {
+        "verify": own["verify"] - s * plain["verify"],
+        "draft": own["draft"],
+        "host": own["host"] - s * plain["host"],
+    }
+    if overlap > _OVERLAP * own["decode"]:
+        costs["overlap"] = -overlap
+    spent, left = s * plain["decode"], {}
+    for part, cost in costs.items():
+        spent += cost
+        left[part] = plain["decode"] / spent
+    left["prefill"] = plain["total"] / own["total"]
+    return Fall(label, 1 / s, left)

@@ -1,0 +1,1 @@
+"""One self-contained page of a run, for a browser."""

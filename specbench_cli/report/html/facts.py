@@ -1,0 +1,64 @@
+"""The manifest as the page shows it: how a run was set up, on what, with which versions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specbench_cli.report import text
+
+_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
+"""An absolute path; its last part is its name."""
+_SECTIONS = ("models", "heads", "machine", "versions", "git", "environment", "tolerance")
+
+Line = tuple[str, str, str]
+"""A fact: its name, the fact, and where it comes from (or nothing)."""
+
+
+def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
+    """The manifest's facts under headings; folders are named without the way to them."""
+    run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
+    sources = manifest.get("config_sources", {})
+    settings = dict(manifest.get("config", {}).get("effective", {}))
+    settings["methods"] = [choice.get("label") for choice in settings.get("methods", [])]
+    found = {
+        "run": [(key, _said(value), "") for key, value in run],
+        "settings": [
+            (key, _said(value), str(sources.get(key, "default"))) for key, value in settings.items()
+        ],
+    }
+    for section in _SECTIONS:
+        found[section] = [(name, said, "") for name, said in _flat(manifest.get(section) or {})]
+    found["tasks"] = [
+        (task["name"], _said({k: v for k, v in task.items() if k != "name"}), "")
+        for task in manifest.get("tasks", [])
+    ]
+    return [(heading, lines) for heading, lines in found.items() if lines]
+
+
+def public(said: str) -> str:
+    """A text with absolute paths cut to their last part."""
+    return _PATH.sub(r"\1", said)
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Nested facts, each named by the way to it."""
+    for key, inner in value.items():
+        name = f"{before}{key}"
+        if isinstance(inner, Mapping) and inner:
+            yield from _flat(inner, f"{name}.")
+        else:
+            yield name, _said(inner)
+
+
+def _said(value: object) -> str:
+    if value is None or value == "" or value in ([], {}):
+        return text.NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {_said(inner)}" for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        value = ", ".join(map(_said, value))
+    return public(str(value))

@@ -1,0 +1,132 @@
+"""A run's methods as the page describes them: idea, parameters, source, by their own classes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specbench_cli import registry
+from specbench_cli.config.sweep import written
+from specbench_cli.errors import UsageError
+from specbench_cli.report import text
+from specbench_cli.report.summary import Summary
+
+if TYPE_CHECKING:
+    from specbench_cli.api import Method
+
+_SCOPES = {"prompt": "one prompt", "run": "the run", "corpus": "a corpus"}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A paragraph, or the items of a numbered list."""
+
+    kind: Literal["paragraph", "list"]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter. values: by row, where the run's rows of the method have it."""
+
+    name: str
+    description: str
+    default: str
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A method of the run.
+
+    about: its description. facts: short ones, by what they are. citation: BibTeX, or empty. Empty
+    where the method cannot be imported here: `missing` says so.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    summary: str
+    about: tuple[Block, ...]
+    params: tuple[Param, ...]
+    facts: tuple[tuple[str, str], ...]
+    citation: str
+    missing: str
+
+
+def cards(summary: Summary) -> list[Card]:
+    """The cards of a run's methods, in the order of its rows."""
+    return [_card(name, summary) for name in dict.fromkeys(row.method for row in summary.rows)]
+
+
+def _card(name: str, summary: Summary) -> Card:
+    rows = [row for row in summary.rows if row.method == name]
+    labels = tuple(row.label for row in rows)
+    guarantees = ", ".join(dict.fromkeys(row.guarantee.replace("_", " ") for row in rows))
+    facts = [("guarantee in this run", guarantees)]
+    values = {row.label: row.params for row in rows}
+    try:
+        entry, method = registry.entries()[registry.resolve(name)], registry.load(name)
+    except UsageError:
+        missing = "This method is not installed where the report was made: no description."
+        params = tuple(_params({key: ("", "") for row in rows for key in row.params}, values))
+        return Card(name, labels, "", (), params, tuple(facts), "", missing)
+    facts += [
+        ("needs", ", ".join(sorted(method.needs)) or "nothing but the target"),
+        ("state kept for", _SCOPES[method.state_scope]),
+        ("source", entry.source),
+    ]
+    fields = {
+        key: (_joined(field.description or ""), _value(field.default))
+        for key, field in method.Params.model_fields.items()
+    }
+    summary_line, *about = blocks(inspect.getdoc(method) or "")
+    return Card(
+        name,
+        labels,
+        " ".join(summary_line.lines),
+        tuple(about),
+        tuple(_params(fields, values)),
+        tuple((key, said) for key, said in facts if said),
+        _citation(method),
+        "",
+    )
+
+
+def _params(
+    fields: Mapping[str, tuple[str, str]], values: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Param]:
+    for key, (description, default) in fields.items():
+        own = tuple((label, _value(v[key])) for label, v in values.items() if key in v)
+        yield Param(key, description or text.NONE, default or text.NONE, own)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(written, value))
+    return text.NONE if value is None else written(value)
+
+
+def _citation(method: type[Method]) -> str:
+    """The method's own BibTeX; else what its file says of the paper."""
+    if method.citation:
+        return inspect.cleandoc(method.citation)
+    module = inspect.getmodule(method)
+    parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
+    return "\n\n".join(parts[1:])
+
+
+def blocks(doc: str) -> Iterator[Block]:
+    """A docstring's paragraphs and numbered lists, without its line breaks; one line at least."""
+    for paragraph in re.split(r"\n\s*\n", doc.strip()):
+        lead, *items = re.split(r"^\s*\d+\.\s+", paragraph, flags=re.MULTILINE)
+        if not items or lead.strip():
+            yield Block("paragraph", (_joined(lead),))
+        if items:
+            yield Block("list", tuple(map(_joined, items)))
+
+
+def _joined(lines: str) -> str:
+    return " ".join(lines.split()).replace("`", "")

@@ -1,0 +1,239 @@
+"""One self-contained HTML file: tables, figures, methods, set-up, and the token viewer.
+
+It loads nothing: style, script, pictures and data are inline, and a content security policy allows
+no other script or style than these, by their hashes. All text is escaped on its way in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from specbench_cli.report import text
+from specbench_cli.report.figures import write_figures
+from specbench_cli.report.html import tables
+from specbench_cli.report.html.facts import public, sections
+from specbench_cli.report.html.figures import inlined
+from specbench_cli.report.html.methods import cards
+from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
+from specbench_cli.report.paper.methods_text import sentences
+from specbench_cli.report.pareto import sweep_of
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.row import Row
+from specbench_cli.report.tokens import decoder_of
+
+NAME = "report.html"
+_ROOM = 4_000_000
+"""Bytes for figures and token viewer; tables and texts are small beside them."""
+_TEMPLATES = Path(__file__).with_name("templates")
+_SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
+_SECTIONS = {
+    "results": "Results",
+    "figures": "Figures",
+    "tokens": "Token by token",
+    "equivalence": "Is the output unchanged?",
+    "methods": "Methods",
+    "measured": "How it was measured",
+}
+_UNSAFE = "<>&\u2028\u2029"
+_ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in _UNSAFE}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure at the head of the page."""
+
+    name: str
+    value: str
+    note: str
+
+
+def write_html(
+    reading: Reading, folder: Path, *, figures: Sequence[Path] | None = None
+) -> list[Path]:
+    """Write `report.html`: the same bytes for the same records.
+
+    Args:
+        folder: where to; it exists.
+        figures: files of the figures, if they are drawn already; None draws them.
+    """
+    file = folder / NAME
+    if figures is None:
+        with tempfile.TemporaryDirectory() as drawn:
+            page = _page(reading, write_figures(reading, Path(drawn)))
+    else:
+        page = _page(reading, figures)
+    file.write_text(page, encoding="utf-8")
+    return [file]
+
+
+def _page(reading: Reading, figures: Sequence[Path]) -> str:
+    summary, facts, manifest = reading.summary, reading.facts, reading.run.manifest
+    style = _read("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_read, _SCRIPTS)) + "})();"
+    pictures = list(inlined(figures))
+    room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
+    shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
+    questions = ", ".join(f"{n} questions of {task}" for task, n in summary.prompts.items())
+    run = public(reading.name)
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("report.html.j2").render(
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        title=f"specbench: {facts.target}, {questions}",
+        heading=f"{facts.target} on {questions}" if questions else facts.target,
+        lead=_lead(reading),
+        facts=facts,
+        run=run,
+        sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
+        warnings=[public(line) for line in _warnings(reading)],
+        tiles=list(_tiles(reading)),
+        notes=["Void cells' times are left out", *text.near_ties(summary), *text.quality(summary)],
+        overall=tables.overall(summary),
+        more=_more(reading),
+        families=tables.by_family(summary),
+        figures=pictures,
+        sample=_sample(shown),
+        others=f"specbench report {run if facts.runs == 1 else 'RUN'} --prompt ID"
+        if shown.of
+        else "",
+        viewer=embedded(shown.data),
+        equivalence=_equivalence(reading),
+        cards=cards(summary),
+        detail=tables.in_detail(summary),
+        measured=" ".join(map(public, sentences(summary, manifest))),
+        manifest=sections(manifest),
+    )
+
+
+def embedded(data: Any) -> Markup:
+    """JSON that may stand in a script element: nothing in it can end that element."""
+    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(said.translate(_ESCAPED))
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """What the page may do: run its own script, wear its own style, show its own pictures."""
+
+    def digest(source: str) -> str:
+        return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest(script)}';"
+        f" style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _lead(reading: Reading) -> str:
+    """How it was run, in a line."""
+    facts = reading.facts
+    parts = [f"{facts.decoding} decoding, {facts.dtype}"]
+    if facts.draft:
+        parts.append(f"draft model {facts.draft}")
+    if facts.device not in ("", "auto"):
+        parts.append(facts.device)
+    if facts.threads:
+        parts.append(_counted(facts.threads, "thread", "threads"))
+    parts += [_counted(reading.summary.passes, "process", "processes")]
+    if facts.runs > 1:
+        parts.append(f"{facts.runs} runs")
+    if facts.seed is not None:
+        parts.append(f"seed {facts.seed}")
+    if facts.tuned:
+        parts.append(facts.tuned)
+    return "; ".join(parts) + "."
+
+
+def _warnings(reading: Reading) -> list[str]:
+    """What must be known before a figure is used."""
+    forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
+    return forced + text.warnings(reading.summary, reading.facts)
+
+
+def _more(reading: Reading) -> list[tables.Table]:
+    """Tables that some runs have."""
+    sweep = sweep_of(reading.summary, reading.run.manifest)
+    found = (
+        None if sweep is None else tables.sweep_table(sweep),
+        tables.spec_bench(reading),
+        tables.claimed(reading),
+    )
+    return [table for table in found if table is not None]
+
+
+def _counted(n: int, one: str, more: str) -> str:
+    return f"{n} {one if n == 1 else more}"
+
+
+def _tiles(reading: Reading) -> Iterator[Tile]:
+    """What a reader wants to know first."""
+    summary = reading.summary
+    ranked = [row for row in summary.lossless if row.letters]
+    if ranked:
+        yield _fastest(ranked)
+    weakest = summary.proof()
+    if weakest is None:
+        yield Tile("output", "not compared", text.proof(summary))
+    else:
+        row, bound = weakest
+        checked = f"{row.questions_mismatched} of {row.questions_checked} mismatched"
+        whose = f"{row.label}, which is proved least: " if len(summary.lossless) > 2 else ""
+        yield Tile(
+            "output",
+            checked,
+            f"{whose}at most {text.percent(bound, 0 if bound >= 0.1 else 1)} at 95%",
+        )
+    yield Tile(
+        "vanilla / hf:vanilla",
+        text.vanilla_ratio(summary),
+        "the baseline of every speedup, over transformers' own",
+    )
+    yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
+
+
+def _fastest(ranked: Sequence[Row]) -> Tile:
+    """The best lossless row, with those that cannot be told from it."""
+    best = ranked[0]
+    alike = [row.label for row in ranked[1:] if set(row.letters) & set(best.letters)]
+    interval = f"95% {text.interval(best)}. " if best.speedup_low is not None else ""
+    differs = f"No significant difference from {', '.join(alike)}" if alike else "Alone in front"
+    return Tile("fastest lossless", f"{best.label} {text.speedup(best)}", f"{interval}{differs}")
+
+
+def _sample(shown: Viewer) -> str:
+    """What of the run the viewer has."""
+    if not shown.of:
+        return "The texts of these prompts were not kept."
+    if shown.prompts == shown.of:
+        return f"All {shown.of} questions are here. In a terminal, a text beside vanilla's:"
+    return (
+        f"{shown.prompts} of {shown.of} questions are in this file, outputs that differ first, the"
+        f" others spread over the families. Any other:"
+    )
+
+
+def _equivalence(reading: Reading) -> list[tables.Table]:
+    summary = reading.summary
+    found = tables.evidence(summary)
+    return [
+        tables.equivalence(summary),
+        *([] if found is None else [found]),
+        *tables.incidents(reading),
+    ]

@@ -1,0 +1,82 @@
+// Elements, and what the whole page shares: the theme and the tooltip.
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+function drawn(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function setUpTheme() {
+  const button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+  const show = () => button.setAttribute("aria-pressed", String(dark()));
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    show();
+  });
+  system.addEventListener("change", show);
+  show();
+}
+
+const tip = {
+  box: document.getElementById("tip"),
+  owner: null,
+  show(owner, lines) {
+    this.hide();
+    this.owner = owner;
+    this.box.replaceChildren(...lines);
+    this.box.hidden = false;
+    owner.setAttribute("aria-describedby", "tip");
+    this.place();
+  },
+  place() {
+    const { owner } = this;
+    const at = owner.getClientRects()[0] || owner.getBoundingClientRect();
+    const { width, height } = this.box.getBoundingClientRect();
+    const below = at.bottom + 8 + height < innerHeight;
+    this.box.style.left = `${Math.max(8, Math.min(at.left, document.documentElement.clientWidth - width - 8))}px`;
+    this.box.style.top = `${below ? at.bottom + 8 : Math.max(8, at.top - height - 8)}px`;
+  },
+  hide() {
+    if (this.owner) this.owner.removeAttribute("aria-describedby");
+    this.owner = null;
+    this.box.hidden = true;
+  },
+};
+
+// On paper nothing can be opened.
+function setUpPrint() {
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const each of closed) each.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const each of closed) each.open = false;
+  });
+}
+
+function setUpTip() {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") tip.hide();
+  });
+  // What has the keyboard's focus keeps its tip while the page moves under it.
+  const moved = () => {
+    if (tip.owner && tip.owner === document.activeElement) tip.place();
+    else tip.hide();
+  };
+  addEventListener("scroll", moved, { capture: true, passive: true });
+}

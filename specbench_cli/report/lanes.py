@@ -1,0 +1,134 @@
+"""Who computed when: a record's trace as lanes, one a worker, with steps and messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from specbench_cli.store.schema import Record, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A forward; times in ns since the timer's start."""
+
+    worker: int
+    model: str
+    role: str
+    batch: int
+    n_tokens: int
+    layers: tuple[int, int]
+    start: int
+    end: int
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A message from one worker to another; times in ns since the timer's start."""
+
+    sender: int
+    receiver: int
+    sent: int
+    read: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """A step, from the end of the one before (of prefill) to the end of its verification."""
+
+    start: int
+    end: int
+    drafted: int
+    tested: int
+    accepted: int
+    committed: int
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """An output's lanes; empty where its method shows no forwards.
+
+    prefill: ns since the timer's start at which decoding began.
+    spans: forwards by start. steps: empty where the method reports none.
+    """
+
+    label: str
+    prompt_id: str
+    turn: int
+    pass_: int
+    prefill: int
+    spans: tuple[Span, ...]
+    arrows: tuple[Arrow, ...] = ()
+    steps: tuple[StepSpan, ...] = field(default=())
+
+    @cached_property
+    def workers(self) -> dict[int, str]:
+        """By worker, the models that it ran."""
+        found: dict[int, list[str]] = {}
+        for span in self.spans:
+            found.setdefault(span.worker, []).append(span.model)
+        return {worker: " + ".join(dict.fromkeys(found[worker])) for worker in sorted(found)}
+
+    @cached_property
+    def decoding(self) -> tuple[Span, ...]:
+        """The forwards after prefill."""
+        return tuple(
+            span for span in self.spans if span.role != "prefill" and span.start >= self.prefill
+        )
+
+
+def lanes_of(record: Record) -> Lanes:
+    """The lanes of a record."""
+    trace = record.forwards or Trace()
+    unused = set(trace.unused)
+    spans = [
+        Span(
+            kind.worker, kind.model, kind.role, kind.batch, n, kind.layers, t0, t1, at not in unused
+        )
+        for at, (kind, n, t0, t1) in enumerate(
+            zip(
+                (trace.kinds[index] for index in trace.kind),
+                trace.n_tokens,
+                trace.t0_ns,
+                trace.t1_ns,
+                strict=True,
+            )
+        )
+    ]
+    spans.sort(key=lambda span: (span.start, span.worker))
+    prefill = record.ns.prefill
+    if prefill is None:  # a void record has lost its times, its trace may be there
+        prefill = max((span.end for span in spans if span.role == "prefill"), default=0)
+    return Lanes(
+        label=record.label,
+        prompt_id=record.prompt_id,
+        turn=record.turn,
+        pass_=record.pass_,
+        prefill=prefill,
+        spans=tuple(spans),
+        arrows=tuple(Arrow(*message) for message in trace.messages),
+        steps=tuple(_steps(record, spans, prefill)),
+    )
+
+
+def _steps(record: Record, spans: list[Span], prefill: int) -> list[StepSpan]:
+    """Steps end with verifications, in order; where there are more of these than steps they are
+    spread evenly, where there are fewer the trace says nothing of steps."""
+    if record.steps is None:
+        return []
+    steps = record.steps
+    last = max((span.layers[1] for span in spans if span.role == "verify"), default=0)
+    ends = [s.end for s in spans if s.role == "verify" and s.used and s.layers[1] == last]
+    count = len(steps.committed)
+    if not count or len(ends) < count:
+        return []
+    found, start = [], prefill
+    for place, counters in enumerate(
+        zip(steps.levels, steps.tested, steps.accepted, steps.committed, strict=True), start=1
+    ):
+        end = ends[place * len(ends) // count - 1]
+        found.append(StepSpan(start, end, *counters))
+        start = end
+    return found

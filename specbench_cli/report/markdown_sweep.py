@@ -1,0 +1,50 @@
+"""What a sweep and a tuning tried, as parts of `report.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench_cli.config.sweep import settings
+from specbench_cli.report import text
+from specbench_cli.report.grids import sweep_grid
+from specbench_cli.report.markdown_table import table
+from specbench_cli.report.pareto import Sweep
+
+
+def sweep_part(sweep: Sweep, figures: Sequence[str]) -> list[str]:
+    """The swept rows in the order of their parameters, and the plots of them."""
+    found = sweep_grid(sweep)
+    plots = [f"![discard and verification rates]({path})" for path in figures]
+    return ["## Sweep", table(found.headings, found.rows), *plots]
+
+
+def tuning_part(tuning: Mapping[str, Any] | None) -> list[str]:
+    """What every row was tried with, on what, and what came of it."""
+    if not tuning:
+        return []
+    by_time = tuning["by"] == "time"
+    unit = "ms a token" if by_time else "target forwards a token"
+    how = (
+        f"At most {tuning['budget']} candidates a row, all rows on the same development questions"
+        f" ({_families(tuning['development'])}), compared by"
+        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
+        f" Every figure above and below is of the held-out questions"
+        f" ({_families(tuning['held_out'])})."
+    )
+    rows = [
+        (
+            label,
+            " ".join(settings(tried["params"])) or text.NONE,
+            text.number(tried["cost"], 3),
+            "yes" if tried["chosen"] else None,
+            found["prompts"] or None,
+        )
+        for label, found in tuning["rows"].items()
+        for tried in found["candidates"]
+    ]
+    return ["## Tuning", how, table(("row", "parameters", unit, "chosen", "prompts"), rows)]
+
+
+def _families(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{family} {n}" for family, n in counts.items())

@@ -1,0 +1,235 @@
+"""LaTeX: booktabs tables, the paragraph "how this was measured", references, and a document of all.
+
+Each part is a file of its own, so that a paper can `\\input` the one it wants: `overall.tex`,
+`cost.tex`, `families.tex`, `sweep.tex`, `claims.tex`, `spec-bench.tex`, `measured.tex`; all are in
+`report.tex`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from specbench_cli.report import claims, text
+from specbench_cli.report.figures import CAPTIONS
+from specbench_cli.report.grids import COST, SPEED, Grid, by_family, grid, sweep_grid
+from specbench_cli.report.paper import methods_text
+from specbench_cli.report.paper.bibliography import Bibliography, bibliography
+from specbench_cli.report.paper.tex import Tex, escape
+from specbench_cli.report.pareto import sweep_of
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.row import Row
+from specbench_cli.report.spec_bench import table as spec_bench_table
+
+_UNBROKEN = 10_000
+"""A width that no line of the header reaches: LaTeX breaks lines itself."""
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) -> list[Path]:
+    """Write `latex/` in a folder.
+
+    Args:
+        figures: files of figures; the PNG of the speedup is shown in the document.
+    """
+    place = folder / "latex"
+    place.mkdir(parents=True, exist_ok=True)
+    references = bibliography(reading.summary, reading.run.manifest)
+    parts = {name: part for name, part in _parts(reading, references).items() if part}
+    picture = next((file for file in figures if file.name == "speedup.png"), None)
+    header = reading.facts.header(reading.summary.prompts, _UNBROKEN)
+    page = _rendered(
+        "report.tex.j2",
+        title=", ".join(reading.summary.prompts) or "no prompts",
+        header=[line.replace("  ", "; ") for line in header],
+        parts=parts,
+        figure=None if picture is None else Tex(f"../{picture.relative_to(folder).as_posix()}"),
+        caption=CAPTIONS["speedup"],
+        references=bool(references.entries),
+    )
+    files = []
+    for name, content in {**parts, "report": page}.items():
+        files.append(place / f"{name}.tex")
+        files[-1].write_text(content, encoding="utf-8")
+    if references.entries:
+        files.append(place / "references.bib")
+        files[-1].write_text(references.text(), encoding="utf-8")
+    return files
+
+
+def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
+    """Every part but the document; empty where there is nothing to show."""
+    summary, letters = reading.summary, _letters(reading)
+    return {
+        "measured": _rendered(
+            "measured.tex.j2",
+            sentences=methods_text.sentences(summary, reading.run.manifest),
+            cited=_cited(reading, references),
+        ),
+        "overall": _table("overall", _OVERALL + letters, _split(grid(SPEED, summary.rows))),
+        "cost": _table("cost", _COST, _split(grid(COST, summary.rows))),
+        "families": _table("families", _FAMILIES + letters, _families(reading))
+        + _table("families-mat", _FAMILIES_MAT, _split(by_family(summary, _mat))),
+        "sweep": _sweep(reading),
+        "claims": _claims(reading),
+        "spec-bench": _spec_bench(reading),
+    }
+
+
+_OVERALL = (
+    "Speedup over vanilla, of wall time and of decoding alone (prefill left out), with 95%"
+    " intervals; mean accepted tokens a step (MAT) and acceptance rate."
+)
+_COST = (
+    "Throughput, median time to the first token (TTFT), time per token, peak memory, and the"
+    " verdicts on the outputs."
+)
+_SWEEP = (
+    "Rows of the sweep by parameter: drafted tokens that were not accepted (discarded) and target"
+    " forwards (verified), both by generated tokens. Front: no other row is better in one and as"
+    " good in the other."
+)
+_FAMILIES = "Speedup over vanilla by task family, with 95% intervals."
+_FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
+
+
+def _letters(reading: Reading) -> str:
+    if reading.facts.forced:
+        return " The runs do not belong together: nothing ranks their rows."
+    return " Same letter: no significant difference (simultaneous 95%)."
+
+
+def _mat(row: Row) -> str:
+    return text.number(row.mat)
+
+
+Lines = list[Sequence[object] | str]
+"""A table's lines: cells, or a text across all columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A table's headings, alignments and lines."""
+
+    headings: Sequence[object]
+    aligns: Sequence[str]
+    lines: Lines
+
+
+def _split(found: Grid) -> _Body:
+    """A grid's lines, the lossy ones under a line of their own."""
+    lines: Lines = list(found.rows)
+    if found.lossy:
+        lines.insert(len(lines) - found.lossy, text.LOSSY)
+    return _Body(found.headings, found.aligns, lines)
+
+
+def _families(reading: Reading) -> _Body:
+    """Speedups with their letters, and under each its interval."""
+    summary = reading.summary
+    found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
+    lines: Lines = []
+    for place, row in enumerate(summary.rows):
+        if summary.lossy and place == len(summary.lossless):
+            lines.append(text.LOSSY)
+        parts = [rows.get(row.label) for rows in found.values()] + [row]
+        lines.append((row.label, *map(_lettered, parts)))
+        if any(part is not None and part.speedup_low is not None for part in parts):
+            lines.append(("", *map(_under, parts)))
+    heads = [family.replace("_", " ") for family in found]
+    return _Body(
+        ("method", *heads, "all"),
+        ["l", *["c"] * (len(heads) + 1)],
+        lines,
+    )
+
+
+def _lettered(row: Row | None) -> Tex:
+    if row is None:
+        return Tex(text.NONE)
+    letters = rf"\textsuperscript{{{escape(row.letters)}}}" if row.letters else ""
+    return Tex(f"{escape(text.speedup(row))}{letters}")
+
+
+def _under(row: Row | None) -> Tex:
+    between = text.NONE if row is None else text.interval(row)
+    return Tex("" if between == text.NONE else rf"\scriptsize {escape(between)}")
+
+
+def _sweep(reading: Reading) -> str:
+    sweep = sweep_of(reading.summary, reading.run.manifest)
+    return "" if sweep is None else _table("sweep", _SWEEP, _split(sweep_grid(sweep)))
+
+
+def _claims(reading: Reading) -> str:
+    lines: Lines = []
+    for line in claims.lines(reading.summary, reading.facts):
+        method, claimed, set_up, source, measured, here = line.cells()
+        lines.append(
+            (method, claimed, f"{set_up} ({source})" if set_up else source, measured, here)
+        )
+    if not lines:
+        return ""
+    headings = ("method", "claimed", "there", "measured", "here")
+    aligns = ("l", "l", _ragged(0.28), "l", _ragged(0.25))
+    return _table("claims", f"{claims.TITLE}. {claims.NOTE}", _Body(headings, aligns, lines))
+
+
+def _ragged(width: float) -> str:
+    """A column of lines that are broken, and not stretched."""
+    return rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}"
+
+
+def _spec_bench(reading: Reading) -> str:
+    theirs = reading.spec_bench
+    if theirs is None:
+        return ""
+    return _table("spec-bench", spec_bench_table.NOTE, _split(theirs.overall()))
+
+
+def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
+    """What is cited, with its `\\cite`: methods, models, tasks."""
+    found = []
+    for (_, name), keys in references.cited.items():
+        if keys:
+            found.append((name, Tex(rf"\cite{{{','.join(keys)}}}")))
+    return found
+
+
+def _table(label: str, caption: str, body: _Body) -> str:
+    return _rendered(
+        "table.tex.j2",
+        label=label,
+        caption=caption,
+        headings=body.headings,
+        columns=Tex("".join(body.aligns)),
+        lines=body.lines,
+    )
+
+
+def _rendered(template: str, **values: object) -> str:
+    rendered: str = _environment().get_template(template).render(**values)
+    return rendered.rstrip() + "\n"
+
+
+@cache
+def _environment() -> Environment:
+    """Delimiters that LaTeX has no use for; every value is escaped as it is printed."""
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        finalize=escape,
+    )

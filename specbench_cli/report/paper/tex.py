@@ -1,0 +1,71 @@
+"""Text as LaTeX: whatever a label, a model or a manifest holds, it compiles and reads the same."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "[": "{[}",  # after a line of a table, a bracket would be read as the line's space
+    "]": "{]}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "/": r"/\allowbreak{}",  # an address has no other place to be broken at
+    "\0": "{}",
+    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
+    "\N{EN DASH}": "--",
+    "\N{EM DASH}": "---",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+}
+_ACCENTS = {
+    "\N{COMBINING GRAVE ACCENT}": "`",
+    "\N{COMBINING ACUTE ACCENT}": "'",
+    "\N{COMBINING CIRCUMFLEX ACCENT}": "^",
+    "\N{COMBINING TILDE}": "~",
+    "\N{COMBINING DIAERESIS}": '"',
+    "\N{COMBINING CARON}": "v",
+    "\N{COMBINING CEDILLA}": "c",
+}
+_FACTOR = re.compile(r"\b(\d+(?:\.\d+)?)x\b")
+"""A figure that is a ratio."""
+_DASH = re.compile("-(?=-)")
+_NOTHING = "\0"
+"""Between two hyphens, which LaTeX would make a dash."""
+
+
+class Tex(str):
+    """Text that is LaTeX already."""
+
+    __slots__ = ()
+
+
+def escape(value: object) -> Tex:
+    """Plain text as LaTeX; LaTeX as it is. What the fonts lack is named by its code point."""
+    if isinstance(value, Tex):
+        return value
+    words = _FACTOR.sub("\\1\N{MULTIPLICATION SIGN}", " ".join(str(value).split()))
+    return Tex("".join(map(_character, _DASH.sub(f"-{_NOTHING}", words))))
+
+
+def _character(letter: str) -> str:
+    if letter in _SPECIAL:
+        return _SPECIAL[letter]
+    if " " <= letter <= "~":
+        return letter
+    base, *accents = list(unicodedata.normalize("NFD", letter))
+    if base.isascii() and base.isalpha() and len(accents) == 1 and accents[0] in _ACCENTS:
+        return rf"\{_ACCENTS[accents[0]]}{{{base}}}"
+    return rf"\texttt{{U+{ord(letter):04X}}}"

@@ -1,0 +1,34 @@
+"""Where a report's figures come from: a run's folder, or what is read as if it were one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import Record
+
+
+class Source(Protocol):
+    """Records with a manifest that says how they were made.
+
+    path: the folder; of several runs, the first one's.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    def records(self) -> Iterator[Record]:
+        """All records, with their traces and ids; may be read again and again."""
+        ...
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The prompts; none where they were not kept."""
+        ...
+
+
+def light(record: Record) -> Record:
+    """A record without traces, ids and drafts: most of a run's bulk, which no figure needs."""
+    return replace(record, forwards=None, output_ids=None, origin=None, log_probs=None, drafts=None)

@@ -1,0 +1,208 @@
+"""Spec-Bench's answer files: theirs as a run of a report, ours as one of theirs.
+
+A line an answer, as `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes it (EAGLE's own
+scripts leave out `accept_lengths` and write `idxs` for `decoding_steps`). They hold texts, token
+counts and wall times; no token ids, so no output of theirs can be given a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_cli import __version__
+from specbench_cli.errors import UsageError
+from specbench_cli.report.spec_bench.formulas import Answer
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import FAMILIES, SCHEMA, Ns, Params, Record, Verdict
+
+TASK = "spec_bench"
+_CHAT = (
+    *("writing", "roleplay", "reasoning", "math"),
+    *("coding", "extraction", "stem", "humanities"),
+)
+"""The categories that they pool as `mt_bench`."""
+_FAILED = "ERROR"
+"""The text they write for a turn that failed; its counts are those of the turn before."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFile:
+    """A file of theirs: the last answer to each question counts."""
+
+    path: Path
+    model_id: str
+    answers: Sequence[Answer]
+
+
+class Imported:
+    """Answer files as a run; see `report.source.Source`. The first file is vanilla's.
+
+    Attributes:
+        files: their paths.
+        answers: by label.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        files = [read_answers(path) for path in paths]
+        self.files = tuple(paths)
+        self.path = paths[0].parent
+        self.answers: dict[str, Sequence[Answer]] = {}
+        for place, file in enumerate(files):
+            label = BASELINE if place == 0 else f"imported:{file.path.stem}"
+            if label in self.answers:
+                raise UsageError(f"two answer files are called {file.path.name}; rename one")
+            self.answers[label] = file.answers
+        self.manifest: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "status": "finished",
+            "imported": {file.path.name: file.model_id for file in files},
+            "models": {"target": {"label": f"imported ({files[0].model_id})"}},
+            "tasks": [{"name": TASK}],
+            "config": {"effective": {"verify": "imported, unchecked"}},
+        }
+
+    def records(self) -> Iterator[Record]:
+        """An output a turn, without ids, steps and verdict."""
+        for label, answers in self.answers.items():
+            for answer in answers:
+                for turn in range(len(answer.new_tokens)):
+                    yield _record(label, answer, turn)
+
+    def prompts(self) -> Iterator[Prompt]:
+        """None: the files do not hold them."""
+        return iter(())
+
+
+def read_answers(path: Path) -> AnswerFile:
+    """Read an answer file.
+
+    Raises:
+        UsageError: it is not one; names the line and what it lacks.
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no answer file {path}")
+    answers: dict[int | str, Answer] = {}
+    model_id = path.stem
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            data = json.loads(line)
+            answer = _answer(data)
+        except (ValueError, TypeError, LookupError) as error:
+            why = f"it has no {error}" if isinstance(error, LookupError) else str(error)
+            raise UsageError(
+                f"{path}, line {number} is no answer of Spec-Bench: {why}",
+                hint="needed: question_id, category, choices[0] with turns, new_tokens, wall_time",
+            ) from error
+        answers[answer.question_id] = answer
+        model_id = str(data.get("model_id", model_id))
+    if not answers:
+        raise UsageError(f"{path} holds no answer")
+    return AnswerFile(path, model_id, list(answers.values()))
+
+
+def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
+    """Write answers as a file of theirs; their ids are the same for the same answers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for answer in sorted(answers, key=lambda a: (str(type(a.question_id)), a.question_id)):
+            seed = json.dumps([model_id, answer.question_id, answer.turns])
+            line = _as_json(answer, model_id, uuid.uuid5(uuid.NAMESPACE_OID, seed).hex)
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return path
+
+
+def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
+    """An answer as a line of theirs, but for the time stamp. Their tables go by category: one that
+    they do not know gives way to the family."""
+    known = answer.category in (*_CHAT, *FAMILIES)
+    choice: dict[str, Any] = {
+        "index": 0,
+        "turns": list(answer.turns or ()),
+        "decoding_steps": list(answer.decoding_steps or ()),
+        "new_tokens": list(answer.new_tokens),
+        "wall_time": list(answer.wall_time),
+        "accept_lengths": list(answer.accept_lengths or ()),
+    }
+    return {
+        "question_id": answer.question_id,
+        "category": answer.category if known else answer.family,
+        "answer_id": answer_id,
+        "model_id": model_id,
+        "choices": [choice],
+    }
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file, the last one too if its newline is missing."""
+    try:
+        yield from (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no UTF-8 text: {error}") from error
+
+
+def _answer(data: Mapping[str, Any]) -> Answer:
+    choice = data["choices"][0]
+    times = tuple(float(seconds) for seconds in choice["wall_time"])
+    tokens = tuple(int(n) for n in choice["new_tokens"])
+    texts = tuple(str(text) for text in choice["turns"])
+    if not 0 < len(texts) == len(tokens) == len(times):
+        raise ValueError("turns, new_tokens and wall_time are not equally long")
+    if min(times) <= 0:
+        raise ValueError("a wall_time is not positive")
+    category = str(data.get("category") or "")
+    steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")
+    family = "multi_turn" if category in _CHAT else category if category in FAMILIES else "other"
+    return Answer(
+        data["question_id"],
+        category,
+        family,
+        texts,
+        None if steps is None else tuple(int(n) for n in steps),
+        tokens,
+        times,
+        None if lengths is None else tuple(int(n) for n in lengths),
+    )
+
+
+def _record(label: str, answer: Answer, turn: int) -> Record:
+    failed = answer.turns is not None and answer.turns[turn] == _FAILED
+    prompt_id = f"{TASK}/{answer.question_id}"
+    baseline = label == BASELINE
+    return Record(
+        prompt_id=prompt_id,
+        cluster=prompt_id,
+        task=TASK,
+        family=answer.family,
+        category=answer.category,
+        turn=turn + 1,
+        method=BASELINE if baseline else "imported",
+        label=label,
+        peer=True,
+        params=Params(),
+        sampling="imported",
+        guarantee="exact_tokens",
+        pass_=1,
+        seed=0,
+        output_ids=None,
+        origin=None,
+        n_tokens=answer.new_tokens[turn],
+        finish="error" if failed else "length",
+        steps=None,
+        target_forwards=None,
+        draft_forwards=None,
+        forwards=None,
+        ns=Ns(total=None if failed else round(answer.wall_time[turn] * 1e9)),
+        peak_bytes=None,
+        other_cpu=None,
+        verdict=Verdict("reference" if baseline else "unchecked"),
+        score=None,
+        void=False,
+        error="the answer file says ERROR" if failed else None,
+    )

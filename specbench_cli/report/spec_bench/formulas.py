@@ -1,0 +1,164 @@
+"""The figures that Spec-Bench's own formulas give, for comparison with what was printed elsewhere.
+
+As in `evaluation/speed.py` of github.com/hemingkx/Spec-Bench:
+
+    tokens/s of a question = tokens of all its turns / wall time of all its turns
+    tokens/s               = mean over questions
+    speedup                = tokens/s of the method / tokens/s of the baseline, a ratio of means
+    mean accepted tokens   = tokens committed by a step, mean over all steps of all questions
+
+The baseline's tokens are not those that were generated: its text is tokenised again, and one is
+taken off for the BOS that a Llama's tokenizer adds. Of several runs the mean is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from specbench_cli.report.pairing import loss
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import ALL
+from specbench_cli.store.schema import Record
+
+Retokenised = Callable[[str], int]
+"""How many tokens a text has, whatever the tokenizer adds by itself included."""
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question's answer; the lists have an entry a turn.
+
+    turns: texts; null where nothing could decode ids. accept_lengths: tokens committed by each
+    step of all turns; null where steps were not reported.
+    """
+
+    question_id: int | str
+    category: str
+    family: str
+    turns: tuple[str, ...] | None
+    decoding_steps: tuple[int, ...] | None
+    new_tokens: tuple[int, ...]
+    wall_time: tuple[float, ...]
+    accept_lengths: tuple[int, ...] | None
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, as counted."""
+        return sum(self.new_tokens) / sum(self.wall_time)
+
+
+Answers = Mapping[str, Sequence[Answer]]
+"""The answers of one run and pass, by label; with vanilla's under its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """A label's figures by those formulas, over a family or all. mean_accepted: null where steps
+    were not reported."""
+
+    label: str
+    family: str
+    tokens_per_s: float
+    baseline_tokens_per_s: float
+    speedup: float
+    mean_accepted: float | None
+    questions: int
+
+
+def answers_of(
+    records: Iterable[Record], decode: Decode | None
+) -> dict[int, dict[str, list[Answer]]]:
+    """By pass and label, the answers of all questions whose every turn was timed.
+
+    Args:
+        records: with their ids, which `decode` makes texts.
+    """
+    turns: dict[tuple[int, str, str], list[Record]] = {}
+    for record in records:
+        turns.setdefault((record.pass_, record.label, record.prompt_id), []).append(record)
+    found: dict[int, dict[str, list[Answer]]] = {}
+    for (pass_, label, _), own in turns.items():
+        own.sort(key=lambda record: record.turn)
+        if all(loss(r) is None and r.n_tokens and r.ns.total for r in own):
+            found.setdefault(pass_, {}).setdefault(label, []).append(_answer(own, decode))
+    return found
+
+
+def _answer(turns: Sequence[Record], decode: Decode | None) -> Answer:
+    first = turns[0]
+    number = first.prompt_id.partition("/")[2]
+    steps = [r.steps for r in turns if r.steps is not None]
+    known = len(steps) == len(turns)
+    return Answer(
+        int(number) if number.isdecimal() else number,
+        first.category,
+        first.family,
+        None if decode is None else tuple(decode(r.output_ids or ()).strip() for r in turns),
+        tuple(len(s.committed) for s in steps) if known else None,
+        tuple(r.n_tokens or 0 for r in turns),
+        tuple((r.ns.total or 0) / 1e9 for r in turns),
+        tuple(n for s in steps for n in s.committed) if known else None,
+    )
+
+
+def figures(
+    runs: Sequence[Answers], retokenised: Retokenised | None, *, baseline: str = BASELINE
+) -> list[Theirs]:
+    """Every label's figures over all and by family.
+
+    Args:
+        runs: one mapping a run and pass.
+        retokenised: counts the baseline's tokens; None: they are taken as generated.
+        baseline: the label of vanilla.
+    """
+    families = sorted({a.family for run in runs for own in run.values() for a in own})
+    labels = dict.fromkeys(label for run in runs for label in run)
+    base_speeds = [
+        {a.question_id: _base_speed(a, retokenised) for a in run.get(baseline, ())} for run in runs
+    ]
+    found = []
+    for label in labels:
+        for family in (ALL, *families):
+            parts = []
+            for run, speeds in zip(runs, base_speeds, strict=True):
+                own = [a for a in run.get(label, ()) if family in (ALL, a.family)]
+                base = [
+                    speeds[a.question_id]
+                    for a in run.get(baseline, ())
+                    if family in (ALL, a.family)
+                ]
+                if own and base:
+                    parts.append((own, fmean(base)))
+            if parts:
+                found.append(_theirs(label, family, parts))
+    return found
+
+
+def _theirs(label: str, family: str, parts: Sequence[tuple[Sequence[Answer], float]]) -> Theirs:
+    speeds = [fmean(a.speed for a in own) for own, _ in parts]
+    bases = [base for _, base in parts]
+    lengths: list[int] = []
+    known = True
+    for own, _ in parts:
+        for answer in own:
+            known = known and answer.accept_lengths is not None
+            lengths += answer.accept_lengths or ()
+    return Theirs(
+        label,
+        family,
+        fmean(speeds),
+        fmean(bases),
+        fmean(speed / base for speed, base in zip(speeds, bases, strict=True)),
+        fmean(lengths) if known and lengths else None,
+        len(parts[0][0]),
+    )
+
+
+def _base_speed(answer: Answer, retokenised: Retokenised | None) -> float:
+    if retokenised is None or answer.turns is None:
+        return answer.speed
+    tokens = sum(retokenised(text) - 1 for text in answer.turns)
+    return tokens / sum(answer.wall_time)

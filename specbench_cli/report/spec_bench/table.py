@@ -1,0 +1,214 @@
+"""The figures by Spec-Bench's formulas beside ours: printed, written, and their answer files."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from specbench_cli import output
+from specbench_cli.report import text
+from specbench_cli.report.grids import Align, Grid
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.row import Row
+from specbench_cli.report.source import Source
+from specbench_cli.report.spec_bench.files import Imported, write_answers
+from specbench_cli.report.spec_bench.formulas import (
+    Answers,
+    Decode,
+    Retokenised,
+    Theirs,
+    answers_of,
+    figures,
+)
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.summary import ALL
+from specbench_cli.report.tokens import tokenizer_of
+
+TITLE = "By Spec-Bench's formulas, and ours"
+NOTE = (
+    "Spec-Bench's speedup is a ratio of means: tokens/s averaged over questions, over the same of"
+    " the baseline, whose text is tokenised again, less one token a turn. Its mean accepted tokens"
+    " are averaged over steps. Ours is paired by question, time for time, with the tokens that were"
+    " generated."
+)
+HEADINGS = ("method", "theirs: speedup", "MAT", "tok/s", "ours: speedup", "MAT", "tok/s")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecBench:
+    """What `--also spec-bench` shows.
+
+    theirs: figures by their formulas. rows: (label, family) -> ours. runs: the answers behind them
+    that are ours. notes: what must be known of them.
+    """
+
+    theirs: Sequence[Theirs]
+    rows: dict[tuple[str, str], Row]
+    runs: Sequence[Answers]
+    notes: Sequence[str]
+
+    def overall(self) -> Grid:
+        """Theirs and ours over all families."""
+        lines = []
+        for found in self.theirs:
+            if found.family == ALL:
+                row = self.rows.get((found.label, ALL))
+                ours = (text.NONE,) * 3 if row is None else _ours(row)
+                lines.append(
+                    (
+                        found.label,
+                        text.ratio(found.speedup),
+                        text.number(found.mean_accepted),
+                        text.number(found.tokens_per_s, 0),
+                        *ours,
+                    )
+                )
+        return self._grid(HEADINGS, lines)
+
+    def by_family(self) -> Grid:
+        """Their speedups by family, ours in brackets behind each."""
+        families = list(dict.fromkeys(t.family for t in self.theirs if t.family != ALL))
+        found = {(t.label, t.family): t for t in self.theirs}
+        lines = []
+        for label in dict.fromkeys(t.label for t in self.theirs):
+            cells = []
+            for family in families:
+                theirs, row = found.get((label, family)), self.rows.get((label, family))
+                ours = text.NONE if row is None else text.speedup(row)
+                cells.append(f"{text.ratio(theirs.speedup if theirs else None)} ({ours})")
+            lines.append((label, *cells))
+        return self._grid(("method: theirs (ours)", *families), lines)
+
+    def _grid(self, headings: Sequence[str], lines: Sequence[tuple[str, ...]]) -> Grid:
+        """The lines, those of lossy rows last, as the rows of a report are."""
+        known = (self.rows.get((line[0], ALL)) for line in lines)
+        lossy = sum(row is not None and not row.lossless for row in known)
+        figures: list[Align] = ["r"] * (len(headings) - 1)
+        return Grid(tuple(headings), ("l", *figures), tuple(lines), lossy)
+
+
+def is_imported(source: Source) -> bool:
+    """Whether a run is made of their answer files."""
+    return isinstance(source, Imported)
+
+
+def spec_bench(reading: Reading) -> SpecBench:
+    """A report's figures by their formulas. Needs the target's tokenizer to count as they do;
+    without it the baseline's tokens are taken as generated, and no answer file can be written."""
+    retokenised, decode, notes = _tokenizer(reading)
+    renamed = getattr(reading.run, "names", None)
+    theirs: list[Theirs] = []
+    runs: list[Answers] = []
+    ours: list[Answers] = []
+    for place, source in enumerate(reading.sources):
+        own = _answers(source, decode)
+        labels = {label for answers in own for label in answers}
+        names = {label: label for label in labels} if renamed is None else renamed[place].labels
+        runs += [{names[label]: found for label, found in answers.items()} for answers in own]
+        if not isinstance(source, Imported):
+            ours += runs[-len(own) :]
+    baselines = dict.fromkeys(
+        label for run in runs for label in run if label.split(" @")[0] == BASELINE
+    )
+    for baseline in baselines:
+        theirs += figures([run for run in runs if baseline in run], retokenised, baseline=baseline)
+    scopes = {ALL: reading.summary.rows, **reading.summary.families}
+    rows = {(row.label, family): row for family, found in scopes.items() for row in found}
+    order = {row.label: place for place, row in enumerate(reading.summary.rows)}
+    theirs.sort(key=lambda found: order.get(found.label, len(order)))
+    return SpecBench(theirs, rows, ours, notes)
+
+
+def show(found: SpecBench) -> None:
+    """Print both tables."""
+    output.note(f"{TITLE}. {NOTE}")
+    for note in found.notes:
+        output.note(note)
+    if output.human():
+        for grid in (found.overall(), found.by_family()):
+            output.data(_drawn(grid))
+    else:
+        output.rows([_line(theirs, found.rows) for theirs in found.theirs])
+
+
+def write(found: SpecBench, folder: Path) -> list[Path]:
+    """Write `spec_bench.csv`, and an answer file of theirs a row and pass where texts are known."""
+    files = [folder / "spec_bench.csv"]
+    lines = [_line(theirs, found.rows) for theirs in found.theirs]
+    with files[0].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]) if lines else ["method"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    for number, run in enumerate(found.runs, start=1):
+        for label, answers in run.items():
+            if all(answer.turns is not None for answer in answers):
+                slug = re.sub(r"[^\w.+-]+", "-", label).strip("-")
+                name = slug + (f"-run_{number}" if len(found.runs) > 1 else "")
+                path = folder / "spec-bench" / f"{name}.jsonl"
+                files.append(write_answers(answers, slug, path))
+    return files
+
+
+def _answers(source: Source, decode: Decode | None) -> list[Answers]:
+    """A source's answers, a mapping a pass."""
+    if isinstance(source, Imported):
+        return [source.answers]
+    by_pass = answers_of(source.records(), decode)
+    return [by_pass[pass_] for pass_ in sorted(by_pass)]
+
+
+def _tokenizer(reading: Reading) -> tuple[Retokenised | None, Decode | None, list[str]]:
+    """How texts are counted, how ids become texts, and what of their formulas could not be done."""
+    targets = {
+        str(source.manifest.get("models", {}).get("target", {}).get("label"))
+        for source in reading.sources
+        if not isinstance(source, Imported)
+    }
+    tokenizer = tokenizer_of(next(iter(targets))) if len(targets) == 1 else None
+    if tokenizer is None:
+        unwritten = " and our answers are not written" if targets else ""
+        note = (
+            f"the baseline's tokens are as generated, not counted again{unwritten}: the tokenizer"
+            f" of {reading.facts.target} is not at hand"
+        )
+        return None, None, [note]
+    retokenised: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
+    notes = []
+    if not retokenised(""):
+        notes.append(
+            "the token that they take off is for a BOS, which this target's tokenizer does not add"
+        )
+    return retokenised, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), notes
+
+
+def _line(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
+    row = rows.get((found.label, found.family))
+    ours = {
+        "our_speedup": None if row is None else row.speedup,
+        "our_mat": None if row is None else row.mat,
+        "our_tokens_per_s": None if row is None else row.tokens_per_s,
+    }
+    return {**asdict(found), **ours}
+
+
+def _ours(row: Row) -> tuple[str, str, str]:
+    return text.speedup(row), text.number(row.mat), text.number(row.tokens_per_s, 0)
+
+
+def _drawn(grid: Grid) -> str:
+    """A grid for a terminal."""
+    lines = [grid.headings, *grid.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = [
+        "  ".join(
+            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    if grid.lossy:
+        drawn.insert(len(drawn) - grid.lossy, text.LOSSY)
+    return "\n".join(drawn)

@@ -1,0 +1,147 @@
+"""Figures as a reader meets them: every word inside the paper and clear of the others, in grey."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.summary import summarise
+from specbench_cli.store.schema import ForwardKind, Trace
+
+
+@pytest.fixture(autouse=True)
+def _styled():
+    with style.applied():
+        yield
+
+
+@pytest.fixture(scope="session")
+def computed(synthetic) -> Callable:
+    """Records of made-up methods and their summary, computed once."""
+
+    @functools.cache
+    def make(fakes, prompts, aa_noise):
+        records = synthetic.records(fakes, prompts=prompts)
+        return records, summarise(records, {"aa_noise": aa_noise}, resamples=199)
+
+    return make
+
+
+@pytest.fixture
+def cells_of(computed, manifest) -> Callable[..., Cells]:
+    """The cells of made-up methods, free to change."""
+
+    def make(fakes, prompts=24, aa_noise=None):
+        records, summary = computed(tuple(fakes), prompts, aa_noise)
+        own = {row.label: [r for r in records if r.label == row.label] for row in summary.rows}
+        first = [_traced(r) for r in records if r.prompt_id == records[0].prompt_id]
+        light = {
+            label: [
+                replace(r, forwards=None, output_ids=None, origin=None, ns=replace(r.ns))
+                for r in some
+            ]
+            for label, some in own.items()
+        }
+        lengths = {(r.prompt_id, r.turn): 40 + 20 * i for i, r in enumerate(own["vanilla"])}
+        return Cells(summary, manifest, light, lengths, first)
+
+    return make
+
+
+def _traced(record):
+    """A record with a trace: a draft forward a level and a verification, every step."""
+    kinds = [
+        ForwardKind("target", "verify", 0, 1, (0, 8)),
+        ForwardKind("draft", "draft", 0, 1, (0, 2)),
+    ]
+    trace, at, levels = Trace(kinds), record.ns.prefill, record.steps.levels
+    draft = record.ns.draft // max(1, sum(levels))
+    verify = record.ns.verify // len(levels)
+    for drafted in levels:
+        for kind, length in [(1, draft)] * drafted + [(0, verify)]:
+            trace.kind.append(kind)
+            trace.n_tokens.append(1 if kind else 1 + drafted)
+            trace.t0_ns.append(at)
+            trace.t1_ns.append(at + length)
+            at += length
+    return replace(record, forwards=trace)
+
+
+@pytest.fixture
+def many(synthetic) -> list:
+    """Vanilla and thirteen methods, some of them with long labels, one lossy, one a peer."""
+    sweeps = [
+        synthetic.Fake(f"sps length={k}", "sps", k, 0.7, 1 + 0.04 * k, 0.12) for k in range(1, 9)
+    ]
+    return [
+        synthetic.vanilla,
+        *sweeps,
+        synthetic.Fake("sps-tree branching=4 depth=6 threshold=0.25", "sps-tree", 6, 0.8, 1.5),
+        synthetic.Fake("a-method-with-one-long-name-without-any-break", None, 12, 0.9, 1.6, 0.01),
+        synthetic.Fake("relaxed", None, 5, 0.95, 1.2, 0.1, guarantee="quality_only"),
+        synthetic.pld,
+        synthetic.hf_assisted,
+    ]
+
+
+def words(figure: Figure) -> list[Text]:
+    """The words that a figure shows; ticks beyond an axis' limits are words too, never drawn."""
+    figure.draw_without_rendering()
+    axes = [(each.xaxis, each.yaxis) for each in figure.axes]
+    ticks = {tick for pair in axes for axis in pair for tick in axis.get_major_ticks()}
+    drawn = {tick for pair in axes for axis in pair for tick in axis._update_ticks()}
+    ticks |= {tick for pair in axes for axis in pair for tick in axis.majorTicks + axis.minorTicks}
+    hidden = {word for tick in ticks - drawn for word in (tick.label1, tick.label2)}
+    found = set(figure.findobj(Text)) - hidden
+    return [word for word in found if word.get_visible() and word.get_text().strip()]
+
+
+@pytest.fixture
+def check_legible() -> Callable[[Figure], None]:
+    """Fails where words leave the paper, lie on each other or are too small to read."""
+
+    def check(figure: Figure) -> None:
+        renderer = figure.canvas.get_renderer()
+        boxes = [(word, Text.get_window_extent(word, renderer)) for word in words(figure)]
+        assert boxes
+        for word, box in boxes:
+            assert word.get_fontsize() >= 5, word.get_text()
+            inside = box.x0 >= 0 and box.y0 >= 0
+            assert inside and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, word.get_text()
+        for (one, a), (other, b) in itertools.combinations(boxes, 2):
+            overlap = a.shrunk(0.96, 0.7).overlaps(b.shrunk(0.96, 0.7))
+            assert not overlap, (one.get_text(), other.get_text())
+
+    return check
+
+
+@pytest.fixture
+def luminance() -> Callable[[object], float]:
+    """How light a colour is in print, 0 to 1 (Rec. 709)."""
+
+    def measure(colour) -> float:
+        r, g, b = to_rgb(colour)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    return measure
+
+
+@pytest.fixture
+def check_grey(luminance) -> Callable[[Sequence[tuple[object, object]]], None]:
+    """Fails where two looks, each a colour and what else tells it apart, are one in grey."""
+
+    def check(looks) -> None:
+        for (colour, mark), (other, its) in itertools.combinations(looks, 2):
+            apart = abs(luminance(colour) - luminance(other)) >= 0.15
+            assert apart or mark != its, (colour, other, mark)
+
+    return check

@@ -1,0 +1,51 @@
+"""A run's figures: those that it has data for, each with a caption, the same bytes every time."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import pytest
+
+from specbench_cli.report.figures import CAPTIONS, write_figures
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import Prompt, RunDir
+
+
+@pytest.fixture
+def reading(synthetic, manifest, tmp_path):
+    """A run of few methods on disk, read."""
+
+    def make(*fakes):
+        run = RunDir.create(tmp_path / "run", manifest)
+        records = synthetic.records([synthetic.vanilla, *fakes], prompts=12)
+        for record in records:
+            kind = record.forwards
+            kind.t0_ns, kind.t1_ns = [record.ns.prefill], [record.ns.prefill + record.ns.verify]
+        run.append(records)
+        run.append_prompts(
+            Prompt(
+                r.prompt_id, r.cluster, "mini", r.family, r.category, 1, "?", [1] * (30 + 20 * i)
+            )
+            for i, r in enumerate(r for r in records if r.label == "vanilla")
+        )
+        return read(run)
+
+    return make
+
+
+def test_run_has_the_figures_that_it_has_data_for_and_the_same_bytes_twice(
+    reading, synthetic, tmp_path
+):
+    before = dict(mpl.rcParams)
+    found = reading(synthetic.sps, synthetic.hf_vanilla)
+    first, second = (write_figures(found, tmp_path / place) for place in "ab")
+    names = [file.stem for file in first if file.suffix == ".png"]
+    assert names == [name for name in CAPTIONS if name not in ("pareto", "lengths")]
+    assert [file.stem for file in first if file.suffix == ".svg"] == names
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.name
+    assert dict(mpl.rcParams) == before, "the style of the caller is left alone"
+
+
+def test_vanilla_alone_has_few_figures_and_no_error(reading, tmp_path):
+    files = write_figures(reading(), tmp_path / "figures")
+    assert {file.stem for file in files} == {"speedup", "lanes"}

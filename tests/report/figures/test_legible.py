@@ -1,0 +1,57 @@
+"""Every figure, with few rows and many, short labels and long: words inside the paper, none on
+another."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_cli.report.figures import (
+    accepted,
+    contexts,
+    cost,
+    lanes,
+    lengths,
+    positions,
+    prompts,
+    speedup,
+    style,
+    waterfall,
+)
+
+FIGURES = {
+    "accepted": accepted.draw,
+    "contexts": contexts.draw,
+    "cost": cost.draw,
+    "lanes": lanes.draw,
+    "lengths": lengths.draw,
+    "positions": positions.draw,
+    "prompts": prompts.draw,
+    "speedup": lambda cells: speedup.draw(cells.summary),
+    "waterfall": waterfall.draw,
+}
+
+
+@pytest.fixture(params=[3, 14])
+def cells(request, cells_of, many):
+    return cells_of(many[: request.param], aa_noise=0.02)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_words_are_inside_a_column_and_clear_of_each_other(cells, check_legible, name):
+    figure = FIGURES[name](cells)
+    assert figure.get_size_inches()[0] == style.COLUMN_IN
+    check_legible(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_one_method_beside_vanilla_makes_a_figure_too(cells_of, synthetic, check_legible, name):
+    figure = FIGURES[name](cells_of([synthetic.vanilla, synthetic.sps]))
+    if name == "lengths":
+        assert figure is None
+    else:
+        check_legible(figure)
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES.keys() - {"speedup", "lanes"}))
+def test_vanilla_alone_has_no_figure_of_methods(cells_of, synthetic, name):
+    assert FIGURES[name](cells_of([synthetic.vanilla])) is None

@@ -1,0 +1,74 @@
+"""The default figure: a bar a method, as long as its speedup."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Rectangle
+
+from specbench_cli.report.figures import speedup, style
+from specbench_cli.report.summary import summarise
+
+
+@pytest.fixture
+def summary(synthetic, manifest):
+    lossy = synthetic.Fake("relaxed", length=5, alpha=0.95, guarantee="quality_only")
+    bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
+    fakes = [synthetic.vanilla, synthetic.sps, synthetic.hf_vanilla, lossy, bad]
+    return summarise(synthetic.records(fakes), manifest | {"aa_noise": 0.02}, resamples=499)
+
+
+def bars(figure) -> list[Rectangle]:
+    (axes,) = figure.axes
+    return [bar for container in axes.containers for bar in container if isinstance(bar, Rectangle)]
+
+
+def test_figure_is_deterministic_svg_and_png(summary, tmp_path):
+    first, second = (
+        style.write(speedup.draw(summary), tmp_path / place, "speedup") for place in "ab"
+    )
+    assert [file.name for file in first] == ["speedup.svg", "speedup.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_bars_are_the_speedups_of_the_table_and_only_those(summary):
+    rows = [row for row in summary.rows if row.speedup is not None]
+    assert [bar.get_width() for bar in bars(speedup.draw(summary))] == [row.speedup for row in rows]
+
+
+def test_lossy_bars_are_hatched_and_peers_lighter(summary, check_grey):
+    found = bars(speedup.draw(summary))
+    rows = [row for row in summary.rows if row.speedup is not None]
+    assert [bar.get_hatch() is not None for bar in found] == [not row.lossless for row in rows]
+    kinds = {
+        (row.peer, row.lossless, row.label == "vanilla"): bar
+        for row, bar in zip(rows, found, strict=True)
+    }
+    check_grey([(bar.get_facecolor()[:3], bar.get_hatch()) for bar in kinds.values()])
+
+
+def test_grey_band_is_the_noise_floor(summary):
+    (axes,) = speedup.draw(summary).axes
+    assert not any(
+        isinstance(each, PolyCollection) and each.get_hatch() for each in axes.collections
+    )
+    band = axes.patches[0]
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.98, 1.02))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 14])
+def test_words_are_legible_however_many_and_long(cells_of, many, check_legible, rows):
+    figure = speedup.draw(cells_of(many[:rows], aa_noise=0.02).summary)
+    assert figure.get_size_inches()[0] == style.COLUMN_IN
+    check_legible(figure)
+
+
+def test_one_family_and_no_noise_floor_make_a_figure_too(synthetic, manifest):
+    records = [r for r in synthetic.records(prompts=24) if r.family == "qa"]
+    assert speedup.draw(summarise(records, manifest, resamples=499))
+
+
+def test_run_without_speedups_has_no_figure(synthetic, manifest):
+    summary = summarise(synthetic.records([synthetic.sps], prompts=2), manifest)
+    assert speedup.draw(summary) is None

@@ -1,0 +1,101 @@
+"""A made-up run whose outputs are real texts, with drafts, probabilities and traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.report.tokens import tokenizer_of
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Drafted, ForwardKind, Record, Trace, Verdict
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> &amp; \u2028 "
+TEXTS = (
+    EVIL + "Anna has 3 apples.\n\nShe buys 4 more 🍎 at the market: 3 + 4 = 7. ",
+    "Größe, naïve, 日本語: letters that take more than one token. ",
+    "The capital of the country lies on a river, as many capitals do. ",
+)
+LABELS = ("vanilla", "sps", "tree", "pld", "loose", "hf:vanilla", "bad")
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[[str], list[int]]:
+    """From text to ids of the shipped model."""
+    tokenizer = tokenizer_of("embedded-7m")
+    return lambda text: list(tokenizer(text)["input_ids"])
+
+
+@pytest.fixture
+def make_run(synthetic, manifest, tmp_path, encode) -> Callable[..., RunDir]:
+    """Builds a run of `prompts` questions and `rows` methods."""
+    Fake = synthetic.Fake
+    fakes = {
+        "vanilla": synthetic.vanilla,
+        "sps": synthetic.sps,
+        "tree": Fake("tree", "sps-tree", length=4, alpha=0.7, cost=1.3, draft_cost=0.1),
+        "pld": synthetic.pld,
+        "loose": Fake("loose", length=5, alpha=0.9, cost=1.1, guarantee="quality_only",
+                      verdict="unchecked"),
+        "hf:vanilla": replace(synthetic.hf_vanilla, sees_steps=False),
+        "bad": Fake("bad", "gone", length=3, alpha=0.5, cost=1.2, verdict="mismatch"),
+    }  # fmt: skip
+    texts = [encode(text * 40) for text in TEXTS]
+
+    def make(prompts: int = 6, labels=LABELS, tokens: int = 64, **more: int) -> RunDir:
+        chosen = [fakes.get(label) or replace(fakes["tree"], label=label) for label in labels]
+        run = RunDir.create(tmp_path / "run", {**manifest, **more})
+        records = synthetic.records(chosen, prompts=prompts, tokens=tokens)
+        at = {name: place for place, name in enumerate(dict.fromkeys(r.prompt_id for r in records))}
+        run.append_prompts(
+            Prompt(r.prompt_id, r.cluster, r.task, r.family, r.category, 1,
+                   f"{EVIL}Question {r.prompt_id}?", [1])
+            for r in records if r.label == "vanilla"
+        )  # fmt: skip
+        run.append(told(r, texts[at[r.prompt_id] % len(texts)][:tokens]) for r in records)
+        run.close("finished")
+        return run
+
+    return make
+
+
+def told(record: Record, ids: list[int]) -> Record:
+    """The record with a text for an output."""
+    if record.label == "bad":
+        ids = [*ids[:9], ids[10], *ids[10:]]
+        record = replace(record, verdict=Verdict("mismatch", 9, 1.25, ids[10]))
+    chances = [-0.125 * (place % 9) for place in range(len(ids))]
+    if record.peer:
+        return replace(record, output_ids=ids, origin=None, log_probs=None, forwards=None)
+    steps, origin, drafts, at = record.steps, ["prefill"], [], 1
+    for levels, accepted in zip(steps.levels, steps.accepted, strict=True):
+        last = "plain" if not levels else "bonus" if accepted == levels else "recovered"
+        origin += ["accepted"] * accepted + [last]
+        drafts.append(drafted(ids[at : at + accepted], levels, tree=record.method == "sps-tree"))
+        at += accepted + 1
+    n, ns = len(steps.levels), record.ns
+    ends = [ns.prefill + math.floor(ns.decode * (step + 1) / n) for step in range(n)]
+    nodes = [len(each.tokens) for each in drafts]
+    return replace(
+        record, output_ids=ids, origin=origin, drafts=drafts, log_probs=chances,
+        steps=replace(steps, nodes=nodes), forwards=trace(ns.prefill, ends),
+    )  # fmt: skip
+
+
+def drafted(stood: list[int], levels: int, *, tree: bool) -> Drafted:
+    """A draft of which the first levels stood; a tree has another node on each level."""
+    chain = [*stood, *range(300, 300 + levels - len(stood))]
+    if not tree:
+        return Drafted(chain, None, list(range(len(stood))))
+    tokens = [token for main in chain for token in (main, main % 100 + 500)]
+    parents = [2 * (node // 2) - 2 if node > 1 else -1 for node in range(len(tokens))]
+    return Drafted(tokens, parents, [2 * level for level in range(len(stood))])
+
+
+def trace(prefill: int, ends: list[int]) -> Trace:
+    """A prefill, and a verification a step."""
+    kinds = [ForwardKind("target", role, 0, 1, (0, 8)) for role in ("prefill", "verify")]
+    starts = [0, prefill, *ends[:-1]]
+    return Trace(kinds, [0, *[1] * len(ends)], [9] * len(starts), starts, [prefill, *ends], [])

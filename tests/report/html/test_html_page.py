@@ -1,0 +1,271 @@
+"""What the HTML report says, and what it must not let through."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from specbench_cli.report.figures import write_figures
+from specbench_cli.report.html.facts import public
+from specbench_cli.report.html.figures import svg
+from specbench_cli.report.html.methods import blocks, cards
+from specbench_cli.report.html.page import embedded, write_html
+from specbench_cli.report.html.tables import by_family, incidents, overall
+from specbench_cli.report.html.tokens import viewer
+from specbench_cli.report.reading import read
+from specbench_cli.report.tokens import decoder_of
+
+
+class Elements(HTMLParser):
+    """All elements of a page, and the data of its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+    def handle_data(self, data):
+        if self._inside:
+            self.scripts[-1] += data
+
+
+@pytest.fixture
+def page(make_run, tmp_path):
+    run = make_run()
+    (file,) = write_html(read(run), tmp_path, figures=[])
+    return file.read_text(encoding="utf-8")
+
+
+def test_page_has_no_script_but_its_own_and_loads_nothing(page):
+    elements = Elements(page)
+    assert [tag for tag, _ in elements.found].count("script") == 2
+    assert not [tag for tag, _ in elements.found if tag in ("iframe", "object", "base", "form")]
+    for _, attributes in elements.found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+        for name in ("src", "href", "action", "data"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert "url(" not in page.replace("url(#", "")
+    assert "@import" not in page
+
+
+def test_policy_names_the_very_script_and_style(page):
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
+    (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
+    for tag, inside in (("script", Elements(page).scripts[1]), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src &#39;sha256-{digest}&#39;" in policy
+    assert "default-src &#39;none&#39;" in policy and "unsafe" not in policy
+
+
+def test_texts_of_models_and_prompts_are_data_and_stay_whole(page):
+    assert "<script>alert" not in page and "<img src=x" not in page and "\u2028" not in page
+    data = json.loads(Elements(page).scripts[0])
+    text = "".join(data["turns"][0]["texts"][0]["pieces"])
+    assert any("<script>alert(1)</script>" in "".join(t["pieces"]) for turn in data["turns"]
+               for t in turn["texts"]), text  # fmt: skip
+    assert "<img src=x onerror=alert(2)>" in data["turns"][0]["text"]
+
+
+def test_hostile_labels_and_errors_are_escaped(make_run, tmp_path):
+    run = make_run(labels=("vanilla", "<b>bold</b>"), prompts=3)
+    run.manifest["git"] = {"commit": "<script>alert(3)</script>"}
+    (file,) = write_html(read(run), tmp_path, figures=[])
+    page = file.read_text(encoding="utf-8")
+    assert "<b>bold" not in page and "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "<script>alert(3)" not in page
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--", "a & b", "\u2028\u2029", '"\\'])
+def test_embedded_json_cannot_end_its_element_and_reads_back(text):
+    said = embedded({"text": text})
+    assert not set("<>&\u2028\u2029") & set(said)
+    assert json.loads(said) == {"text": text}
+
+
+def test_same_records_make_the_same_bytes(make_run, tmp_path):
+    reading = read(make_run(prompts=3))
+    figures = write_figures(reading, tmp_path / "figures")
+    first = write_html(reading, tmp_path, figures=figures)[0].read_bytes()
+    assert first.count(b"<figure") == len(figures) / 2 > 3
+    assert write_html(read(reading.run), tmp_path, figures=figures)[0].read_bytes() == first
+
+
+def test_no_private_path_is_shown(make_run, tmp_path):
+    run = make_run(
+        prompts=3, environment={"cache": "/home/somebody/.cache/hf", "x": "see https://a.b/c/d"}
+    )
+    run.manifest["config"]["effective"]["plugins"] = ["/home/somebody/work/mine.py"]
+    page = write_html(read(run), tmp_path, figures=[])[0].read_text(encoding="utf-8")
+    assert "/home/" not in page and str(tmp_path) not in page
+    assert "mine.py" in page and "https://a.b/c/d" in page
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("no file /home/a b/c", "no file a b/c"),
+        ("~/x/y.json, /tmp/z", "y.json, z"),
+        (r"C:\Users\me\run", "run"),
+        ("1/2 and hf:a/b, https://h/p/q", "1/2 and hf:a/b, https://h/p/q"),
+    ],
+)
+def test_absolute_paths_are_cut_to_their_names(said, shown):
+    assert public(said) == shown
+
+
+def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
+    summary = read(make_run()).summary
+    lossless, lossy = overall(summary)
+    methods = [row[1].shown for row in lossless.rows]
+    assert "loose" not in methods and [row[1].shown for row in lossy.rows] == ["loose"]
+    assert set(methods) == {"vanilla", "sps", "tree", "pld", "hf:vanilla", "bad"}
+    families = by_family(summary)[0]
+    assert len(families.rows) == 6 * 6
+    assert all(len(row) == len(families.columns) for row in families.rows)
+
+
+def test_sweep_has_a_table_by_parameter(make_run, tmp_path):
+    run = make_run(labels=("vanilla", "sps", "pld"), prompts=6)
+    run.manifest["config"]["effective"] |= {
+        "sweep": {"sps": {"length": [5, 7]}},
+        "methods": [{"name": name, "label": name, "params": {}} for name in ("vanilla", "sps")],
+    }
+    (file,) = write_html(read(run), tmp_path, figures=[])
+    (table,) = re.findall('<table[^>]*id="table-sweep".*?</table>', file.read_text(), re.DOTALL)
+    assert re.findall('scope="row"[^>]*>([^<]+)<', table) == ["vanilla", "sps"]
+    assert ">length</th>" in table
+
+
+def test_every_mismatch_is_listed_with_place_and_gap(make_run):
+    (differing,) = incidents(read(make_run()))
+    assert len(differing.rows) == 6
+    assert [cell.shown for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
+
+
+def test_prompts_that_differ_come_first_then_one_of_each_family(make_run):
+    reading = read(make_run(prompts=24))
+    kept, reading.incidents.differing = reading.incidents.differing, []
+    reading.incidents.differing += [cell for cell in kept if cell[1] == "mini/20"]
+    turns = viewer(reading, None).data["turns"]
+    assert turns[0]["id"] == "mini/20"
+    assert len({turn["family"] for turn in turns[1:7]}) == 6
+    assert sorted(turn["id"] for turn in turns) == sorted({cell[1] for cell in kept})
+
+
+def test_viewer_stays_within_its_budget_and_says_how_much_it_shows(make_run):
+    reading = read(make_run(prompts=12))
+    found = viewer(reading, None, budget=30_000)
+    assert 1 <= found.prompts < found.of == 12
+    assert len(embedded(found.data)) < 60_000
+    assert len({turn["family"] for turn in found.data["turns"]}) == found.prompts
+
+
+def test_tokens_steps_times_and_drafts_of_an_output_correspond(make_run):
+    reading = read(make_run(prompts=3))
+    (turn, *_) = viewer(reading, decoder_of("embedded-7m")).data["turns"]
+    for row in turn["rows"]:
+        n = len(turn["texts"][row["text"]]["ids"])
+        if row["label"] == "hf:vanilla":
+            assert row["steps"] is None and row["ends"] is None
+            continue
+        assert sum(count for _, count in row["origin"]) == len(row["logp"]) == n
+        assert 1 + sum(step[4] for step in row["steps"]) == n
+        assert len(row["ends"]) == 1 + len(row["steps"]) and row["ends"][-1] == row["total"]
+        assert row["ends"] == sorted(row["ends"])
+        assert [len(draft[0]) for draft in row["drafts"]] == [step[1] for step in row["steps"]]
+
+
+def test_run_without_prompts_has_no_viewer(make_run, tmp_path):
+    run = make_run(prompts=3)
+    (run.path / "prompts.jsonl").unlink()
+    (file,) = write_html(read(run), tmp_path, figures=[])
+    page = file.read_text(encoding="utf-8")
+    assert "The texts of these prompts were not kept." in page
+    assert json.loads(Elements(page).scripts[0])["turns"] == []
+
+
+def test_void_cells_show_no_times(make_run, monkeypatch):
+    from specbench_cli.store.run_dir import RunDir
+
+    run = make_run(prompts=3)
+    records = [replace(record, void=True) for record in run.records()]
+    monkeypatch.setattr(RunDir, "records", lambda self: iter(records))
+    (turn, *_) = viewer(read(run), None).data["turns"]
+    assert {(row["ends"], row["total"]) for row in turn["rows"]} == {(None, None)}
+
+
+def test_methods_are_described_by_their_classes_and_missing_ones_by_their_records(make_run):
+    found = {card.name: card for card in cards(read(make_run()).summary)}
+    sps = found["sps"]
+    assert sps.summary.startswith("Speculative sampling:")
+    assert "2211.17192" in sps.citation
+    (length,) = [param for param in sps.params if param.name == "length"]
+    assert length.values == (("sps", "5"),) and length.description
+    assert found["gone"].missing and [p.name for p in found["gone"].params] == ["length"]
+
+
+def test_docstrings_become_paragraphs_and_lists():
+    doc = "Name: idea.\n\nExact because\n`this` holds.\n\nOne step:\n1. Draft\n   so.\n2. Verify."
+    assert [(block.kind, block.lines) for block in blocks(doc)] == [
+        ("paragraph", ("Name: idea.",)),
+        ("paragraph", ("Exact because this holds.",)),
+        ("paragraph", ("One step:",)),
+        ("list", ("Draft so.", "Verify.")),
+    ]
+
+
+def test_figures_are_inlined_without_styles_and_with_ids_of_their_own():
+    source = """<svg xmlns="http://www.w3.org/2000/svg" width="9pt"
+      xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>x</metadata><defs>
+      <style>*{}</style><path id="m1" style="stroke: #222; fill: none"/></defs>
+      <script>alert(1)</script><g style="clip-path: url(#p1)"><use xlink:href="#m1"/>
+      <text style="font: bold 7px 'Sans', serif">a &lt; b</text></g></svg>"""
+    made = svg(source, "bar")
+    for gone in ("style", "script", "metadata", "xlink", "width", "ns0"):
+        assert gone not in made
+    assert 'id="bar-m1"' in made and 'href="#bar-m1"' in made and "url(#bar-p1)" in made
+    assert 'fill="none"' in made and 'font-weight="bold"' in made and "a &lt; b" in made
+
+
+class Copies:
+    """A run that has each prompt of another one many times."""
+
+    def __init__(self, run, n):
+        self.run, self.n, self.path, self.manifest = run, n, run.path, run.manifest
+
+    def _copied(self, found):
+        return (replace(each, prompt_id=f"{each.prompt_id}-{copy}")
+                for copy in range(self.n) for each in found)  # fmt: skip
+
+    def records(self):
+        return self._copied(list(self.run.records()))
+
+    def prompts(self):
+        return self._copied(list(self.run.prompts()))
+
+
+def test_report_of_480_prompts_and_10_methods_is_under_5_mb(make_run, tmp_path):
+    labels = ("vanilla", "sps", "tree", "pld", "loose", "hf:vanilla", "a", "b", "c", "d")
+    run = make_run(prompts=12, labels=labels, tokens=128)
+    reading = replace(read(run), run=Copies(run, 40))
+    (file,) = write_html(reading, tmp_path)
+    assert 1_000_000 < file.stat().st_size < 4_000_000
+    page = file.read_text(encoding="utf-8")
+    assert re.search(r"\d+ of 480 questions are in this file", page)

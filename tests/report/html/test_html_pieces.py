@@ -1,0 +1,57 @@
+"""Texts are cut into the pieces that their tokens wrote."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.report.html.pieces import piece, pieces
+from specbench_cli.report.tokens import decoder_of
+
+VOCABULARY = {number: bytes([number]) for number in range(256)} | {256: b" the", 257: b"\n\n"}
+
+
+def decode_bytes(ids):
+    return b"".join(VOCABULARY[each] for each in ids).decode(errors="replace")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_pieces_of_single_bytes_are_the_text(text):
+    ids = list(text.encode())
+    found = pieces(ids, decode_bytes)
+    assert len(found) == len(ids)
+    assert "".join(found) == text
+
+
+def test_character_belongs_to_the_token_that_completes_it():
+    ids = [*b"a", *"é😀".encode(), 256]
+    assert pieces(ids, decode_bytes) == ["a", "", "é", "", "", "", "😀", " the"]
+
+
+@pytest.mark.parametrize("broken", [b"\xf0\x9f\x98", b"\xff" * 20, b"a\x80\x80b"])
+def test_broken_bytes_neither_vanish_nor_hold_up_the_rest(broken):
+    ids = [*broken, 256, *b"end"]
+    found = pieces(ids, decode_bytes)
+    assert "".join(found[-4:]).endswith("theend")
+    assert "".join(found) == decode_bytes(ids)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Größe, naïve 日本語 👩‍🚀\n\n  two", "x = {'a': 1}\n\tif x:\n\t\tpass", "12345 + 67890"],
+)
+def test_pieces_of_the_shipped_tokenizer_are_its_text(text, encode):
+    ids, decode = encode(text), decoder_of("embedded-7m")
+    assert "".join(pieces(ids, decode)) == decode(ids)
+
+
+def test_without_a_tokenizer_the_ids_are_shown():
+    assert pieces([7, 12], None) == ["7", " 12"]
+    assert piece(7, None) == "#7"
+
+
+def test_token_that_is_no_character_alone_is_named_by_its_id():
+    assert piece(0xF0, decode_bytes) == "#240"
+    assert piece(256, decode_bytes) == " the"

@@ -1,0 +1,202 @@
+"""Spec-Bench's formulas, its answer files, and how both stand beside ours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.commands.report import report
+from specbench_cli.errors import UsageError
+from specbench_cli.report import outputs
+from specbench_cli.report.reading import read, read_together
+from specbench_cli.report.spec_bench import table as spec_bench_table
+from specbench_cli.report.spec_bench.files import Imported, read_answers, write_answers
+from specbench_cli.report.spec_bench.formulas import Answer, answers_of, figures
+
+
+def answer(question_id, tokens, seconds, text="", family="qa", lengths=()):
+    return Answer(question_id, family, family, (text,), (1,), (tokens,), (seconds,), tuple(lengths))
+
+
+def line(question_id, texts, tokens, seconds, category="qa", **more):
+    choice = {"index": 0, "turns": texts, "new_tokens": tokens, "wall_time": seconds, **more}
+    return json.dumps(
+        {
+            "question_id": question_id,
+            "category": category,
+            "answer_id": "x",
+            "model_id": "vicuna-7b",
+            "choices": [choice],
+            "tstamp": 1.5,
+        }
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two answer files as Spec-Bench writes them: vanilla's and a method's."""
+    base = [
+        line(81, ["one", "two"], [10, 20], [1.0, 2.0], "writing", accept_lengths=[1] * 30),
+        line(321, ["three"], [40], [2.0], accept_lengths=[1] * 40),
+    ]
+    own = [
+        line(81, ["one", "two"], [12, 20], [0.5, 1.0], "writing", accept_lengths=[4] * 8),
+        line(321, ["three"], [40], [1.6], accept_lengths=[2] * 20),
+    ]
+    paths = tmp_path / "vanilla.jsonl", tmp_path / "eagle.jsonl"
+    for path, lines in zip(paths, (base, own), strict=True):
+        path.write_text("\n".join(lines) + "\n")
+    return paths
+
+
+def test_speedup_is_a_ratio_of_means_over_questions_of_tokens_per_second():
+    base = [answer(1, 10, 1.0), answer(2, 30, 1.0)]
+    own = [answer(1, 10, 0.5, lengths=[2, 3]), answer(2, 30, 2.0, lengths=[1])]
+    found = {t.label: t for t in figures([{"vanilla": base, "m": own}], None) if t.family == "all"}
+    assert found["m"].tokens_per_s == (20 + 15) / 2
+    assert found["m"].baseline_tokens_per_s == 20
+    assert found["m"].speedup == 17.5 / 20
+    assert found["m"].mean_accepted == (2 + 3 + 1) / 3
+    assert found["vanilla"].speedup == 1
+
+
+def test_baseline_tokens_are_those_of_its_text_tokenised_again_less_one_a_turn():
+    base = [Answer(1, "qa", "qa", ("a b c d", "e f g"), None, (9, 9), (1.0, 1.0), None)]
+    (found, _) = figures([{"vanilla": base}], lambda words: len(words.split()))
+    assert found.baseline_tokens_per_s == (3 + 2) / 2
+    assert found.tokens_per_s == 18 / 2
+    assert found.speedup == 9 / 2.5
+    assert found.mean_accepted is None
+
+
+def test_several_runs_are_averaged():
+    runs = [
+        {"vanilla": [answer(1, 10, 1.0)], "m": [answer(1, 10, 1 / speed)]} for speed in (2.0, 4.0)
+    ]
+    found = next(t for t in figures(runs, None) if t.label == "m" and t.family == "all")
+    assert found.speedup == pytest.approx(3.0)
+
+
+def test_an_answer_holds_what_its_steps_committed(synthetic):
+    records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1, tokens=20)
+    own = answers_of(records, lambda ids: f" {len(ids)} ids ")[0]["sps"][0]
+    assert own.question_id == 0
+    assert own.turns == ("20 ids",)
+    assert own.new_tokens == (20,)
+    assert sum(own.accept_lengths) == 19
+    assert own.decoding_steps == (len(own.accept_lengths),)
+
+
+def test_a_question_with_a_void_turn_has_no_answer(synthetic):
+    records = synthetic.records([synthetic.vanilla], prompts=2)
+    records[0] = replace(records[0], void=True)
+    assert len(answers_of(records, None)[0]["vanilla"]) == 1
+
+
+def test_our_mat_is_theirs_where_steps_are_counted_alike(make_run):
+    found = spec_bench_table.spec_bench(read(make_run()))
+    theirs = {t.label: t for t in found.theirs if t.family == "all"}
+    for label in ("sps", "pld", "vanilla"):
+        assert theirs[label].mean_accepted == pytest.approx(found.rows[label, "all"].mat)
+
+
+def test_an_answer_file_is_read_as_it_was_written(tmp_path):
+    answers = [
+        Answer(7, "qa", "qa", ('a "b"\n',), (3,), (5,), (0.25,), (2, 3)),
+        Answer(81, "writing", "multi_turn", ("ä", "b"), (1, 1), (2, 2), (0.1, 0.2), (1, 1)),
+    ]
+    path = write_answers(answers, "sps", tmp_path / "deep" / "sps.jsonl")
+    again = read_answers(path)
+    assert (list(again.answers), again.model_id) == (answers, "sps")
+    assert path.read_bytes() == write_answers(answers, "sps", tmp_path / "b.jsonl").read_bytes()
+
+
+def test_the_last_answer_to_a_question_counts_and_eagles_files_are_read(tmp_path):
+    path = tmp_path / "eagle.jsonl"
+    path.write_text(line(1, ["a"], [1], [1.0], idxs=[0]) + "\n" + line(1, ["b"], [2], [1.0]) + "\n")
+    (only,) = read_answers(path).answers
+    assert only.turns == ("b",)
+    assert only.accept_lengths is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no answer"),
+        ("{}", "line 1 is no answer of Spec-Bench: it has no 'choices'"),
+        ("nonsense", "line 1 is no answer of Spec-Bench"),
+        (line(1, ["a", "b"], [1], [1.0]), "not equally long"),
+        (line(1, ["a"], [1], [0.0]), "a wall_time is not positive"),
+    ],
+)
+def test_a_file_that_is_none_of_theirs_is_refused_with_its_line(tmp_path, text, says):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_answers(path)
+
+
+def test_imported_rows_are_labelled_unchecked_and_have_no_mat_of_ours(files):
+    reading = read_together([Imported(files)])
+    own, vanilla = reading.summary.rows
+    assert (own.label, vanilla.label) == ("imported:eagle", "vanilla")
+    assert (own.unchecked, own.identical, own.mat) == (3, 0, None)
+    assert own.speedup == pytest.approx((1.0 * 1.2 + 2.0 + 2.0) / (0.5 + 1.0 + 1.6))
+    assert reading.summary.proof() is None
+    assert set(reading.summary.families) == {"multi_turn", "qa"}
+    assert reading.facts.header({}, 99)[0].endswith(
+        "target imported (vicuna-7b)  imported, unchecked"
+    )
+
+
+def test_a_failed_answer_of_theirs_counts_as_failed(files):
+    text = files[1].read_text().replace("three", "ERROR")
+    files[1].write_text(text)
+    rows = {row.label: row for row in read(Imported(files)).summary.rows}
+    assert rows["imported:eagle"].failed == 1
+
+
+def test_report_of_answer_files_prints_their_formulas_figures(files, capsys):
+    assert report([str(file) for file in files]) == 0
+    out, err = capsys.readouterr()
+    theirs = next(
+        row.split("\t") for row in out.splitlines() if row.startswith("imported:eagle\tall")
+    )
+    assert float(theirs[4]) == pytest.approx(((32 / 1.5) + 25) / 2 / ((10 + 20) / 2))
+    assert "Spec-Bench's formulas" in err
+
+
+def test_answer_files_stand_beside_a_run_by_force_only(files, make_run, capsys):
+    run = make_run()
+    words = [str(run.path), *map(str, files)]
+    with pytest.raises(UsageError, match=r"target: embedded-7m .* against imported"):
+        report(words)
+    assert report(words, force=True) == 0
+    assert "imported:eagle @" in capsys.readouterr().out
+
+
+def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(
+    make_run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(outputs, "write_figures", lambda *_: [])
+    run = make_run(edit=_other_category)
+    assert report([str(run.path)], to="md,csv,latex", also="spec-bench", out=tmp_path / "out") == 0
+    out = tmp_path / "out"
+    assert (out / "spec_bench.csv").read_text().startswith("label,family,tokens_per_s")
+    page = (out / "report.md").read_text()
+    assert "## By Spec-Bench's formulas, and ours" in page
+    assert r"\label{tab:spec-bench}" in (out / "latex" / "spec-bench.tex").read_text()
+    answers = read_answers(out / "spec-bench" / "sps.jsonl").answers
+    assert len(answers) == 12
+    assert {a.category for a in answers} >= {"multi_turn", "qa"}
+    again = read(Imported([out / "spec-bench" / "vanilla.jsonl", out / "spec-bench" / "sps.jsonl"]))
+    assert again.summary.rows[0].speedup == pytest.approx(
+        next(r for r in read(run).summary.rows if r.label == "sps").speedup, rel=1e-6
+    )
+
+
+def _other_category(record):
+    """With a category that Spec-Bench does not have."""
+    return replace(record, category="sharing" if record.family == "qa" else record.category)

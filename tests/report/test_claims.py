@@ -1,0 +1,95 @@
+"""Claimed and measured, and the paragraph that says how."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_cli.api import Claim
+from specbench_cli.report import claims
+from specbench_cli.report.markdown import report as page_of
+from specbench_cli.report.paper.methods_text import sentences
+from specbench_cli.report.reading import read, read_together
+
+
+class Claimed:
+    """A method with a claim."""
+
+    claims = (
+        Claim(
+            speedup="2.90x",
+            models="Vicuna-7B",
+            task="MT-Bench",
+            temperature=0.0,
+            hardware="one A100",
+            source="abstract",
+        ),
+    )
+
+
+@pytest.fixture
+def only_sps_claims(monkeypatch):
+    monkeypatch.setattr(claims, "found", lambda name: [Claimed] if name == "sps" else [])
+
+
+def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, only_sps_claims):
+    worse = synthetic.Fake("sps-1", method="sps", length=1, alpha=0.7, draft_cost=0.12)
+    reading = read(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
+    (line,) = claims.lines(reading.summary, reading.facts)
+    label, claimed, there, source, measured, here = line.cells()
+    assert (label, claimed, source) == ("sps", "2.90x", "abstract")
+    assert there == "Vicuna-7B, MT-Bench, T=0, one A100"
+    assert measured.startswith(f"{line.row.speedup:.2f}x [")
+    assert here == "embedded-7m, draft embedded-1m, mini, greedy fp32, cpu"
+
+
+def test_a_report_has_no_such_table_where_nothing_was_claimed(make_run, synthetic, monkeypatch):
+    reading = read(make_run(fakes=[synthetic.vanilla, synthetic.pld]))
+    monkeypatch.setattr(claims, "found", lambda name: [])
+    page = page_of(reading.summary, reading.run.manifest, reading.incidents, ())
+    assert claims.TITLE not in page
+
+
+def test_a_method_that_is_not_here_claims_nothing():
+    assert list(claims.found("no-such-method")) == []
+
+
+def test_the_paragraph_is_filled_from_the_manifest(make_run):
+    reading = read(make_run())
+    text = " ".join(sentences(reading.summary, reading.run.manifest))
+    for fact in (
+        "specbench 0.1.0 on 12 questions of mini (version 1)",
+        "target was embedded-7m, the draft embedded-1m, run in 32-bit",
+        "decoded greedily, one request at a time, seed 0",
+        "a some CPU with 2 cores; 2 threads were used, with PyTorch 2.13.0",
+        "left out: 0 of 72",
+        "of 12 questions 0 were mismatched",
+        "bootstrap-t on the log ratio over questions, stratified",
+    ):
+        assert fact in text
+
+
+def test_the_paragraph_says_what_is_special(make_run, synthetic):
+    fakes = [synthetic.vanilla, synthetic.sps]
+
+    def noisy(manifest):
+        manifest["noisy"] = True
+        manifest["config"]["effective"].update(verify="coupled", temperature=0.8)
+
+    one = read(make_run("a", fakes, change=noisy, passes=2))
+    text = " ".join(sentences(one.summary, one.run.manifest))
+    assert "noise that is the same for all methods at temperature 0.8" in text
+    assert "in each of 2 processes" in text
+    assert "over questions and processes" in text
+    assert "they are noisy" in text
+    two = read_together([one.run, make_run("b", fakes)], force=True)
+    text = " ".join(sentences(two.summary, two.run.manifest))
+    assert "They were put side by side by force" in text
+    assert "share a letter" not in text
+
+
+def test_what_a_manifest_lacks_has_no_sentence(make_run):
+    reading = read(make_run())
+    text = " ".join(sentences(reading.summary, {}))
+    assert "machine" not in text
+    assert "None" not in text
+    assert "?" not in text

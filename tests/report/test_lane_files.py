@@ -1,0 +1,48 @@
+"""The files of one prompt's lanes: a picture a turn, one trace of all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.comparison import compare
+from specbench_cli.report.lane_files import write_lanes
+from specbench_cli.store.run_dir import RunDir
+
+
+@pytest.fixture
+def run(synthetic, manifest, tmp_path):
+    """A question of two turns; the peer shows no forwards."""
+    run = RunDir.create(tmp_path / "run", manifest)
+    records = synthetic.records([synthetic.sps, synthetic.vanilla, synthetic.hf_vanilla], prompts=1)
+    for record in records:
+        trace = record.forwards
+        trace.t0_ns, trace.t1_ns = [record.ns.prefill], [record.ns.total]
+        if record.peer:
+            record.forwards = None
+    run.append(replace(record, turn=turn) for record in records for turn in (1, 2))
+    return run
+
+
+def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
+    files = write_lanes(run, compare(run, "mini/0", [], None), tmp_path)
+    assert [file.name for file in files] == [
+        *("lanes-turn1.svg", "lanes-turn1.png", "lanes-turn2.svg", "lanes-turn2.png"),
+        "trace.json",
+    ]
+    events = json.loads(files[-1].read_text())["traceEvents"]
+    titles = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert [title.partition(", pass")[0] for title in titles] == [
+        f"{label}, mini/0, turn {turn}" for turn in (1, 2) for label in ("vanilla", "sps")
+    ]
+
+
+def test_outputs_whose_forwards_are_not_known_have_no_lanes(run, tmp_path):
+    found = compare(run, "mini/0", ["hf:vanilla"], None)
+    hidden = [replace(record, forwards=None) for record in run.records()]
+    run.records = lambda: iter(hidden)
+    with pytest.raises(UsageError, match="no lanes of vanilla, hf:vanilla on mini/0"):
+        write_lanes(run, found, tmp_path)

@@ -1,0 +1,107 @@
+"""Lanes are the trace, step by step; their Chrome trace is what Perfetto expects."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+import pytest
+
+from specbench_cli.report.chrome_trace import write_trace
+from specbench_cli.report.lanes import lanes_of
+from specbench_cli.store.schema import ForwardKind, Steps, Trace
+
+PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
+VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
+EXIT = ForwardKind("target", "verify", 0, 1, (0, 4))
+DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
+
+
+@pytest.fixture
+def record(synthetic):
+    """Two steps of a method with two workers, the second with cancelled drafting."""
+    (own,) = synthetic.records([synthetic.sps], prompts=1)
+    own.steps = Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 1])
+    own.ns.prefill = 1_000
+    own.forwards = Trace(
+        kinds=[PREFILL, VERIFY, EXIT, DRAFT],
+        kind=[0, 3, 2, 1, 3, 1],
+        n_tokens=[9, 1, 3, 3, 1, 3],
+        t0_ns=[0, 1_100, 1_050, 1_500, 1_600, 2_400],
+        t1_ns=[1_000, 1_400, 1_500, 2_000, 1_900, 3_000],
+        unused=[4],
+        messages=[[0, 1, 1_020, 1_090, 24], [1, 0, 1_410, 2_010, 32]],
+    )
+    return own
+
+
+def test_lanes_hold_every_forward_and_message_by_worker(record):
+    lanes = lanes_of(record)
+    assert lanes.workers == {0: "target", 1: "draft"}
+    assert len(lanes.spans) == 6
+    roles = ["verify", "draft", "verify", "draft", "verify"]
+    assert [s.role for s in lanes.decoding] == roles
+    assert [s.used for s in lanes.spans if s.worker == 1] == [True, False]
+    assert [(a.sender, a.receiver, a.sent, a.read, a.nbytes) for a in lanes.arrows] == [
+        tuple(message) for message in record.forwards.messages
+    ]
+
+
+def test_steps_end_with_whole_verifications_and_follow_each_other(record):
+    steps = lanes_of(record).steps
+    assert [(s.start, s.end, s.committed) for s in steps] == [(1_000, 2_000, 3), (2_000, 3_000, 1)]
+
+
+def test_output_without_a_trace_has_no_lanes(record):
+    record.forwards = None
+    assert lanes_of(record).spans == ()
+    assert lanes_of(record).decoding == ()
+
+
+def test_chrome_trace_has_a_complete_event_a_forward_in_us(record, tmp_path):
+    lanes = lanes_of(record)
+    document = json.loads(write_trace([lanes, lanes], tmp_path / "trace.json").read_text())
+    events = document["traceEvents"]
+    forwards = [e for e in events if e["ph"] == "X" and e["pid"] == 1 and "tokens" in e["args"]]
+    assert [(e["tid"], e["ts"], e["dur"], e["args"]["tokens"]) for e in forwards] == [
+        (s.worker, s.start / 1e3, (s.end - s.start) / 1e3, s.n_tokens) for s in lanes.spans
+    ]
+    assert {e["pid"] for e in events} == {1, 2}
+    names = {(e["name"], e["tid"]): e["args"] for e in events if e["ph"] == "M" and e["pid"] == 1}
+    assert names["process_name", 0] == {"name": "sps, mini/0, turn 1, pass 0"}
+    assert names["thread_name", 1] == {"name": "worker 1: draft"}
+    steps = [e for e in events if e.get("cat") == "step" and e["pid"] == 1]
+    assert [e["args"]["committed"] for e in steps] == [3, 1]
+
+
+def test_flow_events_join_the_two_ends_of_a_message_inside_an_event_of_its_thread(record, tmp_path):
+    events = json.loads(write_trace([lanes_of(record)], tmp_path / "t.json").read_text())
+    flows = defaultdict(dict)
+    for event in events["traceEvents"]:
+        if event["ph"] in "sf":
+            flows[event["id"]][event["ph"]] = event
+    assert len(flows) == len(record.forwards.messages)
+    for pair in flows.values():
+        assert pair["s"]["ts"] <= pair["f"]["ts"]
+        assert pair["s"]["name"] == pair["f"]["name"] and pair["s"]["cat"] == pair["f"]["cat"]
+        assert pair["f"]["bp"] == "e"
+        for end in pair.values():
+            holders = [
+                e
+                for e in events["traceEvents"]
+                if e["ph"] == "X"
+                and e["tid"] == end["tid"]
+                and e["ts"] <= end["ts"] <= e["ts"] + e["dur"]
+            ]
+            assert holders
+
+
+def test_events_of_a_thread_nest(record, tmp_path):
+    events = json.loads(write_trace([lanes_of(record)], tmp_path / "t.json").read_text())
+    threads = defaultdict(list)
+    for event in events["traceEvents"]:
+        if event["ph"] == "X":
+            threads[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in threads.values():
+        for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:], strict=False):
+            assert start >= end - 1e-9

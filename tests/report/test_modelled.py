@@ -1,0 +1,207 @@
+"""The modelled time: what messages allow, no less; and what one worker takes, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.report.lanes import Arrow, Lanes, Span
+from specbench_cli.report.modelled import NO_HOST, Host, modelled_rows, replay
+from specbench_cli.store.schema import ForwardKind, Trace
+
+TARGET, DRAFT = 0, 1
+
+
+def span(worker, start, end, n_tokens=1, used=True):
+    model, role = ("target", "verify") if worker == TARGET else ("draft", "draft")
+    return Span(worker, model, role, 1, n_tokens, (0, 8), start, end, used)
+
+
+def lanes(spans, arrows=()):
+    ordered = sorted(spans, key=lambda s: s.start)
+    return Lanes("pearl", "mini/0", 1, 0, 0, tuple(ordered), tuple(arrows))
+
+
+@st.composite
+def traces(draw):
+    """What some workers may have done: forwards one after another, messages read after they were
+    sent and between forwards."""
+    workers = draw(st.integers(1, 3))
+    free = [0] * workers
+    spans, arrows = [], []
+    for _ in range(draw(st.integers(1, 12))):
+        worker = draw(st.integers(0, workers - 1))
+        start = free[worker] + draw(st.integers(0, 5))
+        end = start + draw(st.integers(1, 20))
+        spans.append(span(worker, start, end))
+        free[worker] = end
+        if workers > 1 and draw(st.booleans()):
+            other = draw(st.integers(0, workers - 1).filter(lambda w, own=worker: w != own))
+            sent = end + draw(st.integers(0, 3))
+            read = max(sent, free[other]) + draw(st.integers(0, 5))
+            arrows.append(Arrow(worker, other, sent, read, 8))
+            free[worker], free[other] = sent, read
+    return lanes(spans, arrows)
+
+
+def busy(own):
+    """By worker, the sum of its forwards."""
+    found = {}
+    for each in own.decoding:
+        found[each.worker] = found.get(each.worker, 0) + each.end - each.start
+    return found
+
+
+@given(traces())
+def test_modelled_time_lies_between_the_busiest_worker_and_what_was_measured(own):
+    modelled = replay(own, {}, NO_HOST)
+    assert modelled >= max(busy(own).values())
+    assert modelled <= max(each.end for each in own.decoding)
+
+
+@given(traces())
+def test_one_worker_takes_the_sum_of_its_forwards(own):
+    alone = lanes([each for each in own.decoding if each.worker == TARGET])
+    assert replay(alone, {}, NO_HOST) == busy(alone).get(TARGET, 0)
+
+
+def earliest(own, latency):
+    """When each forward may start at the earliest: a longest path, found backwards from it."""
+    events = [(each.start, 2, each.worker, each) for each in own.decoding]
+    for arrow in own.arrows:
+        events.append((arrow.sent, 0, arrow.sender, arrow))
+        events.append((arrow.read, 1, arrow.receiver, arrow))
+    events.sort(key=lambda event: event[:2])
+    by_worker = {w: [e for e in events if e[2] == w] for w in range(3)}
+
+    def done(worker, count):
+        """When a worker may be done with its first events."""
+        if not count:
+            return 0
+        event = by_worker[worker][count - 1][3]
+        before = done(worker, count - 1)
+        if isinstance(event, Span):
+            return before + event.end - event.start
+        if event.sender == worker:
+            return before
+        place = next(i for i, e in enumerate(by_worker[event.sender]) if e[3] is event)
+        return max(before, done(event.sender, place + 1) + latency)
+
+    return {
+        id(event[3]): done(worker, place)
+        for worker, own_events in by_worker.items()
+        for place, event in enumerate(own_events)
+        if isinstance(event[3], Span)
+    }
+
+
+@given(traces(), st.integers(0, 50))
+def test_every_forward_waits_for_what_it_waited_for_and_for_nothing_else(own, latency):
+    starts = earliest(own, latency)
+    last = max(starts[id(each)] + each.end - each.start for each in own.decoding)
+    assert replay(own, {}, Host({}, {}, latency)) == last
+
+
+def test_workers_that_never_wait_take_as_long_as_the_busier_one():
+    # measured one after the other, as on a single core
+    own = lanes([span(TARGET, 0, 30), span(DRAFT, 30, 40), span(DRAFT, 40, 50)])
+    assert replay(own, {}, NO_HOST) == 30
+
+
+def test_forward_that_needs_a_message_starts_a_latency_after_it_left():
+    order = Arrow(TARGET, DRAFT, 10, 12, 8)
+    answer = Arrow(DRAFT, TARGET, 17, 50, 8)
+    own = lanes([span(TARGET, 0, 10), span(DRAFT, 12, 17), span(TARGET, 50, 60)], [order, answer])
+    assert replay(own, {}, NO_HOST) == 10 + 5 + 10
+    assert replay(own, {}, Host({}, {}, 3.0)) == 10 + 3 + 5 + 3 + 10
+
+
+def test_pearl_step_takes_the_longer_of_the_two():
+    # the order leaves before the target's forward, the answer is read after it
+    spans, arrows = [], []
+    for step in range(4):
+        t = 100 * step
+        arrows.append(Arrow(TARGET, DRAFT, t, t + 1, 8))
+        spans += [span(TARGET, t + 2, t + 62), span(DRAFT, t + 63, t + 83)]
+        arrows.append(Arrow(DRAFT, TARGET, t + 84, t + 90, 8))
+    assert replay(lanes(spans, arrows), {}, NO_HOST) == 4 * 60
+
+
+def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_than_it_did():
+    known = {("target", 1, (0, 8)): 5.0, ("draft", 1, (0, 8)): 50.0}
+    assert (
+        replay(lanes([span(TARGET, 0, 30), span(TARGET, 30, 70, n_tokens=4)]), known, NO_HOST) == 45
+    )
+    own = [span(DRAFT, 0, 7, used=False), span(DRAFT, 7, 17)]
+    assert replay(lanes(own), known, NO_HOST) == 57
+
+
+def test_cancelled_forwards_at_the_end_are_not_waited_for():
+    own = lanes([span(TARGET, 0, 10), span(DRAFT, 0, 40, used=False)])
+    assert replay(own, {}, NO_HOST) == 10
+
+
+def test_host_work_is_the_median_gap_and_latency_that_of_messages_waited_for():
+    waited = Arrow(TARGET, DRAFT, 14, 17, 8)
+    late = Arrow(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
+    spans = [span(TARGET, 0, 10), span(TARGET, 16, 18), span(DRAFT, 0, 5), span(DRAFT, 18, 80)]
+    host = Host.of([lanes(spans, [waited, late])])
+    assert host.forward == {TARGET: 2, DRAFT: 1}
+    assert host.message == {TARGET: median_of(14 - 10, 19 - 18)}
+    assert host.latency == 3
+
+
+def median_of(a, b):
+    return (a + b) / 2
+
+
+@pytest.fixture
+def run(synthetic):
+    """Vanilla, a serial row and a parallel one, whose traces are made by hand."""
+    pearl = synthetic.Fake("pearl", length=4, alpha=0.8, cost=1.1, draft_cost=0.1)
+    records = synthetic.records([synthetic.vanilla, synthetic.sps, pearl], prompts=6)
+    verify = ForwardKind("target", "verify", TARGET, 1, (0, 8))
+    draft = ForwardKind("draft", "draft", DRAFT, 1, (0, 2))
+    for record in records:
+        steps, t = len(record.steps.levels), record.ns.prefill
+        trace = Trace()
+        if record.label == "pearl":
+            trace.kinds = [verify, draft]
+            for step in range(steps):
+                at = t + 10_000_000 * step
+                trace.kind += [0, 1]
+                trace.n_tokens += [1, 1]
+                trace.t0_ns += [at, at + 5_000_000]
+                trace.t1_ns += [at + 5_000_000, at + 9_000_000]
+        else:
+            trace.kinds = [verify]
+            trace.kind, trace.n_tokens = [0] * steps, [1] * steps
+            trace.t0_ns = [t + 3_000_000 * step for step in range(steps)]
+            trace.t1_ns = [start + 2_000_000 for start in trace.t0_ns]
+        record.forwards = trace
+    return records
+
+
+def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
+    (row,) = modelled_rows(run)
+    own = [r for r in run if r.label == "pearl"]
+    steps = sum(len(r.steps.levels) for r in own)
+    # A target's forward takes 2 ms, as in vanilla, after 5 of host work; a draft's, never seen
+    # alone, its own 4 after 6.
+    assert row.modelled == steps * max(2 + 5, 4 + 6) * 1_000_000
+    vanilla = sum(r.ns.decode for r in run if r.label == "vanilla")
+    assert row.speedup == pytest.approx(vanilla / row.modelled)
+    assert row.per_device == row.speedup / 2
+    assert row.own == 0.5
+    assert row.measured == sum(r.ns.decode for r in own)
+    assert "modelled, 2 devices" in " ".join(row.cells())
+
+
+def test_serial_rows_and_void_or_failed_cells_are_not_modelled(run):
+    serial = [r for r in run if r.label != "pearl"]
+    assert modelled_rows(serial) == []
+    assert modelled_rows([replace(r, void=True) if r.label == "pearl" else r for r in run]) == []
+    assert modelled_rows([r for r in run if r.label == "pearl"]) == []

@@ -1,0 +1,204 @@
+"""Runs that belong together become one report; those that do not are refused, or labelled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.belonging import differences, short_names
+from specbench_cli.report.markdown import write_markdown
+from specbench_cli.report.outputs import write
+from specbench_cli.report.reading import read, read_together
+from specbench_cli.report.table import footer
+
+
+def setting(**values):
+    """Changes a manifest's settings."""
+    return lambda manifest: manifest["config"]["effective"].update(values)
+
+
+def by_label(reading):
+    return {row.label: row for row in reading.summary.rows}
+
+
+def test_cohorts_have_one_table_with_one_vanilla(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.pld])
+    reading = read_together([a, b])
+    rows = by_label(reading)
+    assert set(rows) == {"vanilla", "sps", "pld"}
+    assert "over vanilla of its own run" in footer(reading.summary, reading.facts, None)[1]
+    assert rows["sps"].letters != ""
+
+
+def test_speedup_is_over_vanilla_of_the_same_run(make_run, synthetic):
+    def slower(record):
+        ns = record.ns
+        return replace(
+            record,
+            ns=replace(ns, **{k: 2 * getattr(ns, k) for k in ns.__slots__}),
+        )
+
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.pld], edit=slower)
+    together = by_label(read_together([a, b]))
+    assert together["sps"].speedup == by_label(read(a))["sps"].speedup
+    assert together["pld"].speedup == by_label(read(b))["pld"].speedup
+    assert together["pld"].speedup_low == pytest.approx(by_label(read(b))["pld"].speedup_low, 0.05)
+
+
+def test_a_repeat_is_a_further_process_of_the_same_rows(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.sps])
+    reading = read_together([a, b])
+    assert [row.label for row in reading.summary.rows] == ["sps", "vanilla"]
+    assert by_label(reading)["sps"].n_cells == 24
+    assert reading.summary.passes == 2
+    assert len({record.key for record in reading.records}) == 48
+
+
+def test_unequal_numbers_of_processes_count_as_one_and_keep_their_intervals(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.sps, synthetic.pld], passes=2)
+    reading = read_together([a, b])
+    assert reading.summary.passes == 1
+    assert all(row.speedup_low for row in reading.summary.rows if row.label != "vanilla")
+    assert len({row.letters for row in reading.summary.rows}) > 1
+
+
+def test_rows_that_share_a_name_only_are_told_apart_by_their_run(make_run, synthetic):
+    longer = synthetic.Fake("sps", length=8, alpha=0.7, cost=1.3, draft_cost=0.12)
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, longer])
+    reading = read_together([a, b])
+    assert set(by_label(reading)) == {"vanilla", "sps @a", "sps @b"}
+    assert by_label(reading)["sps @b"].params == {"length": 8}
+
+
+def test_a_changed_method_file_makes_another_row(make_run, synthetic):
+    files = [lambda m, sha=sha: m.update(method_files={"sps": sha}) for sha in ("1" * 64, "2" * 64)]
+    fakes = [synthetic.vanilla, synthetic.sps]
+    runs = [make_run(name, fakes, change=change) for name, change in zip("ab", files, strict=True)]
+    reading = read_together(runs)
+    assert set(by_label(reading)) == {"vanilla", "sps @a", "sps @b"}
+    assert reading.run.manifest["row_files"]["sps @b"] == "2" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (setting(seed=7), "seed: 0 (a) against 7 (b)"),
+        (setting(temperature=0.8, verify="coupled"), "verify: greedy (a) against coupled (b)"),
+        (setting(dtype="float16"), "dtype: float32 (a) against float16 (b)"),
+        (
+            lambda m: m["models"].update(target={"label": "other", "hash": "ff"}),
+            "target: embedded-7m aa (a) against other ff (b)",
+        ),
+        (
+            lambda m: m["models"].update(draft={"label": "embedded-1m", "hash": "cc"}),
+            "draft: embedded-1m bb (a) against embedded-1m cc (b)",
+        ),
+        (
+            lambda m: m.update(machine={"id": "0f", "hardware": {"cpu": "B", "cores": 4}}),
+            "machine: some CPU, 2 cores (a) against B, 4 cores, 0f (b)",
+        ),
+        (lambda m: m.update(version="9.9"), "specbench: 0.1.0 (a) against 9.9 (b)"),
+        (lambda m: m["git"].update(commit="def"), "commit: abc (a) against def (b)"),
+    ],
+)
+def test_what_keeps_runs_apart_is_named_value_against_value(make_run, change, says):
+    a, b = make_run("a"), make_run("b", change=change)
+    with pytest.raises(UsageError, match="do not belong together") as refused:
+        read_together([a, b])
+    assert says in refused.value.message
+    assert "--force" in refused.value.hint
+
+
+def test_other_prompts_are_refused(make_run):
+    with pytest.raises(UsageError, match=r"prompts: 12 questions .* against 6 questions"):
+        read_together([make_run("a"), make_run("b", prompts=6)])
+
+
+def test_a_run_without_a_draft_belongs_to_one_with(make_run):
+    a, b = make_run("a"), make_run("b", change=lambda m: m["models"].pop("draft"))
+    assert differences([a, b], "ab") == []
+    assert read_together([b, a]).facts.draft == "embedded-1m"
+
+
+def test_runs_whose_vanilla_disagrees_are_refused(make_run, synthetic):
+    def other(record):
+        return replace(record, output_ids=record.output_ids[::-1])
+
+    a, b = make_run("a"), make_run("b", edit=other)
+    with pytest.raises(UsageError, match=r"vanilla's outputs: .* 12 of 12 differ"):
+        read_together([a, b])
+
+
+def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
+    a, b = make_run("a"), make_run("b", change=setting(seed=7))
+    reading = read_together([a, b], force=True)
+    assert all(row.label.endswith((" @a", " @b")) for row in reading.summary.rows)
+    assert len(reading.summary.rows) == 12
+    assert not any(row.letters or row.decode_letters for row in reading.summary.rows)
+    assert by_label(reading)["sps @a"].speedup == by_label(read(a))["sps"].speedup
+    header = reading.facts.header(reading.summary.prompts, 100)
+    assert header[-1] == "forced: differs in seed: 0 (a) against 7 (b)"
+    assert "nothing ranks these rows" in footer(reading.summary, reading.facts, None)[0]
+    assert reading.where.endswith("--force")
+    write(reading, tmp_path, ("csv", "json"))
+    write_markdown(reading, tmp_path, ())
+    assert "| sps @b |" in (tmp_path / "report.md").read_text()
+
+
+def test_force_without_need_changes_nothing(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.pld])
+    assert read_together([a, b], force=True).summary == read_together([a, b]).summary
+
+
+def test_an_incident_says_which_run_it_is_of(make_run, synthetic):
+    def void(record):
+        return replace(record, void=record.label == "sps" and record.prompt_id == "mini/1")
+
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.sps], edit=void)
+    cells = read_together([a, b]).incidents.void
+    assert [cell[3] for cell in cells] == ["0 @b"]
+
+
+def test_interrupted_and_noisy_runs_make_the_whole_so(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.pld], change=lambda m: m.update(noisy=True))
+    b.manifest["status"] = "interrupted"
+    facts = read_together([a, b]).facts
+    assert (facts.status, facts.noisy, facts.runs) == ("interrupted", True, 2)
+
+
+def test_all_records_and_prompts_can_be_read_again_under_their_new_names(make_run, synthetic):
+    a = make_run("a", [synthetic.vanilla, synthetic.sps])
+    b = make_run("b", [synthetic.vanilla, synthetic.pld])
+    reading = read_together([a, b])
+    again = list(reading.run.records())
+    assert [r.key for r in again] == [r.key for r in reading.records]
+    assert all(r.output_ids for r in again)
+    assert len(list(reading.run.prompts())) == 12
+
+
+def test_short_names_are_hashes_where_those_tell_runs_apart(tmp_path):
+    stamped = ["20261121T102403Z-mini-1f2e3d4c", "20261121T102404Z-mini-aabbccdd-2"]
+    assert short_names([tmp_path / name for name in stamped]) == ["1f2e3d4c", "aabbccdd"]
+    assert short_names([tmp_path / stamped[0], tmp_path / "mine"]) == [stamped[0], "mine"]
+    assert short_names([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["run#1", "run#2"]
+
+
+def test_many_processes_narrow_no_figure_by_being_counted_twice(make_run, synthetic):
+    fakes = [synthetic.vanilla, synthetic.sps]
+    one = by_label(read(make_run("a", fakes)))["sps"]
+    two = by_label(read_together([make_run("b", fakes), make_run("c", fakes)]))["sps"]
+    assert two.speedup == pytest.approx(one.speedup)
+    assert np.log(two.speedup_high / two.speedup_low) > 0.5 * np.log(
+        one.speedup_high / one.speedup_low
+    )
