@@ -102,7 +102,8 @@ def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) 
     tokens, values = children[0], gains[0]
     parents, fed = [ROOT] * width, list[int]()
     start = 0  # of the newest level's candidates
-    best, above = [*range(width)], [0] * width  # which of them are fed; their parents, as `feed` asks
+    # Which of them are fed, and their parents as `feed` asks for them.
+    best, above = [*range(width)], [0] * width
     for ahead in range(1, depth):
         if ahead > 1:
             newest = values[start:]
