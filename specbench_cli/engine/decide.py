@@ -27,9 +27,8 @@ def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
     """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
     by m of them: then no bonus follows."""
     last = choices.shape[0] == draft.nodes
-    if last:
-        choices = torch.cat((choices, draft.tokens[-1:]))
     said, ids = host.lists(choices, draft.tokens)
+    said += ids[-1:] if last else ()
     if tree is None:
         row = n = verify.match(ids, said)
         outcome = _of_chain(n, ids, said[row], bonus=not last)
@@ -37,7 +36,7 @@ def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
         path = verify_tree.match(tree, ids, said)
         row = path[-1] + 1 if path else 0
         outcome = _of_tree(tree, path, ids, said[row])
-    return outcome, choices[row : row + 1]
+    return outcome, draft.tokens[-1:] if row == choices.shape[0] else choices[row : row + 1]
 
 
 def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule) -> Decision:

@@ -109,11 +109,10 @@ class Meter:
             forward.used &= used
         self.forwards.extend(forwards)
 
-    def sent(self, message: Sent) -> None:
-        """Keep a message, its times in nanoseconds of the monotonic clock."""
+    def sent(self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int) -> None:
+        """Keep a message, its times in nanoseconds of the monotonic clock; see `Sent`."""
         zero = self.clock.zero_ns
-        moved = replace(message, t0_ns=message.t0_ns - zero, t1_ns=message.t1_ns - zero)
-        self.messages.append(moved)
+        self.messages.append(Sent(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
 
     def take(self) -> list[Forward]:
         """The forwards so far, which are then forgotten; times in nanoseconds of the monotonic

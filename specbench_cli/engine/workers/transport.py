@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from specbench_cli.engine.choosing import Chooser
 from specbench_cli.engine.decoder import Decoder, State
 from specbench_cli.engine.meter import Meter
-from specbench_cli.engine.types import Sent
 from specbench_cli.engine.workers.drafter import DRAFTER, TARGET, Brief, Desk, Drafter
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.errors import MethodFault
@@ -106,10 +105,10 @@ class Worker(ABC):
         self._meter.merge(reply.forwards, used=reply.number > self._cancelled)
         sent = self._sent_ns.pop(reply.number, None)
         if sent is not None:
-            self._meter.sent(Sent(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1]))
+            self._meter.sent(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1])
         if reply.message is not None:
             nbytes = reply.message.nbytes
-            self._meter.sent(Sent(DRAFTER, TARGET, reply.sent_ns, reply.heard_ns, nbytes))
+            self._meter.sent(DRAFTER, TARGET, reply.sent_ns, reply.heard_ns, nbytes)
         return reply
 
     @abstractmethod

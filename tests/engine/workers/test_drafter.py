@@ -70,7 +70,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
     zero = meter.clock.zero_ns
     forwards = [Forward("draft", "draft", 1, 1, 1, (0, 1), zero + 10, zero + 30)]
     meter.merge(forwards, used=False)
-    meter.sent(Sent(0, 1, zero + 5, zero + 9, 24))
+    meter.sent(0, 1, zero + 5, zero + 9, 24)
     meter.resolve()
     (forward,) = meter.forwards
     assert (forward.t0_ns, forward.t1_ns, forward.used) == (10, 30, False)
