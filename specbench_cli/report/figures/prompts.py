@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MARKERS = "oDs^vP*X"
 _LEGEND_IN = 0.13
+_EDGE = 1.25
 _DECADE = 30
 """Times that span less have ticks between the powers of ten."""
 
@@ -38,7 +39,7 @@ def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
 
 def draw(cells: Cells) -> Figure | None:
     """The figure; None where no method is paired with vanilla."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import FixedLocator, LogLocator
 
     by_row = {row.label: found for row in cells.sped if (found := times(cells, row.label))}
     if not by_row:
@@ -48,6 +49,9 @@ def draw(cells: Cells) -> Figure | None:
     drawn = panels(list(by_row), 3, 1.0, legend)
     ends = [value for found in by_row.values() for _, *pair in found for value in pair]
     low, high = min(ends) / 1.25, max(ends) * 1.25
+    round_ones = LogLocator(subs=(1, 2, 5) if high < _DECADE * low else (1,)).tick_values(low, high)
+    # A word at a panel's edge would reach into that of the next panel.
+    ticks = [value for value in round_ones if low * _EDGE < value < high / _EDGE]
     for label, axes in drawn.axes.items():
         axes.plot([low, high], [low, high], color=style.INK, lw=0.5, zorder=1)
         axes.plot([low, high], [low / 2, high / 2], color=style.MUTED, lw=0.5, ls="--", zorder=1)
@@ -66,7 +70,7 @@ def draw(cells: Cells) -> Figure | None:
             )
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _DECADE * low else (1,)))
+            axis.set_major_locator(FixedLocator(ticks))
             axis.set_major_formatter(_seconds)
         axes.minorticks_off()
     drawn.finish("vanilla: seconds", "method: seconds", legend)
