@@ -16,6 +16,8 @@ from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
 TIMEOUT_S = 1
+MANY = 12
+"""Questions: records are told of a second late or more, and work must be left by then."""
 
 
 def workers():
@@ -84,14 +86,14 @@ def lose(plan, run_dir, view):
 
 def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(start, striker, log):
     view = striker(signal.SIGKILL)
-    plan, run_dir = start(view)
+    plan, run_dir = start(view, limit=MANY)
     says = lose(plan, run_dir, view)
     assert says.startswith("pearl could not be run to the end: ")
     assert "was killed by SIGKILL" in says
     kept = by_label(run_dir)
-    assert (len(kept["vanilla"]), len(kept["pld"])) == (3, 3)
+    assert (len(kept["vanilla"]), len(kept["pld"])) == (MANY, MANY)
     before = {record.key for record in kept["pearl"]}
-    assert 1 <= len(before) < 3
+    assert 1 <= len(before) < MANY
 
     rest = log()
     plan, run_dir = execute.reopen(run_dir.path, rest)
@@ -100,7 +102,7 @@ def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(s
     assert not before & set(rest.cells)
     assert workers() == []
     records = by_label(run_dir)
-    assert len(records["pearl"]) == 3
+    assert len(records["pearl"]) == MANY
     assert all(record.forwards.messages == [] for record in records["vanilla"])
     for record in records["pearl"]:
         validate(record)
@@ -128,9 +130,9 @@ def check_lanes(record):
 
 def test_a_worker_that_hangs_is_given_up_and_ended(start, striker):
     view = striker(signal.SIGSTOP)
-    plan, run_dir = start(view, limit=2)
+    plan, run_dir = start(view, limit=MANY)
     assert f"did not answer within {TIMEOUT_S} s" in lose(plan, run_dir, view)
-    assert len(by_label(run_dir)["pld"]) == 2
+    assert len(by_label(run_dir)["pld"]) == MANY
 
 
 def test_an_interruption_leaves_no_worker(start, log):
