@@ -232,8 +232,12 @@ class Session:
         `length` + 1 on, each beside the target's features of the token before it.
 
         After prefill that is all of the prompt but its first token, and the first committed one.
+
+        Raises:
+            MethodFault: `tap` was not called.
         """
-        assert self._tape is not None, "`tap` says in `start` what is to be kept"
+        if self._tape is None:
+            raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
         return Features(self.since(length + 1).ids, self._tape.read()[None])
 
     def chain(self, ids: Sequence[int]) -> Draft:

@@ -104,6 +104,15 @@ def test_several_taps_lie_side_by_side(tiny_checkpoint: Maker) -> None:
     assert rows.equal(torch.cat((out.taps[1][0], out.taps[0][0]), -1))
 
 
+def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
+    open_session: Open, table: Tensor
+) -> None:
+    session = open_session(table, prompt=(3, 1, 4))
+    session.prefill()
+    with pytest.raises(MethodFault, match=r"session\.tap"):
+        session.unread(0)
+
+
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling("coupled", 0.7, seed=1), Sampling("rejection", 0.7)]
 )
