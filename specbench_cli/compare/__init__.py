@@ -1,0 +1,1 @@
+"""Two runs, or many: what changed between them, and whether a gate should close."""

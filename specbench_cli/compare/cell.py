@@ -1,0 +1,97 @@
+"""What a comparison sees of one output: a digest of its ids, its counters, its times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """What two cells must share to be a pair."""
+
+    prompt_id: str
+    turn: int
+    label: str
+    pass_: int
+    seed: int
+
+
+class RowKey(NamedTuple):
+    """A row of the comparison: a method's cells of one task."""
+
+    task: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Sums over a cell's steps; null what the method cannot see (peers).
+
+    committed: tokens after the first. levels, nodes: drafted. tested, accepted: levels.
+    """
+
+    n_tokens: int | None
+    committed: int | None
+    steps: int | None
+    levels: int | None
+    nodes: int | None
+    tested: int | None
+    accepted: int | None
+    target_forwards: int | None
+    draft_forwards: int | None
+
+    def __add__(self, other: Counters) -> Counters:
+        """The sums of two cells; null where either is."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Counters(*(None if None in pair else sum(pair) for pair in pairs))
+
+    @property
+    def mat(self) -> float | None:
+        """Mean accepted tokens: committed per step; null where there is no step."""
+        return self.committed / self.steps if self.committed is not None and self.steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one cell, in nanoseconds; null where it was void or the method cannot see it.
+
+    decode, draft, verify, host: as in the records. forward: median time of a decoding forward of
+    the target over one token (vanilla's), null for others. draft_forward: mean over the cell's
+    kinds of draft forwards (same model, same number of tokens) of their medians, weighted by count.
+    """
+
+    decode: int | None
+    draft: int | None
+    verify: int | None
+    host: int | None
+    draft_forward: int | None
+    verify_forward: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One output.
+
+    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: its kind; null
+    where it failed.
+    """
+
+    key: Key
+    task: str
+    family: str
+    cluster: str
+    method: str
+    sampling: str
+    guarantee: str
+    peer: bool
+    ids: str | None
+    counters: Counters
+    finish: str
+    verdict: str | None
+    error: str | None
+    times: Times | None
+
+    @property
+    def row(self) -> RowKey:
+        """The row that it belongs to."""
+        return RowKey(self.task, self.key.label)

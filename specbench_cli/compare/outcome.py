@@ -1,0 +1,85 @@
+"""What became of each method between two sides, and whether that closes the gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from specbench_cli.compare.cell import RowKey
+
+Outcome = Literal["broken", "changed-output", "mat", "slower", "missing", "faster", "new", "same"]
+"""Worst first."""
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+FAIL_ON: tuple[Outcome, ...] = ("broken", "changed-output", "mat", "slower")
+
+Rule = Literal["exact", "verdict", "ids only", "nothing"]
+"""By which the deterministic gate judges a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing found of a row. where: prompts and turns, first ones first ("mini/qa/3 turn 1")."""
+
+    outcome: Outcome
+    says: str
+    where: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A time's ratio, NEW over BASE (above 1: slower), with its simultaneous interval.
+
+    figure: "decode", "draft forward", "verify forward", "host" (all relative to vanilla of the same
+    prompts) or "vanilla / hf:vanilla". significant: the interval excludes 1. detects: the smallest
+    slowdown that this comparison would have found with 80% power, as a ratio.
+    """
+
+    figure: str
+    ratio: float
+    low: float | None
+    high: float | None
+    significant: bool
+    detects: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOutcome:
+    """A row's outcome: its worst finding's, "same" without any.
+
+    pairs: cells compared. why: of the rule. mat: (BASE, NEW).
+    """
+
+    key: RowKey
+    outcome: Outcome
+    rule: Rule
+    why: str
+    pairs: int
+    findings: tuple[Finding, ...] = ()
+    mat: tuple[float | None, float | None] = (None, None)
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A comparison of two sides.
+
+    not_compared: what could not be, and why, a sentence each. timing: whether and how the timing
+    gate was applied, in one sentence. tolerance: of the timing gate, 0.05 for 5%.
+    """
+
+    base: str
+    new: str
+    rows: tuple[RowOutcome, ...]
+    not_compared: tuple[str, ...] = ()
+    timing: str = ""
+    tolerance: float = 0.05
+    fail_on: tuple[Outcome, ...] = FAIL_ON
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> tuple[RowOutcome, ...]:
+        """The rows that close the gate."""
+        return tuple(
+            row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
+        )
