@@ -25,7 +25,7 @@ from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
 from specbench_cli.audit import faulty_windows as windows
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import session, verify, verify_tree
+from specbench_cli.engine import scoring, verify, verify_tree
 from specbench_cli.engine.head import Tape
 from specbench_cli.engine.levels import Levels
 from specbench_cli.engine.method import Method
@@ -169,7 +169,7 @@ FAULTS: tuple[Fault, ...] = (
         "tree positions by number, not by depth",
         "tokens",
         _tree(),
-        _instead(session, "rows_of", trees.by_number),
+        _instead(scoring, "rows_of", trees.by_number),
     ),
     Fault(
         "tree rows kept from the front",

@@ -120,6 +120,6 @@ def eos_last_only(
 
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
     """Keeps the target's rows of all tested tokens, the rejected one too."""
-    committed = self._append(outcome)
+    committed = self._text.append(outcome)
     self.state.commit(0, range(committed.tested + 1))
     return committed

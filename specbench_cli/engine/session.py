@@ -1,32 +1,32 @@
 """A session: all that a method may touch while it decodes one request.
 
-It holds the committed tokens, the target behind a meter, the one verifier, the one stop rule and
-the two sources of chance. Requests come as a tuple because batches will; today it holds one.
+It holds the text and its one stop rule, the drafts made for it, the target behind a meter, the one
+verifier and the two sources of chance, each a part of its own. Requests come as a tuple because
+batches will; today it holds one.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import is_
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import decide, host, proposal, ranking
+from specbench_cli.engine import decide, proposal, ranking
 from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.choosing import Chooser, Pick
 from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.head import Tape
+from specbench_cli.engine.drafts import Drafts
 from specbench_cli.engine.meter import Meter, Metered
-from specbench_cli.engine.partial import Halves
 from specbench_cli.engine.random import Random, SeededRandom
 from specbench_cli.engine.replay import Recording
 from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.stop import Finish, StopRule
-from specbench_cli.engine.tree import rows_of, tree_of
+from specbench_cli.engine.text import Text
+from specbench_cli.engine.tree import tree_of
 from specbench_cli.engine.types import (
     Draft,
     Features,
@@ -62,12 +62,10 @@ class Session:
     Attributes:
         requests: what is decoded (one request today).
         target: the target behind a meter; its forwards count as verification.
-        state: the target's state, of which `score` writes and `commit` keeps rows.
         sampling: the decoding rule.
         pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
         chooser: how draft tokens are chosen.
         meter: the trace of all forwards.
-        finish: why the output ended; None while it has not.
         memory: what the method keeps between prompts when its state scope is "run".
         reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
         workers: the drafters at work beside the target.
@@ -87,9 +85,10 @@ class Session:
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
     ) -> None:
-        target = workspace.decoders["target"]
         self._workspace = workspace
-        self.meter = Meter(target.device)
+        decoder = self._decoder("target")
+        self.device = decoder.device
+        self.meter = Meter(self.device)
         self._lend = workspace.loans()
         self._own_chance = random is None
         self.workers: list[Worker] = []
@@ -97,32 +96,20 @@ class Session:
         self.requests = (request,)
         self.sampling = sampling
         self.pass_ = pass_
-        self.device = target.device
         self.memory = {} if memory is None else memory
-        self.target = self._metered("target")
-        self.state = self.new_state(self.target)
-        self._recording = None if recording is None else Recording(recording, target.device)
         self.reference = reference
         self.chooser = Chooser(
             sampling,
             random
-            or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, target.device),
-            Noise(sampling.seed, request.prompt_id, request.turn, target.vocab_size, target.device),
-            target.vocab_size,
+            or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
+            Noise(sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device),
+            decoder.vocab_size,
         )
-        self._tokens = list(request.ids)
-        self._prompt_length = len(request.ids)
-        self._prompt = self._tensor(request.ids)
-        self._nothing = self._tensor(())
-        self._root: Tensor | None = None  # the last committed token, on the device
-        self._slack = 0  # rows of the target's state beyond the longest sequence
-        self._tape: Tape | None = None
-        self._halves: Halves | None = None  # a forward of the target that is halted
-        self._picks: list[Pick] = []
-        self._sound: Draft | None = None  # a draft whose ids and law are this session's own
-        self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
-        self._origin: list[Origin] = []
-        self.finish: Finish | None = None
+        self._text = Text(request.ids, request.stop, self.device)
+        self._drafts = Drafts(self._text, self.chooser)
+        self.target = Metered(decoder, self.meter, role="verify")
+        self._scoring = Scoring(self.target, self.new_state(self.target), self._text)
+        self._recording = None if recording is None else Recording(recording, self.device)
         self.begin()
 
     def begin(self) -> None:
@@ -130,13 +117,13 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.meter.clock.restart()
-        self.started_ns = self.first_ns = self.last_ns = time.perf_counter_ns()
+        self._text.start()
 
     # ---- what there is --------------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return self._metered(name)
+        return Metered(self._decoder(name), self.meter, role="draft")
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -144,8 +131,8 @@ class Session:
 
     def reserve(self, nodes: int) -> None:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
-        self._slack = nodes
-        self.state = self.new_state(self.target, nodes)
+        self._drafts.slack = nodes
+        self._scoring.state = self.new_state(self.target, nodes)
 
     def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
         """A drafter that works beside the target, where the run has it work; its prefill has begun.
@@ -189,7 +176,7 @@ class Session:
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
-        self._tape = Tape(self.target.decoder, taps)
+        self._scoring.tap(taps)
 
     def module(self, name: str) -> Any:
         """transformers' own module of a decoder; for peers."""
@@ -204,28 +191,49 @@ class Session:
 
     def tokens(self, seq: int = 0) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
-        return self._tokens
+        return self._text.tokens
 
     def output(self, seq: int = 0) -> Sequence[int]:
         """The committed ids."""
-        return self._tokens[self._prompt_length :]
+        return self._text.output
 
     @property
     def origin(self) -> Sequence[Origin]:
         """How each committed token came to be."""
-        return self._origin
+        return self._text.origin
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the output ended; None while it has not."""
+        return self._text.finish
+
+    @property
+    def state(self) -> State:
+        """The target's state, of which `score` writes and `commit` keeps rows."""
+        return self._scoring.state
+
+    @property
+    def started_ns(self) -> int:
+        """When the timer was started."""
+        return self._text.started_ns
+
+    @property
+    def first_ns(self) -> int:
+        """When the first token was there."""
+        return self._text.first_ns
+
+    @property
+    def last_ns(self) -> int:
+        """When the latest tokens were there."""
+        return self._text.last_ns
 
     def room(self, seq: int = 0) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
-        return self.requests[seq].stop.max_new_tokens - self._position() - 1
+        return self._text.room
 
     def since(self, length: int, seq: int = 0) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
-        if self._root is None and length == 0:
-            return Tokens(self._prompt[None])
-        if self._root is not None and length == len(self._tokens) - 1:
-            return Tokens(self._root[None])
-        return Tokens(self._tensor(self._tokens[length:])[None])
+        return self._text.since(length)
 
     def unread(self, length: int, seq: int = 0) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
@@ -236,9 +244,7 @@ class Session:
         Raises:
             MethodFault: `tap` was not called.
         """
-        if self._tape is None:
-            raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
-        return Features(self.since(length + 1).ids, self._tape.read()[None])
+        return self._scoring.features(self.since(length + 1))
 
     def chain(self, ids: Sequence[int]) -> Draft:
         """A chain of tokens chosen without a draw.
@@ -246,10 +252,7 @@ class Session:
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        self._checked(proposal.check_ids, ids, self.target.vocab_size)
-        tokens = self._rooted(self._tensor([self._tokens[-1], *ids])) if ids else self._nothing
-        self._sound = Draft(tokens)
-        return self._sound
+        return self._drafts.chain(ids)
 
     def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
@@ -257,9 +260,7 @@ class Session:
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        draft = self.chain(ids)
-        self._sound = draft = Draft(draft.tokens, parents)
-        return draft
+        return self._drafts.tree(ids, parents)
 
     def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
         """A chain that a worker drew, token after token.
@@ -270,12 +271,7 @@ class Session:
         Raises:
             MethodFault: an id outside the target's vocabulary, or q of another shape.
         """
-        draft = self.chain(ids)
-        if q is not None and self.sampling.draws:
-            whole = (draft.nodes, self.target.vocab_size)
-            self._checked(proposal.check_shape, q, whole)
-            self._sound = draft = Draft(draft.tokens, law="iid", q=q)
-        return draft
+        return self._drafts.delivered(ids, q)
 
     # ---- laws and chance ------------------------------------------------------------------------
 
@@ -310,23 +306,11 @@ class Session:
         Returns:
             (token [1] int64, q [1, V] or None): q where verification needs the law drawn from.
         """
-        pick = self.chooser.pick(cast(Tensor, out.logits)[:, -1], self._position() + ahead)
-        self._picks.append(pick)
-        return pick
+        return self._drafts.pick(out, ahead)
 
     def drawn(self, picks: Sequence[Pick]) -> Draft:
         """The chain that consecutive `pick`s make."""
-        if not picks:
-            return self.chain(())
-        root = self._root if self._root is not None else self._prompt[-1:]
-        tokens = self._rooted(torch.cat([root, *[token for token, _ in picks]]))
-        laws = [q for _, q in picks if q is not None]
-        draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
-        # Its own last picks need no inspection, which would be a second wait for the device.
-        own = self._picks[-len(picks) :]
-        if len(own) == len(picks) and all(map(is_, own, picks)):
-            self._sound = draft
-        return draft
+        return self._drafts.drawn(picks)
 
     def branch(
         self, rows: Tensor, width: int, *, how: Law = "iid", ahead: int = 0
@@ -343,7 +327,7 @@ class Session:
         Returns:
             (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
         """
-        return self.chooser.branch(rows, width, self._position() + ahead, how)
+        return self.chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
@@ -360,23 +344,23 @@ class Session:
             session decides by.
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.candidates(rows, width, self._position(), depths)
+        return self.chooser.candidates(rows, width, self._text.position, depths)
 
     def ranked(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.ranked(rows, width, self._position(), depths)
+        return self.chooser.ranked(rows, width, self._text.position, depths)
 
     # ---- the target's steps ---------------------------------------------------------------------
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        out = self._heard(self.since(0), logits_at="last")
-        self._keep(range(self._prompt_length))
-        first = self._decide(self.chain(()), cast(Tensor, out.logits)[0])
-        self._append(replace(first, origin=("prefill",)))
+        logits = self._scoring.forward(self.since(0), None, "last")
+        self._scoring.keep(range(len(self._text.tokens)))
+        first = self._decide(self.chain(()), logits)
+        self._text.append(replace(first, origin=("prefill",)))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -384,8 +368,8 @@ class Session:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        x, how = self._rows(draft)
-        return cast(Tensor, self._heard(x, **how, logits_at="all").logits)[0]
+        x = self._drafts.rows(draft, self.state.length())
+        return self._scoring.forward(x, draft, "all")
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
         """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
@@ -395,19 +379,12 @@ class Session:
         Raises:
             MethodFault: as `score`; or the target has no such layer.
         """
-        x, how = self._rows(draft)
-        taps = () if self._tape is None else self._tape.layers
-        self._halves = Halves(self.target, self.state, layer, taps)
-        return self._halves.begin(x, **how)
+        x = self._drafts.rows(draft, self.state.length())
+        return self._scoring.begin(x, draft, layer)
 
     def end_score(self) -> Tensor:
         """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
-        if self._halves is None:
-            raise MethodFault("`end_score` ends what `begin_score` began; nothing was begun")
-        out, self._halves = self._halves.end(), None
-        if self._tape is not None:
-            self._tape.write(out)
-        return cast(Tensor, out.logits)[0]
+        return self._scoring.end()
 
     def verify(self, draft: Draft, rows: Tensor) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
@@ -419,7 +396,7 @@ class Session:
             MethodFault: another number of rows.
         """
         if rows.shape[0] != draft.nodes + 1:
-            self._checked(proposal.check_rows, draft, rows.shape[0])
+            self._drafts.checked(proposal.check_rows, draft, rows.shape[0])
         return self._decide(draft, rows)
 
     def commit(self, outcome: Outcome) -> Outcome:
@@ -428,11 +405,11 @@ class Session:
         Returns:
             the outcome as far as it was committed; `finish` is set if the output ends here.
         """
-        committed = self._append(outcome)
+        committed = self._text.append(outcome)
         # Rows: the root's and the drafted tokens', but for the last committed token, which roots
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]
-        self._keep((0, *(node + 1 for node in nodes)))
+        self._scoring.keep((0, *(node + 1 for node in nodes)))
         return committed
 
     def adopt(self, outcome: Outcome) -> Outcome:
@@ -440,11 +417,11 @@ class Session:
 
         A peer tells its steps once it has all of them: they arrived with the first one told.
         """
-        first = self._position() == 0
+        first = self._text.position == 0
         arrived = self.last_ns
-        kept = self._append(outcome)
+        kept = self._text.append(outcome)
         if not first:
-            self.last_ns = arrived
+            self._text.last_ns = arrived
         return kept
 
     def forwards(self) -> Sequence[Forward]:
@@ -454,103 +431,28 @@ class Session:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _metered(self, name: str) -> Metered:
+    def _decoder(self, name: str) -> Decoder:
         decoder = self._workspace.decoders.get(name)
         if decoder is None:
             raise MethodFault(f"this run has no decoder called {name!r}")
-        return Metered(decoder, self.meter, role="verify" if name == "target" else "draft")
-
-    def _heard(self, x: Tokens, **how: Any) -> Out:
-        """A forward of the target, whose features are kept if a head wants them."""
-        if self._tape is None:
-            return self.target.forward(x, self.state, **how)
-        out = self.target.forward(x, self.state, taps=self._tape.layers, **how)
-        self._tape.write(out)
-        return out
-
-    def _rows(self, draft: Draft) -> tuple[Tokens, dict[str, Tensor]]:
-        """What goes into a forward over the last committed token and a draft, once it is checked:
-        ids, and of a tree positions and mask."""
-        if draft is self._sound:
-            if draft.nodes:
-                self._checked(proposal.check_form, draft, self._bounds(), self.sampling.rule)
-        else:
-            self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
-        self._picks.clear()
-        length, drafted, line = self._line or (0, None, draft.tokens)
-        if drafted is draft.tokens and length == len(self._tokens) == self.state.length() + 1:
-            x = Tokens(line[None])
-        else:
-            root = self.since(self.state.length())
-            x = Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
-        if draft.parents is None:
-            return x, {}
-        mask, depths = rows_of(draft.parents, self.device)
-        return x, {"positions": (depths + (len(self._tokens) - 1))[None], "mask": mask}
-
-    def _keep(self, path: Sequence[int]) -> None:
-        """Keep, of the target's last forward, the rows at `path`."""
-        self.state.commit(0, path)
-        if self._tape is not None:
-            self._tape.keep(path)
-
-    def _position(self) -> int:
-        return len(self._tokens) - self._prompt_length
-
-    def _tensor(self, ids: Sequence[int]) -> Tensor:
-        return host.ids(ids, self.device)
-
-    def _rooted(self, line: Tensor) -> Tensor:
-        """Draft tokens behind the last committed one, kept as they go into the target's forward."""
-        tokens = line[1:]
-        self._line = len(self._tokens), tokens, line
-        return tokens
-
-    def _checked(self, check: Callable[..., object], *args: object) -> None:
-        """Run a check of a draft; its fault gets the number of the step."""
-        try:
-            check(*args)
-        except MethodFault as fault:
-            # Each step before this one, and prefill, ended in a token that was not drafted.
-            step = sum(origin not in ("accepted", "relaxed") for origin in self._origin)
-            raise MethodFault(f"step {step}, {fault.message}", fault.hint) from None
-
-    def _bounds(self) -> proposal.Bounds:
-        room = self.room()
-        return proposal.Bounds(self.target.vocab_size, room, room + self._slack, self.device)
+        return decoder
 
     def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
-            choices = self._recording.choices(self._position(), levels)
-            outcome, self._root = decide.chosen(draft, tree, choices)
+            choices = self._recording.choices(self._text.position, levels)
+            outcome, self._text.root = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:
             try:
-                outcome, self._root = decide.drawn(
+                outcome, self._text.root = decide.drawn(
                     draft, tree, self.warp(rows), self.random, self.sampling.rule
                 )
             except ArithmeticError:
-                self._checked(proposal.inspect, draft, self._bounds(), self.sampling.rule)
+                self._drafts.inspected(draft)
                 raise
         else:
             depths = None if tree is None else (0, *tree.depths)
-            scores = self.scores(rows, self._position(), depths)
-            outcome, self._root = decide.chosen(draft, tree, ranking.argmax(scores))
+            scores = self.scores(rows, self._text.position, depths)
+            outcome, self._text.root = decide.chosen(draft, tree, ranking.argmax(scores))
         return outcome
-
-    def _append(self, outcome: Outcome) -> Outcome:
-        kept, self.finish = self.requests[0].stop.cut(self.output(), outcome.committed)
-        self._tokens.extend(outcome.committed[:kept])
-        self._origin.extend(outcome.origin[:kept])
-        self.last_ns = time.perf_counter_ns()
-        if self._position() == kept:  # these are the first tokens
-            self.first_ns = self.last_ns
-        if kept == len(outcome.committed):
-            return outcome
-        return Outcome(
-            path=outcome.path[:kept],
-            committed=outcome.committed[:kept],
-            origin=outcome.origin[:kept],
-            tested=min(outcome.tested, kept),
-        )

@@ -1,0 +1,95 @@
+"""The text of one request: its prompt, what was committed to it, when, and why it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from torch import Tensor, device
+
+from specbench_cli.engine import host
+from specbench_cli.engine.stop import Finish, StopRule
+from specbench_cli.engine.types import Origin, Outcome, Tokens
+
+
+class Text:
+    """Grows by `append` alone, which is where the stop rule cuts.
+
+    Args:
+        ids: the prompt's.
+        stop: where the output ends.
+
+    Attributes:
+        tokens: all ids, the prompt's and the committed ones; read only.
+        prompt_length: how many of them are the prompt's.
+        origin: how each committed token came to be.
+        finish: why the output ended; None while it has not.
+        root: [1], the last committed token on the device; None before the first one. Who decides a
+            step sets it, so that no id has to travel there again.
+        started_ns, first_ns, last_ns: when the timer started, and when the first and the latest
+            tokens were there.
+    """
+
+    def __init__(self, ids: Sequence[int], stop: StopRule, device: device) -> None:
+        self.stop, self.device = stop, device
+        self.tokens = list(ids)
+        self.prompt_length = len(ids)
+        self.origin: list[Origin] = []
+        self.finish: Finish | None = None
+        self.root: Tensor | None = None
+        self._prompt = host.ids(ids, device)
+        self.start()
+
+    def start(self) -> None:
+        """Start the timer."""
+        self.started_ns = self.first_ns = self.last_ns = time.perf_counter_ns()
+
+    @property
+    def position(self) -> int:
+        """Index of the next output token: how many there are."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def output(self) -> Sequence[int]:
+        """The committed ids."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def end(self) -> Tensor:
+        """[1], the last token, the prompt's if nothing was committed, on the device."""
+        return self._prompt[-1:] if self.root is None else self.root
+
+    @property
+    def room(self) -> int:
+        """Most draft levels of use: the remaining budget, less the token that verification adds."""
+        return self.stop.max_new_tokens - self.position - 1
+
+    @property
+    def steps(self) -> int:
+        """Steps made, prefill being one: each ended in a token that was not drafted."""
+        return sum(origin not in ("accepted", "relaxed") for origin in self.origin)
+
+    def since(self, length: int) -> Tokens:
+        """The tokens that a state of `length` rows has not seen."""
+        if self.root is None and length == 0:
+            return Tokens(self._prompt[None])
+        if self.root is not None and length == len(self.tokens) - 1:
+            return Tokens(self.root[None])
+        return Tokens(host.ids(self.tokens[length:], self.device)[None])
+
+    def append(self, outcome: Outcome) -> Outcome:
+        """Take an outcome as far as the stop rule lets it; `finish` is set if the output ends."""
+        kept, self.finish = self.stop.cut(self.output, outcome.committed)
+        self.tokens.extend(outcome.committed[:kept])
+        self.origin.extend(outcome.origin[:kept])
+        self.last_ns = time.perf_counter_ns()
+        if self.position == kept:  # these are the first tokens
+            self.first_ns = self.last_ns
+        if kept == len(outcome.committed):
+            return outcome
+        return Outcome(
+            path=outcome.path[:kept],
+            committed=outcome.committed[:kept],
+            origin=outcome.origin[:kept],
+            tested=min(outcome.tested, kept),
+        )
