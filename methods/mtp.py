@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import field_validator
+
 from methods._heads.layer import LayerHead
 from methods._heads.method import HeadMethod, HeadParams
 from methods._heads.mtp import MtpHead
-from specbench_cli.api import Draft, Field, MethodParams, Session
+from specbench_cli.api import Draft, Field, MethodParams, Outcome, Session
+from specbench_cli.engine.length import LengthParams, Rule
+from specbench_cli.engine.stopping import rule_of
 
 
-class MtpParams(HeadParams):
+class MtpParams(HeadParams, LengthParams):
     """Parameters of `Mtp`."""
 
-    length: int = Field(3, ge=1, description="draft tokens a step; one forward of the layer each")
+    length: int | Rule = Field(
+        3,
+        description="draft tokens a step, one forward of the layer each, or the rule that decides",
+    )
+
+    @field_validator("length")
+    @classmethod
+    def _needs_no_draft_model(cls, value: int | Rule) -> int | Rule:
+        if value == "acceptance-head":
+            raise ValueError("'acceptance-head' reads a draft model's rows: for sps and specdec++")
+        return value
 
 
 class Mtp(HeadMethod):
@@ -32,7 +46,8 @@ class Mtp(HeadMethod):
     One step:
     1. Feed the layer the committed tokens that it has not read, each beside the target's true row
        of the token before; what it drafted of them before is forgotten.
-    2. Draw `length` tokens; each further one is fed beside the row that the layer left last.
+    2. Draw `length` tokens, or as many as its rule asks for (see `sps`); each further one is fed
+       beside the row that the layer left last.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -51,19 +66,30 @@ class Mtp(HeadMethod):
         }
     """
 
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
     def start(self, session: Session) -> None:
         """Get the layer ready."""
-        self.ready(session, fed=self.params.length - 1)
+        self.ready(session, fed=self.params.levels - 1)
+        self.length = rule_of(self.params, session)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        length, levels = min(self.params.length, limit), self.levels
-        if length < 1:
+        if limit < 1:
             return session.chain(())
+        levels = self.levels
+        self.length.begin()
         out = levels.begin(session.unread(levels.state.length()))
         picks = [session.pick(out)]
-        for ahead in range(1, length):
+        while self.length.more(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
-            picks.append(session.pick(out, ahead))
+            picks.append(session.pick(out, len(picks)))
         levels.drop()
         return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """The rule learns what was committed."""
+        self.length.observe(outcome)

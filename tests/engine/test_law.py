@@ -30,7 +30,7 @@ CONFIGURED = {
     "eagle": [{"depth": 2, "nodes": 6}],
     "eagle2": [{"nodes": 4, "depth": 2, "width": 2}],
     "eagle3": [{"nodes": 4, "depth": 1, "width": 2}],
-    "mtp": [{"length": 2}],
+    "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
@@ -11,7 +12,7 @@ from methods._heads.mtp import MtpHead
 from methods.eagle import AUTHORS, Eagle
 from methods.eagle2 import Eagle2
 from methods.eagle3 import Eagle3
-from methods.mtp import Mtp
+from methods.mtp import Mtp, MtpParams
 from specbench_cli.api import Session
 from specbench_cli.engine.head import NORMED, Head, features
 from specbench_cli.engine.sampling import Sampling
@@ -49,6 +50,8 @@ ODD = {
     "eagle2-auto": partial(method, Eagle2, nodes="auto", depth=3),
     "eagle3-chain": partial(method, Eagle3, width=1, depth=4),
     "mtp-one": partial(method, Mtp, length=1),
+    "mtp-confidence": partial(method, Mtp, length="confidence", max=6),
+    "mtp-heuristic": partial(method, Mtp, length="heuristic", max=6),
 }
 
 
@@ -326,6 +329,20 @@ def test_mtp_hands_over_the_law_that_its_tokens_were_drawn_from(open_heads):
             assert step.draft.law == "iid"
             drawn = step.draft.q.gather(1, step.draft.tokens[:, None])
             assert (drawn > 0).all()
+
+
+@EXACT
+def test_mtp_with_a_rule_stops_behind_the_first_token_that_the_rule_stops_at(open_heads, sampling):
+    wary = Mtp(MtpParams(length="confidence", threshold=1.0, max=6))
+    bold = Mtp(MtpParams(length="confidence", threshold=0.0, max=6))
+    for made, drafted in ((wary, 1), (bold, 6)):
+        steps = list(made.generate(open_heads(0, sampling)))
+        assert {step.draft.nodes for step in steps[:5]} == {drafted}
+
+
+def test_mtp_refuses_the_rule_that_reads_a_draft_models_rows():
+    with pytest.raises(ValidationError, match="for sps and specdec"):
+        MtpParams(length="acceptance-head")
 
 
 def test_methods_ask_for_the_head_of_their_kind():
