@@ -21,7 +21,7 @@ import typer
 from typer.main import get_command
 
 from specbench_cli import __version__, output
-from specbench_cli.commands import audit, doctor, predict, report, run
+from specbench_cli.commands import audit, compare, doctor, predict, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.train import app as train
 from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
@@ -45,6 +45,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("list")(list_)

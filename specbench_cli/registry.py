@@ -202,6 +202,11 @@ def resolve(name: str) -> str:
     )
 
 
+def lossless() -> list[str]:
+    """Our methods that promise vanilla's output, and are no peers."""
+    return [name for name, each in METHODS.items() if each.guarantee == LOSSLESS and not each.peer]
+
+
 def load(name: str) -> type[Method]:
     """Import a method's class.
 

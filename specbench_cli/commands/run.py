@@ -12,6 +12,7 @@ import typer
 from specbench_cli import output, registry
 from specbench_cli.commands._progress import make_progress
 from specbench_cli.config.load import load
+from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import apart
@@ -24,14 +25,18 @@ EXAMPLES = (
     "specbench run --sweep sps.length=1:6:1 --limit 24",
     "specbench run -m sps,pld --tune --limit 24",
     "specbench run -m pearl --devices target=cpu:0,draft=cpu:1",
+    "specbench run --profile ci",
     "specbench run --target embedded-1m -m pld --threads 1 --allow-noise --out runs/lookup",
 )
 EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
+        "Profiles:",
+        *(f"{name}: {about}." for name, about in PROFILES.items()),
         "Every option can be set as SPECBENCH_OPTION in the environment, and by its name in a YAML"
-        " file. Precedence: option, --set, environment, --config file, ./specbench.yaml, default.",
+        " file. Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
+        " default.",
     )
 )
 
@@ -77,6 +82,9 @@ def run(
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Settings by name, listed below.")
     ] = None,
     category: Annotated[
         list[str] | None,
@@ -207,6 +215,7 @@ def run(
     Vanilla decoding is always run. Without arguments: the embedded models on 12 prompts.
     """
     fields: dict[str, Any] = {
+        "profile": profile,
         "methods": method,
         "tasks": task,
         "target": target,

@@ -53,11 +53,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one cell, in nanoseconds; null where it was void or the method cannot see it.
+    """Of one cell, in nanoseconds; null what the method cannot see.
 
-    decode, draft, verify, host: as in the records. forward: median time of a decoding forward of
-    the target over one token (vanilla's), null for others. draft_forward: mean over the cell's
-    kinds of draft forwards (same model, same number of tokens) of their medians, weighted by count.
+    decode, draft, verify, host, total: as in the records; peers say nothing but total.
+    draft_forward, verify_forward: of the forwards that draft and that verify, mean over their kinds
+    (same model and layers, same number of tokens) of a kind's median, weighted by count. Vanilla's
+    verify_forward is its forward over one token.
     """
 
     decode: int | None
@@ -66,6 +67,7 @@ class Times:
     host: int | None
     draft_forward: int | None
     verify_forward: int | None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Cell:
     """One output.
 
     ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: its kind; null
-    where it failed.
+    where it failed, as ids are. times: null where it failed or was void.
     """
 
     key: Key

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from specbench_cli.compare.cell import RowKey
+from specbench_cli.config.problems import did_you_mean
+from specbench_cli.errors import UsageError
 
 Outcome = Literal["broken", "changed-output", "mat", "slower", "missing", "faster", "new", "same"]
 """Worst first."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAIL_ON: tuple[Outcome, ...] = ("broken", "changed-output", "mat", "slower")
+NONE = "none"
+"""In place of outcomes that close the gate: nothing does."""
 
 Rule = Literal["exact", "verdict", "ids only", "nothing"]
 """By which the deterministic gate judges a row."""
@@ -83,3 +88,33 @@ class Comparison:
         return tuple(
             row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
         )
+
+
+def worst(findings: Iterable[Finding]) -> Outcome:
+    """The worst outcome of a row's findings; "same" without any."""
+    return min((found.outcome for found in findings), key=OUTCOMES.index, default="same")
+
+
+def gate(words: str) -> tuple[Outcome, ...]:
+    """The outcomes that close the gate, of a list with commas; none for "none".
+
+    Raises:
+        UsageError: a word is no outcome, or "same"; or nothing is named.
+    """
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if named == [NONE]:
+        return ()
+    known = [outcome for outcome in OUTCOMES if outcome != "same"]
+    for word in named:
+        if word not in known:
+            raise UsageError(
+                f"--fail-on {word!r} is none of {', '.join(known)}, and not {NONE} alone"
+                f"{did_you_mean(word, known)}",
+                hint=f"--fail-on {','.join(FAIL_ON)}",
+            )
+    if not named:
+        raise UsageError(
+            f"--fail-on names nothing; there are {', '.join(known)}, or {NONE} alone",
+            hint=f"--fail-on {','.join(FAIL_ON)}",
+        )
+    return tuple(outcome for outcome in known if outcome in named)

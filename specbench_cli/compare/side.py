@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,24 +11,29 @@ from specbench_cli.compare.cell import Cell, Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """A row as its run says it. timing_free: whether steps are the same however fast the machine
-    is; null where the run does not say. models: the drafts and heads whose forwards it made."""
+    """A row as its run says it.
+
+    timing_free: whether steps are the same however fast the machine is; null where the run does not
+    say. models: what it drafts with: "draft" or another model's name, the kind of a head; null
+    where neither the run nor a trace says.
+    """
 
     label: str
     method: str
     params: Mapping[str, Any]
     timing_free: bool | None
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """BASE or NEW.
 
-    facts: what must be the same, in the words of `report.belonging`. machine: its id. cells: of the
-    first process for every (prompt, turn, label, pass, seed). processes: every process's cells (the
-    passes of a run are processes, and so are further runs saved in a baseline), for the timing
-    gate; `cells` is the union of the first run's.
+    facts: what must be the same, in the words of `report.belonging`, and the devices of workers.
+    machine: its id. status: of the run ("finished", "running", "interrupted"). prompts: what was
+    asked, by prompt and turn: a digest of text and token ids; nothing where they were not kept.
+    cells: of the first run, its passes included. processes: every process's cells (the passes of a
+    run are processes, and so are further runs saved in a baseline), for the timing gate.
     """
 
     name: str
@@ -39,3 +44,18 @@ class Side:
     rows: Mapping[str, RowFacts]
     cells: Mapping[Key, Cell]
     processes: tuple[tuple[Cell, ...], ...] = field(default=())
+    prompts: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    status: str = "finished"
+
+
+def changed(facts: Iterable[str], base: Side, new: Side) -> list[str]:
+    """Those of some facts that both sides say, and differently: `seed 0 -> 1`."""
+    return [
+        f"{fact} {_told(base.facts[fact])} -> {_told(new.facts[fact])}"
+        for fact in facts
+        if fact in base.facts and fact in new.facts and base.facts[fact] != new.facts[fact]
+    ]
+
+
+def _told(value: str) -> str:
+    return "not set" if value == "None" else value

@@ -1,6 +1,6 @@
 """From everything that may say what to run to one RunConfig, with the source of every value.
 
-Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > defaults.
+Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > profile > defaults.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from specbench_cli.config import sweep
 from specbench_cli.config.problems import Place, usage_error
+from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.config.sources import (
     BLOCKS,
@@ -46,6 +47,9 @@ class Methods(Protocol):
 
     def load_plugin(self, path: str, /) -> list[str]:
         """Register the methods of a file, and name them."""
+
+    def lossless(self) -> list[str]:
+        """The registered methods that promise vanilla's output."""
 
 
 def load(
@@ -89,13 +93,25 @@ def load(
     plugins = _split(reduce(or_, layers).fields.get("plugins", Sourced([], "")).value)
     plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
 
-    given = reduce(or_, (_canonical(layer, methods) for layer in layers))
+    said = reduce(or_, (_canonical(layer, methods) for layer in layers))
+    asked = [*dict.fromkeys([*plugged, *(name for name, _ in said.swept)])]
+    given = _profile(said, asked, methods) | said
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    asked = [*dict.fromkeys([*plugged, *(name for name, _ in given.swept)])]
     given.fields.setdefault("methods", Sourced(asked or list(DEFAULT_METHODS), "default"))
     return _validated(given, methods)
+
+
+def _profile(given: Given, asked: Sequence[str], methods: Methods) -> Given:
+    """What the profile that was asked for says; `asked` methods are measured beside its own."""
+    name = given.fields.get("profile", Sourced(None, "")).value
+    if name is None:
+        return Given()
+    profile = _canonical(from_profile(str(name), methods.lossless()), methods)
+    listed, source = profile.fields["methods"]
+    profile.fields["methods"] = Sourced([*listed, *asked], source)
+    return profile
 
 
 def _canonical(given: Given, methods: Methods) -> Given:

@@ -74,7 +74,8 @@ class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
     `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `devices` are
-    for methods whose workers compute at once; all others use `device` and `threads`.
+    for methods whose workers compute at once; all others use `device` and `threads`. `profile`
+    names the settings that took the place of the defaults (`config.profile`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,6 +105,7 @@ class RunConfig(BaseModel):
     sweep: dict[str, dict[str, list[Any]]] = {}
     tune: Annotated[Number | None, Field(ge=2)] = None
     tune_by: Literal["time", "forwards"] = "time"
+    profile: str | None = None
 
     @model_validator(mode="before")
     @classmethod

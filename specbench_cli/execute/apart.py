@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -20,6 +21,16 @@ CONCLUDED = (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT)
 GRACE_S = (1.5, 10.0)
 """How long an interrupted pass may take to end: by itself, since Ctrl-C reaches it too, and after
 it was asked to."""
+
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from specbench_cli.app import main
+main()
+"""
+"""`specbench` with the modules of the process that starts it, wherever that found them. `-m` would
+look in the working folder first, where a user's file may have the name of a module that we need."""
 
 
 class Unfinished(SpecbenchError):
@@ -82,8 +93,9 @@ def begin_apart(parent: int) -> None:
 
 def _command(path: Path, number: int) -> list[str]:
     """What runs a pass; see `commands.run`."""
-    here = [sys.executable, "-m", "specbench_cli", "run", "--resume", str(path)]
-    return [*here, "--only-pass", str(number), "--parent", str(os.getpid())]
+    specbench = [sys.executable, "-P", "-c", _PROGRAM, json.dumps([*map(str, sys.path)])]
+    resumed = [*specbench, "run", "--resume", str(path)]
+    return [*resumed, "--only-pass", str(number), "--parent", str(os.getpid())]
 
 
 def finished(command: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import __version__
-from specbench_cli.execute.plan import Plan
+from specbench_cli.execute.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.store.schema import SCHEMA
@@ -51,16 +51,28 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
-    """Every row with its parameters and where they come from."""
+    """Every row with its parameters and where they come from.
+
+    timing_free: whether its counters are a function of inputs and seed alone. uses: the models and
+    heads that it drafts with: a model as `models` names it, a head by its kind.
+    """
     return [
         {
             "label": arm.label,
             "method": arm.name,
             "params": shown(arm.method.params.model_dump(mode="json")),
             "source": arm.source,
+            "timing_free": arm.method.timing_free,
+            "uses": _uses(plan, arm),
         }
         for arm in plan.arms
     ]
+
+
+def _uses(plan: Plan, arm: Arm) -> list[str]:
+    draft = ["draft"] if "draft" in arm.method.needs else []
+    others = [plan.others[name].label for name in arm.method.models()]
+    return [*draft, *others, *(wanted.kind.kind for wanted in arm.method.artifacts())]
 
 
 def public(plan: Plan) -> dict[str, Any]:

@@ -87,6 +87,12 @@ class Plan:
         """Outputs to be made: prompts x rows x passes."""
         return self.turns * len(self.arms) * self.config.repeats
 
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of all outputs, if each were as long as it may be."""
+        rows = len(self.arms) * self.config.repeats
+        return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
+
     def budget(self, question: Question) -> int:
         """Most new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
@@ -123,6 +129,7 @@ class Plan:
             ],
             "passes": self.config.repeats,
             "cells": self.cells,
+            "most_tokens": self.most_tokens,
         }
 
 

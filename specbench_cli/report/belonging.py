@@ -66,38 +66,38 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def differences(runs: Sequence[Source], names: Sequence[str]) -> list[Difference]:
     """What keeps runs apart; nothing where they belong together. What a run does not say, as one
     without a draft says nothing of drafts, keeps it from none."""
-    told = {name: _facts(run) for name, run in zip(names, runs, strict=True)}
+    told = {name: facts(run) for name, run in zip(names, runs, strict=True)}
     found = []
-    for what in dict.fromkeys(what for facts in told.values() for what in facts):
-        values = {name: facts[what] for name, facts in told.items() if what in facts}
+    for what in dict.fromkeys(what for own in told.values() for what in own):
+        values = {name: own[what] for name, own in told.items() if what in own}
         if len(set(values.values())) > 1:
             found.append(Difference(what, values))
     return found
 
 
-def _facts(run: Source) -> dict[str, str]:
-    """What must be the same, in words."""
+def facts(run: Source) -> dict[str, str]:
+    """What must be the same, in words; what a run does not say is left out."""
     manifest = run.manifest
     config = manifest.get("config", {}).get("effective", {})
     machine = manifest.get("machine", {})
     versions = machine.get("versions") or manifest.get("versions", {})
     commit = (machine.get("git") or manifest.get("git") or {}).get("commit")
-    facts: dict[str, str | None] = {}
+    found: dict[str, str | None] = {}
     for role, model in manifest.get("models", {}).items():
-        facts[role] = None if model is None else _sealed(model.get("label"), model)
-    for head, found in (manifest.get("heads") or {}).items():
-        facts[f"head {head}"] = _sealed(None, found)
+        found[role] = None if model is None else _sealed(model.get("label"), model)
+    for head, module in (manifest.get("heads") or {}).items():
+        found[f"head {head}"] = _sealed(None, module)
     for task in manifest.get("tasks", []):
-        facts[f"task {task['name']}"] = _sealed(f"version {task.get('version')}", task)
-    facts["prompts"] = _prompts(run)
+        found[f"task {task['name']}"] = _sealed(f"version {task.get('version')}", task)
+    found["prompts"] = _prompts(run)
     for setting in _SETTINGS:
-        facts[setting] = str(config[setting]) if setting in config else None
-    facts["machine"] = _machine(machine)
-    facts["specbench"] = manifest.get("version")
-    facts["commit"] = commit and commit[:_DIGITS]
+        found[setting] = str(config[setting]) if setting in config else None
+    found["machine"] = _machine(machine)
+    found["specbench"] = manifest.get("version")
+    found["commit"] = commit and commit[:_DIGITS]
     for package in _VERSIONS:
-        facts[package] = versions.get(package)
-    return {what: value for what, value in facts.items() if value is not None}
+        found[package] = versions.get(package)
+    return {what: value for what, value in found.items() if value is not None}
 
 
 def _sealed(label: str | None, part: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from specbench_cli import app
 from specbench_cli.commands import _progress
 from specbench_cli.commands.report import EXAMPLES as REPORTS
 from specbench_cli.commands.run import EXAMPLES
+from specbench_cli.config.profile import PROFILES
 from specbench_cli.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,37 @@ def test_run_without_arguments_is_the_short_one(run, tmp_path):
     assert plan["tasks"].startswith("mini: 12 questions")
     assert (plan["target"], plan["draft"]) == ("embedded-7m", "embedded-1m")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["smoke", "ci"])
+def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
+    code, out, err = run("run", "--profile", name, "--dry-run")
+    plan = plan_of(out)
+    assert (code, err) == (0, "")
+    assert plan["tasks"] == "mini: 6 questions, 7 prompts"
+    assert int(plan["most_tokens"]) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_profiles_are_described_by_the_help(run):
+    _, out, _ = run("run", "--help")
+    said = " ".join(out.split())
+    assert all(f"{name}: {about}." in said for name, about in PROFILES.items())
+
+
+def test_unknown_profile_is_refused_with_the_nearest_one(run):
+    code, _, err = run("run", "--profile", "smok", "--dry-run")
+    assert code == 2
+    assert "there is no profile 'smok'; did you mean 'smoke'?" in err
+
+
+@pytest.mark.smoke
+def test_name_of_the_profile_is_in_the_manifest(run):
+    assert run("run", "--profile", "smoke", *SMALL, "--out", "here")[0] == 0
+    manifest = RunDir.open(Path("here")).manifest
+    assert manifest["config"]["effective"]["profile"] == "smoke"
+    assert manifest["config_sources"]["profile"] == "--profile"
+    assert manifest["config_sources"]["tasks"] == "profile smoke"
 
 
 def test_plan_is_one_event_with_json(run):

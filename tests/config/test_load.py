@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench_cli.config import profile
 from specbench_cli.config.load import DEFAULT_METHODS, load
 from specbench_cli.errors import UsageError
 
@@ -23,6 +24,9 @@ class Registry:
 
     def load_plugin(self, path: str) -> list[str]:
         return ["echo"]
+
+    def lossless(self) -> list[str]:
+        return ["vanilla", "sps", "pld"]
 
 
 @pytest.fixture
@@ -174,6 +178,47 @@ def test_path_with_a_comma_is_one_task(compose, tmp_path):
     assert compose(tasks=[str(path), "mini,gsm8k"])[0].tasks == [str(path), "mini", "gsm8k"]
 
 
+# Profiles
+
+
+def test_profile_beats_the_defaults_and_nothing_else(compose):
+    config, sources = compose(
+        profile="ci", limit=1, own="max_new_tokens: 5\n", env={"SPECBENCH_THREADS": "2"}
+    )
+    assert (config.limit, config.max_new_tokens, config.threads) == (1, 5, 2)
+    assert (sources["limit"], sources["profile"]) == ("--limit", "--profile")
+    assert sources["max_new_tokens"] == "specbench.yaml:1"
+    assert sources["threads"] == "SPECBENCH_THREADS"
+    assert sources["methods"] == sources["tasks"] == "profile ci"
+    assert config.profile == "ci"
+
+
+def test_profile_can_be_named_anywhere(compose):
+    assert compose(own="profile: ci")[0].limit == compose(profile="ci")[0].limit
+    assert compose(env={"SPECBENCH_PROFILE": "smoke"})[0].profile == "smoke"
+
+
+def test_lossless_in_a_profile_is_what_the_registry_says(compose):
+    assert names(compose(profile="ci")[0]) == ["vanilla", "sps", "pld", "hf:vanilla"]
+
+
+def test_methods_of_a_plugin_are_measured_beside_those_of_the_profile(compose):
+    assert "echo" in names(compose(profile="ci", plugins=["mine.py"])[0])
+    assert names(compose(profile="ci", methods=["sps"])[0]) == ["vanilla", "sps"]
+
+
+def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypatch, tmp_path):
+    (tmp_path / "ci.yaml").write_text(
+        "methods: [lossless]\nwithout: [pld]\nset: {sps: {length: 3, a: 1}}\n"
+    )
+    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    config, sources = compose(profile="ci", sets=["sps.length=7"])
+    assert names(config) == ["vanilla", "sps"]
+    assert config.methods[1].params == {"length": 7, "a": 1}
+    assert sources["set.sps.length"] == "--set"
+    assert sources["set.sps.a"] == "profile ci"
+
+
 # Errors
 
 
@@ -191,6 +236,9 @@ def test_path_with_a_comma_is_one_task(compose, tmp_path):
         ),
         ({"device": "tpu"}, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         ({"verify": "coupled"}, "'coupled' applies above temperature 0"),
+        ({"profile": "cii"}, "there is no profile 'cii'; did you mean 'ci'?"),
+        ({"profile": "nightly"}, "there is no profile 'nightly'; there are smoke, ci, paper"),
+        ({"profile": "ci", "limit": 0}, "--limit must be at least 1, got 0"),
         ({"methods": ["nope"]}, "there is no method 'nope'"),
         (
             {"env": {"SPECBENCH_LIMIT": "many"}},

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,27 @@ def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
     with pytest.raises(KeyboardInterrupt):
         apart.finished([sys.executable, "-c", f"import signal, time\n{ignore}\ntime.sleep(20)"])
     assert begun[0].returncode in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+@pytest.fixture
+def strays(tmp_path, monkeypatch):
+    """A working folder with files that are called as modules that a pass needs, and no run."""
+    for name in ("rich", "socket", "pickle", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stray file was imported')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_pass_finds_its_modules_where_the_run_did_and_not_in_the_working_folder(strays, capfd):
+    command = apart._command(strays / "missing", 1)
+    assert apart.finished(command) == ExitCode.USAGE
+    assert "holds no run" in capfd.readouterr().err
+
+
+def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capfd):
+    """As in a checkout that is not installed, from which another folder's run was begun."""
+    home = Path(apart.__file__).parents[2]
+    monkeypatch.setattr(sys, "path", [str(home), *(p for p in sys.path if p != str(home))])
+    python, *rest = apart._command(strays / "missing", 1)
+    assert apart.finished([python, "-S", *rest]) == ExitCode.USAGE
+    assert "holds no run" in capfd.readouterr().err

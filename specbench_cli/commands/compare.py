@@ -1,0 +1,271 @@
+"""`specbench compare`: what a change did to outputs, counters and speed; baselines and trends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench_cli import output
+from specbench_cli.config.problems import did_you_mean
+from specbench_cli.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.compare.outcome import Comparison
+
+FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
+"""What a comparison can be written as, and the file of each in a folder."""
+TOLERANCE = "5%"
+GATE = "broken,changed-output,mat,slower"
+"""`FAIL_ON` of the outcomes, which are not imported for a page of help."""
+EXAMPLES = (
+    "specbench compare results/runs/20261121T102403Z-mini-1f2e3d4c last",
+    "specbench compare main last --tolerance 3%",
+    "specbench compare main last --fail-on broken,changed-output",
+    "specbench compare main last --to markdown >> $GITHUB_STEP_SUMMARY",
+    "specbench compare main last --to markdown,junit,json -o compared",
+    "specbench compare --save main last",
+    "specbench compare --over-time results/runs/* -o trend",
+)
+EPILOG = "\n\n".join(
+    (
+        "Examples:",
+        *EXAMPLES,
+        "Exit code 1: the gate is closed. To accept what changed, save it as the new baseline.",
+    )
+)
+BASELINES = "Baselines and trends"
+SIDES = "specbench compare BASE NEW"
+
+
+def compare(
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="BASE NEW",
+            help="Folders of runs, `last`, baseline files, or names of baselines."
+            " With --save or --over-time: RUN...",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        str, typer.Option(metavar="5%|0.05", help="Slowdown that is let pass.")
+    ] = TOLERANCE,
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            metavar="OUTCOMES",
+            help="What closes the gate: some of broken, changed-output, mat, slower, missing,"
+            " faster, new; or none.",
+        ),
+    ] = GATE,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMATS", help=f"Instead of a table: {', '.join(FILES)}; separate by commas."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A file for one format, a folder for several."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Keep RUN... as this machine's baseline NAME in results/baselines.",
+            rich_help_panel=BASELINES,
+        ),
+    ] = None,
+    over_time: Annotated[
+        bool,
+        typer.Option(
+            "--over-time",
+            help="How figures went over RUN..., default all runs, and where they changed.",
+            rich_help_panel=BASELINES,
+        ),
+    ] = False,
+) -> ExitCode:
+    """Compare two runs, method by method: same, faster, slower, other output, broken.
+
+    Ids and counters are compared exactly where machine and versions are the same, else by verdicts;
+    times on one machine only, where a difference counts if it is significant and above --tolerance.
+    What cannot be compared is named. Exit code 1 closes the gate.
+    """
+    given = sides or []
+    if save is not None and over_time:
+        raise UsageError(
+            "--save and --over-time do not go together", f"specbench compare --save {save} RUN"
+        )
+    gated = {"--tolerance": tolerance != TOLERANCE, "--fail-on": fail_on != GATE}
+    if save is not None:
+        _alone("--save", {**gated, "--to": to, "--out": out, "--json": json})
+        return _save(save, given)
+    if over_time:
+        _alone("--over-time", {**gated, "--to": to})
+        return _over_time(given, out, json)
+    return _compare(given, tolerance, fail_on, to, out, json)
+
+
+def _compare(
+    given: list[str], tolerance: str, fail_on: str, to: str | None, out: Path | None, json: bool
+) -> ExitCode:
+    """Both gates over BASE and NEW."""
+    if len(given) != 2:
+        raise UsageError(
+            f"two sides are compared, BASE and NEW; {len(given)} given: {' '.join(given) or '-'}",
+            "specbench compare --over-time " + " ".join(given) if len(given) > 2 else SIDES,
+        )
+    if json and to is not None:
+        raise UsageError(
+            "--json goes to stdout, and so not with --to", f"{SIDES} --to json -o FILE"
+        )
+    formats = _formats(to)
+    if out is not None and not formats:
+        raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {out}")
+    if len(formats) > 1 and out is None:
+        raise UsageError(
+            "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
+        )
+    from specbench_cli.compare.outcome import gate
+
+    share, closing = _share(tolerance), gate(fail_on)
+    from specbench_cli.compare.compare import compare as put_together
+    from specbench_cli.compare.reading import side
+    from specbench_cli.compare.words import headline
+
+    base, new = map(side, given)
+    found = put_together(base, new, tolerance=share, fail_on=closing)
+    if json:
+        from specbench_cli.compare.as_dict import as_dict
+
+        output.json_line(as_dict(found))
+    elif not formats:
+        from specbench_cli.compare.text import show
+
+        show(found)
+    elif out is None:
+        output.data(_rendered(found, formats[0]).rstrip("\n"))
+    else:
+        _write(found, formats, out)
+    if json or formats:
+        output.note(headline(found))
+    return ExitCode.BAD_ANSWER if found.failed else ExitCode.OK
+
+
+def _write(found: Comparison, formats: list[str], out: Path) -> None:
+    """One format into the file `out`, or into that folder where there is one; several into it."""
+    several = len(formats) > 1 or out.is_dir()
+    files = {out / FILES[name] if several else out: name for name in formats}
+    for file, name in files.items():
+        text = _rendered(found, name)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {file}: {error.strerror}", f"{SIDES} --to {name} -o FILE"
+            ) from error
+        output.data(str(file))
+
+
+def _rendered(found: Comparison, name: str) -> str:
+    from specbench_cli.compare import as_dict, junit, markdown
+
+    renderings: dict[str, Callable[[Comparison], str]] = {
+        "markdown": markdown.render,
+        "junit": junit.render,
+        "json": lambda comparison: _document(as_dict.as_dict(comparison)),
+    }
+    return renderings[name](found)
+
+
+def _document(content: dict[str, Any]) -> str:
+    return dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _save(name: str, runs: list[str]) -> ExitCode:
+    """Make runs this machine's baseline."""
+    from specbench_cli.compare.baseline import save
+    from specbench_cli.compare.reading import LAST
+    from specbench_cli.store.run_dir import latest
+
+    if not runs:
+        raise UsageError("--save needs a run", f"specbench compare --save {name} last")
+    file = save(name, [latest() if run == LAST else Path(run) for run in runs])
+    output.data(str(file))
+    output.note(f"next: specbench compare {name} RUN")
+    return ExitCode.OK
+
+
+def _over_time(runs: list[str], out: Path | None, json: bool) -> ExitCode:
+    """Print trends; draw them into a folder."""
+    from specbench_cli.compare.trend import over_time
+
+    trends = over_time(runs)
+    if json:
+        from specbench_cli.compare.as_dict import trends_as_dict
+
+        output.json_line(trends_as_dict(trends))
+    else:
+        from specbench_cli.compare.text import print_trends
+
+        print_trends(trends)
+    if out is not None:
+        from specbench_cli.compare.figure import write
+
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {out}: {error.strerror}", "specbench compare --over-time -o DIR"
+            ) from error
+        for file in write(trends, out):
+            output.note(str(file))
+    return ExitCode.OK
+
+
+def _alone(option: str, others: dict[str, object]) -> None:
+    """Raise UsageError for an option that says nothing beside another."""
+    for other, given in others.items():
+        if given:
+            raise UsageError(
+                f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
+            )
+
+
+def _formats(to: str | None) -> list[str]:
+    """The words of --to."""
+    if to is None:
+        return []
+    words = list(dict.fromkeys(word.strip() for word in to.split(",") if word.strip()))
+    for word in words:
+        if word not in FILES:
+            raise UsageError(
+                f"--to {word!r} is none of {', '.join(FILES)}{did_you_mean(word, FILES)}",
+                f"{SIDES} --to markdown",
+            )
+    if not words:
+        raise UsageError(
+            f"--to names no format; there are {', '.join(FILES)}", f"{SIDES} --to markdown"
+        )
+    return words
+
+
+def _share(tolerance: str) -> float:
+    """`5%` or `0.05` as 0.05."""
+    number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(
+            f"--tolerance {tolerance!r} is no share from 0 to 1: 5% or 0.05",
+            f"{SIDES} --tolerance 5%",
+        )
+    return share

@@ -1,0 +1,55 @@
+"""Profiles: settings of a run that belong together, by one name; a YAML file each.
+
+A file holds what a config file may hold, and beside it `without`: methods that its word `lossless`
+leaves out. Whatever else says anything overrides a profile; only defaults are weaker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.config.problems import did_you_mean
+from specbench_cli.config.sources import Given, Sourced, from_file
+from specbench_cli.errors import UsageError
+
+FOLDER = Path(__file__).parent / "profiles"
+
+PROFILES = {
+    "smoke": "seconds: a short output a family, by vanilla, sps, pld and hf:vanilla",
+    "ci": "a minute on two cores: short outputs, one a family, by every lossless method",
+    "paper": "hours: spec_bench, every lossless method with its paper's parameters, 3 passes",
+}
+"""Their names and what each is, the smallest first."""
+
+LOSSLESS = "lossless"
+"""Stands, in a profile's methods, for all registered methods that promise vanilla's output."""
+
+
+def from_profile(name: str, lossless: list[str]) -> Given:
+    """A profile's values.
+
+    Args:
+        lossless: the methods that the word `lossless` stands for.
+
+    Raises:
+        UsageError: there is no such profile.
+    """
+    if name not in PROFILES:
+        guess = did_you_mean(name, PROFILES)
+        raise UsageError(
+            f"there is no profile {name!r}{guess or '; there are ' + ', '.join(PROFILES)}",
+            "specbench run --help",
+        )
+    given, source = from_file(FOLDER / f"{name}.yaml"), f"profile {name}"
+    own = {key: value for key, (value, _) in given.fields.items()}
+    without = own.pop("without", [])
+    own["methods"] = _spelled_out(own["methods"], [m for m in lossless if m not in without])
+    return Given(
+        {key: Sourced(value, source) for key, value in own.items()},
+        {at: Sourced(value, source) for at, (value, _) in given.params.items()},
+    )
+
+
+def _spelled_out(methods: list[Any], lossless: list[str]) -> list[Any]:
+    return [each for entry in methods for each in (lossless if entry == LOSSLESS else [entry])]

@@ -1,0 +1,358 @@
+"""`specbench compare` through the command line, over made-up runs of a few outputs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands.compare import GATE
+from specbench_cli.compare.outcome import FAIL_ON, OUTCOMES
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+
+PROMPTS = 6
+LABELS = ("vanilla", "sps")
+TARGET, DRAFT = (
+    ForwardKind(model, role, 0, 1, (0, 2))
+    for model, role in (("target", "verify"), ("draft", "draft"))
+)
+CONFIG = {
+    "verify": "greedy",
+    "temperature": 0.0,
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": 2,
+    "seed": 0,
+}
+MANIFEST = {
+    "schema": 4,
+    "version": "0.1.0",
+    "created_utc": "2026-11-21T10:24:03Z",
+    "config": {"effective": CONFIG},
+    "machine": {"id": "m1", "cpu": "some CPU", "cores": 2, "versions": {"torch": "2.13.0"}},
+    "models": {
+        "target": {"label": "embedded-7m", "hash": "aa"},
+        "draft": {"label": "embedded-1m", "hash": "bb"},
+    },
+    "tasks": [{"name": "mini", "version": 1, "sha256": "cc", "n_questions": PROMPTS}],
+    "noisy": False,
+}
+
+
+def record(number, label, by=1.0):
+    """An output of 9 tokens: in 8 steps, or in 4 with a draft of 2. by: how slow."""
+    drafts = label != "vanilla"
+    ms = 1_000_000 * (1 + number / 10) * by
+    n = 4 if drafts else 8
+    per_step = ([TARGET, 1.0], [DRAFT, 0.2], [DRAFT, 0.2]) if drafts else ([TARGET, 1.0],)
+    kinds, kind, t0, t1, now = [TARGET, DRAFT][: 1 + drafts], [], [], [], 0
+    for step in range(n):
+        for which, share in per_step:
+            wobble = 1 + 0.01 * ((step + number) % 3 - 1)
+            kind.append(kinds.index(which))
+            t0.append(now)
+            now += round(share * ms * wobble)
+            t1.append(now)
+    busy = [sum(b - a for a, b, k in zip(t0, t1, kind, strict=True) if k == of) for of in (0, 1)]
+    host = now // 20
+    counters = {"levels": [2], "nodes": [3], "tested": [2], "accepted": [1], "committed": [2]}
+    plain = {**{key: [0] for key in counters}, "committed": [1]}
+    return Record(
+        prompt_id=f"mini/{number}",
+        cluster=f"mini/{number}",
+        task="mini",
+        family="qa",
+        category="qa",
+        turn=1,
+        method=label,
+        label=label,
+        peer=False,
+        params=Params({}, {"length": 2} if drafts else {}),
+        sampling="greedy",
+        guarantee="exact_tokens",
+        pass_=1,
+        seed=0,
+        output_ids=list(range(9)),
+        origin=["prefill"] + ["plain"] * 8,
+        n_tokens=9,
+        finish="length",
+        steps=Steps(**{name: own * n for name, own in (counters if drafts else plain).items()}),
+        target_forwards=n + 1,
+        draft_forwards=2 * n * drafts,
+        forwards=Trace(kinds, kind, [1] * len(kind), t0, t1),
+        ns=Ns(now + host + 1000, 1000, now + host, busy[1], busy[0], host),
+        peak_bytes=None,
+        other_cpu=0.01,
+        verdict=Verdict("identical" if drafts else "reference"),
+        score=None,
+        void=False,
+        error=None,
+    )
+
+
+def make(name, change=lambda record: record, *, labels=LABELS, by=None, status="finished", **facts):
+    """A run's folder in the current one."""
+    run = RunDir.create(Path(name), {**MANIFEST, "rows": rows(labels), **facts})
+    run.append_prompts(
+        [
+            Prompt(
+                prompt_id=f"mini/{number}",
+                cluster=f"mini/{number}",
+                task="mini",
+                family="qa",
+                category="qa",
+                turn=1,
+                text=f"question {number}",
+                ids=[number],
+            )
+            for number in range(PROMPTS)
+        ]
+    )
+    made = (
+        record(n, label, (by or {}).get(label, 1.0)) for n in range(PROMPTS) for label in labels
+    )
+    run.append([changed for each in made if (changed := change(each)) is not None])
+    run.close(status, noisy=facts.get("noisy", False))
+    return name
+
+
+def rows(labels):
+    return [
+        {"label": label, "method": label, "params": {}, "timing_free": True, "uses": []}
+        for label in labels
+    ]
+
+
+def of_sps(at=range(PROMPTS), **changes):
+    """Changes the sps row's records at some prompts."""
+
+    def change(found):
+        number = int(found.prompt_id.rpartition("/")[2])
+        return replace(found, **changes) if found.label == "sps" and number in at else found
+
+    return change
+
+
+def fewer(found):
+    """One node less in the first step."""
+    if found.label == "sps":
+        nodes = [found.steps.nodes[0] - 1, *found.steps.nodes[1:]]
+        found.steps = replace(found.steps, nodes=nodes)
+    return found
+
+
+MISMATCH = Verdict("mismatch", position=3, gap=1.0, expected=3)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs `specbench compare` in an empty folder with a run `base`; exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+        monkeypatch.setenv(name, "")
+    make("base")
+
+    def run(*args):
+        capsys.readouterr()
+        code = app._run(["compare", *args])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def outcome(out, label="sps"):
+    lines = [line.split("\t") for line in out.splitlines()]
+    return next(dict(zip(lines[0], line, strict=True)) for line in lines if label in line)
+
+
+CHANGES = {
+    "same": {},
+    "broken": {"change": of_sps([1], verdict=MISMATCH, output_ids=[*range(8), 9])},
+    "changed-output": {"change": of_sps([1], output_ids=[*range(8), 9])},
+    "mat": {"change": fewer},
+    "slower": {"by": {"sps": 1.2}},
+    "faster": {"by": {"sps": 0.8}},
+    "missing": {"labels": ("vanilla",)},
+    "new": {"labels": (*LABELS, "staged")},
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_every_outcome_is_told_with_its_exit_code(call, name):
+    make("new", **CHANGES[name])
+    row = "staged" if name == "new" else "sps"
+    code, out, err = call("base", "new")
+    assert outcome(out, row)["outcome"] == name
+    assert code == (1 if name in ("broken", "changed-output", "mat", "slower") else 0)
+    assert ("fail: 1 of" in err) == (code == 1)
+    assert outcome(out, "vanilla")["outcome"] == "same"
+    assert call("base", "new", "--fail-on", "none")[0] == 0
+    if name != "same":
+        assert call("base", "new", "--fail-on", name)[0] == 1
+
+
+def test_a_run_against_itself_by_any_of_its_names_is_the_same(call):
+    make("results/runs/20261121T102403Z-mini-1f2e3d4c")
+    for new in ("results/runs/20261121T102403Z-mini-1f2e3d4c", "last"):
+        code, out, _ = call("base", new)
+        assert (code, outcome(out)["outcome"]) == (0, "same")
+
+
+def test_with_more_tolerance_the_same_slowdown_is_let_pass(call):
+    make("new", by={"sps": 1.2})
+    assert call("base", "new", "--tolerance", "30%")[0] == 0
+    assert call("base", "new", "--tolerance", "0.3")[0] == 0
+    assert call("base", "new", "--tolerance", "0.1")[0] == 1
+
+
+def test_noisy_runs_are_judged_by_all_but_their_times(call):
+    make("slow", by={"sps": 2.0}, noisy=True)
+    code, _, err = call("base", "slow")
+    assert code == 0
+    assert "noisy" in err
+    make("spoilt", fewer, noisy=True)
+    assert call("base", "spoilt")[0] == 1
+
+
+def test_an_unfinished_run_is_compared_as_far_as_it_goes_and_said_to_be(call):
+    def cut(found):
+        return found if found.prompt_id in ("mini/0", "mini/1", "mini/2", "mini/3") else None
+
+    make("new", cut, status="interrupted")
+    code, out, err = call("base", "new")
+    assert (code, outcome(out)["pairs"]) == (0, "4")
+    assert "interrupted" in err
+    assert "2 prompts only BASE has" in err
+
+
+def test_json_is_one_document_on_stdout(call):
+    make("new", fewer)
+    code, out, err = call("base", "new", "--json")
+    document = json.loads(out)
+    assert (code, document["passed"]) == (1, False)
+    assert {row["label"]: row["outcome"] for row in document["rows"]} == {
+        "vanilla": "same",
+        "sps": "mat",
+    }
+    assert document["facts"]["base"]["created_utc"] == MANIFEST["created_utc"]
+    assert "fail: 1 of 2 rows" in err
+
+
+def test_several_formats_go_into_a_folder(call):
+    make("new", fewer)
+    code, out, err = call("base", "new", "--to", "markdown,junit,json", "-o", "deep/compared")
+    files = [Path("deep/compared") / name for name in ("compare.md", "compare.xml", "compare.json")]
+    assert (code, [Path(line) for line in out.splitlines()]) == (1, files)
+    assert "sps" in files[0].read_text()
+    suite = ElementTree.fromstring(files[1].read_text())
+    assert len(list(suite.iter("failure"))) == 1
+    assert json.loads(files[2].read_text())["passed"] is False
+    assert "fail: 1 of 2 rows" in err
+
+
+def test_one_format_goes_into_a_file_or_to_stdout(call):
+    make("new")
+    code, out, _ = call("base", "new", "--to", "json", "--out", "found.json")
+    assert (code, out) == (0, "found.json\n")
+    code, out, err = call("base", "new", "--to", "json")
+    assert out == Path("found.json").read_text()
+    assert "pass: 2 rows" in err
+    Path("there").mkdir()
+    assert call("base", "new", "--to", "markdown", "-o", "there")[1] == "there/compare.md\n"
+
+
+def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
+    code, out, err = call("--save", "main", "base")
+    assert (code, out) == (0, "results/baselines/main/m1.json\n")
+    assert "specbench compare main" in err
+    make("new", fewer)
+    for given in ("main", out.strip()):
+        assert call(given, "base")[0] == 0
+        assert call(given, "new")[0] == 1
+    assert call("--save", "main", "new")[0] == 0
+    assert call("main", "new")[0] == 0, "a wanted change is accepted by saving it"
+
+
+def test_last_is_a_run_to_save(call):
+    make("results/runs/20261121T102403Z-mini-1f2e3d4c")
+    assert call("--save", "main", "last")[0] == 0
+
+
+def test_trends_are_told_over_runs_and_drawn(call):
+    names = [make(f"run{n}", created_utc=f"2026-11-2{n}T10:24:03Z") for n in range(3)]
+    names.append(make("run3", fewer, created_utc="2026-11-24T10:24:03Z", by={"sps": 1.5}))
+    code, out, _ = call("--over-time", *names)
+    assert code == 0
+    assert "run0" in out
+    assert "run3" in out
+    code, _, err = call("--over-time", *names, "-o", "drawn")
+    assert code == 0
+    drawn = list(Path("drawn").glob("*.svg"))
+    assert drawn
+    assert all(str(file) in err for file in drawn)
+
+
+@pytest.mark.parametrize(
+    ("args", "says", "hint"),
+    [
+        ([], "two sides are compared, BASE and NEW; 0 given", "specbench compare BASE NEW"),
+        (["base"], "1 given: base", "specbench compare BASE NEW"),
+        (["a", "b", "c"], "3 given: a b c", "specbench compare --over-time a b c"),
+        (
+            ["base", "nothing"],
+            "nothing is neither a run's folder nor a baseline",
+            "--save NAME RUN",
+        ),
+        (["base", "base", "--tolerance", "5"], "--tolerance '5' is no share", "--tolerance 5%"),
+        (["base", "base", "--tolerance", "-1%"], "--tolerance '-1%'", "--tolerance 5%"),
+        (["base", "base", "--tolerance", "nan"], "--tolerance 'nan'", "--tolerance 5%"),
+        (["base", "base", "--tolerance", "a few"], "5% or 0.05", "--tolerance 5%"),
+        (["base", "base", "--fail-on", "slow"], "did you mean 'slower'?", "--fail-on"),
+        (["base", "base", "--fail-on", ""], "--fail-on names nothing", "--fail-on"),
+        (["base", "base", "--to", "markdwn"], "did you mean 'markdown'?", "--to markdown"),
+        (["base", "base", "--to", ","], "--to names no format", "--to markdown"),
+        (["base", "base", "--to", "junit,json"], "needs --out, a folder", "-o DIR"),
+        (["base", "base", "-o", "here"], "--out needs --to", "--to markdown --out here"),
+        (["base", "base", "--json", "--to", "junit"], "--json goes to stdout", "--to json -o FILE"),
+        (["base", "base", "--to", "json", "-o", "base/manifest.json/z"], "cannot write to", "-o"),
+        (["--save", "main"], "--save needs a run", "specbench compare --save main last"),
+        (["--save", "../up", "base"], "'../up' is no name", "--save"),
+        (["--save", "main", "nothing"], "nothing holds no run", "specbench list runs"),
+        (["--save", "main", "last"], "there is no run", "specbench run"),
+        (["--save", "main", "base", "--json"], "--json belongs to a comparison", "BASE NEW"),
+        (["--save", "main", "base", "--fail-on", "mat"], "--fail-on belongs", "BASE NEW"),
+        (["--save", "main", "base", "--over-time"], "do not go together", "--save main RUN"),
+        (["--over-time", "base"], "a trend needs two runs", "specbench compare --over-time"),
+        (["--over-time", "base", "--to", "json"], "--to belongs to a comparison", "BASE NEW"),
+        (["--over-time", "base", "nothing"], "nothing is neither", "--save NAME RUN"),
+    ],
+)
+def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, says, hint):
+    code, out, err = call(*args)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert hint in err.partition("hint: ")[2]
+    assert "Traceback" not in err
+
+
+def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
+    make("seeded", config={"effective": {**CONFIG, "seed": 1}})
+    code, out, err = call("base", "seeded")
+    assert (code, out) == (2, "")
+    assert "nothing of base and seeded can be compared" in err
+    assert "seed 0 -> 1" in err
+
+
+def test_help_names_every_outcome_and_the_gate_s_default(call):
+    words = " ".join(call("--help")[1].replace("│", "").split())
+    assert f"some of {', '.join(OUTCOMES[:-1])}; or none" in words
+    assert ",".join(FAIL_ON) == GATE
+
+
+def test_help_shows_examples(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert "specbench compare main last --to markdown,junit,json -o compared" in out

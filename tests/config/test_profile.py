@@ -1,0 +1,64 @@
+"""The shipped profiles: what each promises, held against the registry and the shipped models."""
+
+import pytest
+import yaml
+
+from specbench_cli import registry
+from specbench_cli.config.load import load
+from specbench_cli.config.profile import FOLDER, PROFILES
+from specbench_cli.execute.plan import make_plan
+from specbench_cli.models import resolve
+
+
+def config_of(name, tmp_path, **flags):
+    given = {"profile": name, **flags}
+    return load(given, [], None, methods=registry, env={}, folder=tmp_path)[0]
+
+
+def test_every_profile_has_a_file_and_every_file_is_a_profile():
+    assert {file.stem for file in FOLDER.glob("*.yaml")} == set(PROFILES)
+
+
+def test_what_a_profile_leaves_out_is_a_lossless_method():
+    for name in PROFILES:
+        said = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+        assert set(said.get("without", [])) <= set(registry.lossless())
+
+
+def test_ci_measures_every_lossless_method_on_a_prompt_of_every_family(tmp_path):
+    """A new method whose head is not shipped belongs in `without` of the profiles."""
+    plan = make_plan(config_of("ci", tmp_path))
+    labels = [arm.label for arm in plan.arms]
+    assert set(labels) == {*registry.lossless(), "hf:vanilla"}
+    assert {"vanilla", "sps", "eagle3", "pearl"} <= set(labels)
+    assert len({question.family for question in plan.questions}) == len(plan.questions) == 6
+    for arm in plan.arms:
+        assert {each.kind.kind for each in arm.method.artifacts()} <= plan.target.shipped_heads
+        assert arm.method.timing_free, f"{arm.label}'s counters would depend on the machine"
+    assert all(model.embedded for model in plan.checkpoints.values())
+
+
+def test_smoke_is_part_of_ci(tmp_path):
+    smoke, ci = (make_plan(config_of(name, tmp_path)) for name in ("smoke", "ci"))
+    assert [arm.label for arm in smoke.arms] == ["vanilla", "sps", "pld", "hf:vanilla"]
+    assert smoke.most_tokens < ci.most_tokens / 4
+
+
+def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
+    """On questions that are shipped, since Spec-Bench's are not."""
+    config = config_of("paper", tmp_path)
+    assert (config.tasks, config.limit, config.repeats) == (["spec_bench"], None, 3)
+    plan = make_plan(config_of("paper", tmp_path, tasks=["mini"]))
+    sources = {arm.label: arm.source for arm in plan.arms if type(arm.method).paper}
+    assert sources
+    assert set(sources.values()) == {"paper"}
+    assert {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()} <= {
+        arm.label for arm in plan.arms
+    }
+    budget = sum(1024 * len(question.turns) for question in plan.questions)
+    assert plan.most_tokens == budget * len(plan.arms) * 3
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profiles_are_of_the_shipped_models(name, tmp_path):
+    assert resolve(config_of(name, tmp_path).target).embedded

@@ -1,0 +1,114 @@
+"""What is run in CI: the action's steps and the commands of docs/ci.md, as far as a test can."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from specbench_cli.app import app
+from specbench_cli.commands.compare import FILES
+from specbench_cli.config.profile import PROFILES
+
+ROOT = Path(__file__).parents[1]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+DOCS = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+STEPS = ACTION["runs"]["steps"]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCS, re.M | re.S)
+CHECKED = [step["run"] for step in STEPS if "run" in step]
+SCRIPTS = CHECKED + [text for language, text in BLOCKS if language == "bash"]
+
+
+def jobs() -> list[str]:
+    """The scripts of the YAML examples."""
+    found = []
+    for language, text in BLOCKS:
+        if language == "yaml":
+            for job in _mappings(yaml.safe_load(text)):
+                script = job.get("script", job.get("run", []))
+                found += [script] if isinstance(script, str) else script
+    return found
+
+
+def _mappings(value):
+    if isinstance(value, dict):
+        yield value
+    members = value.values() if isinstance(value, dict) else value
+    for member in members if isinstance(members, list) or isinstance(value, dict) else ():
+        yield from _mappings(member)
+
+
+def commands(script: str) -> list[list[str]]:
+    """The words of every specbench command of a script."""
+    joined = script.replace("\\\n", " ")
+    found = re.findall(r"(?:^|[;&|]\s*|`)(specbench [^|;&`\n]*)", joined, re.M)
+    return [shlex.split(each, comments=True) for each in found]
+
+
+def used() -> set[tuple[str, str]]:
+    """(command, option) of everything that is typed anywhere."""
+    inline = re.findall(r"`(specbench [^`\n]+)`", DOCS)
+    return {
+        (words[1], word.partition("=")[0])
+        for script in [*SCRIPTS, *jobs(), *inline]
+        for words in commands(script)
+        for word in words[2:]
+        if word.startswith("-")
+    }
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *jobs()])
+def test_scripts_are_valid(script):
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_every_option_that_is_typed_exists():
+    known = {
+        name: {text for param in command.params for text in param.opts}
+        for name, command in get_command(app).commands.items()
+    }
+    assert {command for command, _ in used()} == {"run", "compare"}
+    assert [pair for pair in used() if pair[1] not in known[pair[0]]] == []
+
+
+def test_steps_take_inputs_as_variables_and_every_input_is_used():
+    assert not [step for step in STEPS if "${{" in step.get("run", "")]
+    said = yaml.safe_dump(STEPS)
+    assert set(re.findall(r"inputs\.([\w-]+)", said)) == ACTION["inputs"].keys()
+    for step in STEPS:
+        assert set(re.findall(r"\$\{?([A-Z]\w+)", step.get("run", ""))) <= step.get(
+            "env", {}
+        ).keys() | {"PWD", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_ACTION_PATH"}
+
+
+def test_shell_of_every_step_is_named_and_actions_are_pinned():
+    assert all(step["shell"] == "bash" for step in STEPS if "run" in step)
+    assert all(re.search(r"@v\d+$", step["uses"]) for step in STEPS if "uses" in step)
+
+
+def test_outputs_are_set_by_the_steps_that_they_name():
+    scripts = {step["id"]: step["run"] for step in STEPS if "id" in step}
+    for output in ACTION["outputs"].values():
+        step, name = re.search(r"steps\.(\w+)\.outputs\.([\w-]+)", output["value"]).groups()
+        assert f"{name}=" in scripts[step]
+    assert all(f".{file.partition('.')[2]}" in scripts["compare"] for file in FILES.values())
+
+
+def test_defaults_are_words_that_the_commands_know():
+    defaults = {name: given["default"] for name, given in ACTION["inputs"].items()}
+    assert defaults["profile"] in PROFILES
+    options = {param.name: param.default for param in get_command(app).commands["compare"].params}
+    assert (defaults["fail-on"], defaults["tolerance"]) == (
+        options["fail_on"],
+        options["tolerance"],
+    )
+
+
+def test_documented_inputs_and_profiles_are_all_there_is():
+    (inputs,) = re.findall(r"Inputs: (.*?)\. Outputs: (.*?)\.\n", DOCS)
+    assert set(re.findall(r"`([\w-]+)`", inputs[0])) == ACTION["inputs"].keys()
+    assert set(re.findall(r"`([\w-]+)`", inputs[1])) == ACTION["outputs"].keys()
+    assert re.findall(r"^\| `(\w+)` \|", DOCS, re.M) == list(PROFILES)
