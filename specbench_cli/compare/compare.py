@@ -18,6 +18,7 @@ from specbench_cli.compare.outcome import (
 from specbench_cli.compare.scope import Scope, scope
 from specbench_cli.compare.side import Side
 from specbench_cli.errors import UsageError
+from specbench_cli.stats.regression import LEVEL
 
 
 def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcome]) -> Comparison:
@@ -101,7 +102,10 @@ def _timing(at: Scope, tolerance: float) -> str:
     if at.timing is not None:
         return f"skipped: {at.timing}"
     least = f"{100 * tolerance:.3g}%"
-    return f"applied: a difference counts that is significant, all rows together, and above {least}"
+    return (
+        f"applied: a difference counts that is significant ({100 * LEVEL:.3g}%, all figures of all"
+        f" rows at once) and above {least}"
+    )
 
 
 def _facts(side: Side) -> dict[str, object]:

@@ -35,8 +35,8 @@ class Finding:
 class Change:
     """A time's ratio, NEW over BASE (above 1: slower), with its simultaneous interval.
 
-    figure: "decode", "draft forward", "verify forward", "host" (all relative to vanilla of the same
-    prompts) or "vanilla / hf:vanilla". significant: the interval excludes 1. detects: the smallest
+    figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; relative
+    to what `compare.timing` says. significant: the interval excludes 1. detects: the smallest
     slowdown that this comparison would have found with 80% power, as a ratio.
     """
 

@@ -9,9 +9,9 @@ the change is the mean level of NEW minus that of BASE.
 2. The noise of a cell: a row has few prompts to tell it from, so all rows of a figure share theirs,
    and all figures a little (moderated variances: Smyth, Stat. Appl. Genet. Mol. Biol. 3:3, 2004).
    A row noisier than that keeps its own; none profits from a calm that few prompts suggest.
-3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is what processes differ by though
-   nothing changed. One process a side shows none of it: it is assumed (`_drift`), the wider the
-   noisier the cells and the farther the machine's own speed differs between the sides, until
+3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is what processes differ by
+   though nothing changed. One process a side shows none of it: it is assumed (`_drift`), the wider
+   the noisier the cells and the farther the machine's own speed differs between the sides, until
    several processes say better.
 4. t = change / error against Student's t, for all simultaneously (Sidak, J. Am. Stat. Assoc. 62,
    1967).

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from specbench_cli.compare.as_dict import as_dict, trends_as_dict
 from specbench_cli.compare.cell import RowKey
 from specbench_cli.compare.outcome import Comparison, Finding, RowOutcome
 from specbench_cli.compare.trend import ChangePoint, Run, Series, Trends
+
+pytestmark = pytest.mark.jq
 
 PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
 LINES = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
@@ -53,8 +54,6 @@ TRENDS = Trends(
 
 @pytest.fixture
 def line(tmp_path):
-    if shutil.which("jq") is None:
-        pytest.skip("jq is not installed")
     (tmp_path / "compare.json").write_text(json.dumps(as_dict(COMPARISON)))
     (tmp_path / "trends.json").write_text(json.dumps(trends_as_dict(TRENDS)))
 

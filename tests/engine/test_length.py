@@ -155,11 +155,16 @@ def test_the_threshold_learnt_errs_least_by_hand():
     assert learnt(tested) == 0.6  # 0 + 3/3 as against 3/3 + 0: the higher one
     tested = [(0.1, True), (0.2, False), (0.3, False), (0.4, False), (0.5, False), (0.9, True)]
     assert learnt(tested) == 0.1  # 4/4 + 0 as against 0 + 3/2
+    tested = [(0.1, False), (0.2, False), (0.3, False), (0.4, False), (0.5, False), (0.9, True)]
+    assert learnt(tested) == 0.9  # 0 + 0
 
 
 def test_equal_chances_lie_on_one_side_of_a_threshold():
     tested = [(0.2, False), (0.2, False), (0.5, False), (0.5, True), (0.5, True), (0.5, True)]
     assert learnt(tested) == 0.5
+    # To let the one at 0.5 stand lets two more pass: 2/2 + 0 as against 0 + 3/4.
+    tested = [(0.5, False), (0.5, False), (0.5, True), (0.9, True), (0.9, True), (0.9, True)]
+    assert learnt(tested) == 0.9
 
 
 @pytest.mark.parametrize(
@@ -178,13 +183,13 @@ def test_few_tokens_or_those_of_one_kind_teach_nothing(tested):
 def test_the_threshold_is_learnt_from_tested_tokens_alone(session):
     rule = Confidence(session(), 20, None)
     assert rule.threshold == CONFIDENCE
-    # Six drafted, the fourth rejected: those behind it were not tested.
+    # Six drafted, the fifth rejected: the one behind it was not tested.
     assert drafted(rule, *map(sure, (0.9, 0.8, 0.7, 0.6, 0.5, 0.45))) == 6
-    rule.observe(outcome(3, 4))
-    assert rule.threshold == CONFIDENCE  # four are too few
-    assert drafted(rule, *map(sure, (0.95, 0.85))) == 2
+    rule.observe(outcome(4, 5))
+    assert rule.threshold == CONFIDENCE  # five are too few
+    assert drafted(rule, *map(sure, (0.55, 0.52))) == 2
     rule.observe(outcome(2, 2))
-    assert rule.threshold == pytest.approx(0.7)
+    assert rule.threshold == pytest.approx(0.52)
 
 
 def test_a_threshold_that_is_given_stays(session):
@@ -207,6 +212,12 @@ def test_an_entropy_of_a_law_with_zeros_is_finite(session):
     assert drafted(rule, (said([0.0, 0.0, *[-torch.inf] * 3]), 0), EVEN) == 2
 
 
+def test_without_a_threshold_an_entropy_of_one_and_a_half_nats_is_enough(session):
+    rule = Entropy(session(), 20, None)
+    four = said([0.0, 0.0, 0.0, 0.0, -torch.inf]), 0  # log 4 = 1.39 nats, log 5 = 1.61
+    assert drafted(rule, four, EVEN, four) == 2
+
+
 # ---- acceptance head ----------------------------------------------------------------------------
 
 
@@ -225,6 +236,7 @@ def constant(chance):
 
 def test_a_head_that_says_nine_tenths_stops_at_five_by_a_threshold_of_three_tenths(session):
     assert drafted(head(session(), constant(0.9), 0.3), *[EVEN] * 20) == 5
+    assert drafted(head(session(), constant(0.9), None), *[EVEN] * 20) == 5
 
 
 def test_a_threshold_of_one_never_stops_early(session):

@@ -102,7 +102,7 @@ def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
     tiny_checkpoint: Maker,
 ) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    n, taps = target.n_layers, (0, target.n_layers - 1)
+    n, taps = target.n_layers, range(target.n_layers)
     whole = target.forward(Tokens(some_ids(9)), target.new_state(9), taps=taps)
     halves = Halves(target, target.new_state(9), 1, taps)
     halves.begin(Tokens(some_ids(9)))

@@ -92,6 +92,10 @@ def test_a_rule_that_does_not_go_with_its_temperature_is_refused(rule, temperatu
         Sampling(rule, temperature)
 
 
+def test_the_rule_is_greedy_without_cuts_and_of_seed_0_unless_it_is_said():
+    assert Sampling() == Sampling("greedy", temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
 def test_rejection_and_block_verification_draw_their_tokens():
     rules = {"greedy": 0.0, "rejection": 1.0, "block": 1.0, "coupled": 1.0}
     draws = {rule for rule, temperature in rules.items() if Sampling(rule, temperature).draws}
@@ -236,3 +240,17 @@ def test_noise_is_finite_float32_at_either_end_of_a_word(monkeypatch, word):
     rows = noise().rows(0, 2)
     assert rows.dtype == torch.float32
     assert rows.isfinite().all()
+
+
+def test_the_last_two_blocks_of_noise_are_kept_and_no_other(monkeypatch):
+    made = []
+
+    def watched(counter, key):
+        made.append(int(counter[1, 0, 0]) // 32)
+        return philox(counter, key)
+
+    monkeypatch.setattr(sampling, "philox", watched)
+    source = noise(vocab=13)
+    for first, n in ((0, 1), (31, 2), (5, 1), (40, 1), (70, 1), (33, 1), (5, 1)):
+        source.rows(first, n)
+    assert made == [0, 1, 2, 0]

@@ -1,10 +1,12 @@
 """A session's step: what is committed, how it is cut, and what a malformed draft gets."""
 
 import math
+import time
 
 import pytest
 import torch
 
+from specbench_cli.engine import host
 from specbench_cli.engine.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
@@ -356,6 +358,15 @@ def test_a_malformed_draft_is_a_fault_that_names_step_field_and_what_is_allowed(
     assert session.state.length() == before  # nothing was computed from it
 
 
+def test_siblings_drawn_with_replacement_may_repeat_an_id(open_session, random_table):
+    session = open_session(random_table(5, seed=1), sampling=REJECTION, budget=8)
+    session.reserve(4)
+    session.prefill()
+    q = torch.tensor([FINE] * 2)
+    draft = Draft(torch.tensor([2, 2]), parents=(-1, -1), law="iid", q=q)
+    assert session.score(draft).shape == (3, 5)
+
+
 def test_a_draft_model_that_gives_no_numbers_is_found_before_anything_is_committed(
     open_session, random_table
 ):
@@ -450,6 +461,11 @@ def test_a_draft_token_is_picked_as_the_rule_asks(open_session, random_table):
 
     coupled = open_session(random_table(5, seed=6), sampling=COUPLED)
     coupled.prefill()
+    even = torch.zeros(1, 5)  # so that the noise decides
+    token, q = coupled.pick(after(even), ahead=2)
+    assert (token.tolist(), q) == (coupled.noise(3).argmax(-1).tolist(), None)
+    token, q = coupled.pick(after(even))
+    assert (token.tolist(), q) == (coupled.noise(1).argmax(-1).tolist(), None)
     token, q = coupled.pick(after(rows), ahead=2)
     scores = log_warp(rows, COUPLED) + coupled.noise(3)
     assert (token.tolist(), q) == (scores.argmax(-1).tolist(), None)
@@ -496,6 +512,15 @@ def test_since_gives_what_a_state_has_not_seen(opened):
     assert session.since(5).ids.tolist() == [[4]]
     assert session.since(4).ids.tolist() == [[3, 4]]
     assert session.since(0).ids.tolist() == [[4, 0, 1, 2, 3, 4]]
+
+
+def test_the_newest_token_is_on_the_device_already(opened, monkeypatch):
+    session = opened(budget=20)
+    step(session, 2, 3)
+    monkeypatch.setattr(host, "ids", lambda *_: pytest.fail("sent again"))
+    assert session.since(5).ids.tolist() == [[4]]
+    monkeypatch.undo()
+    assert session.since(4).ids.tolist() == [[3, 4]]
 
 
 def test_before_prefill_since_gives_the_prompt(open_session, successor_table):
@@ -587,3 +612,10 @@ def test_the_timer_runs_from_begin_over_the_first_token_to_the_last(opened):
     first = session.first_ns
     step(session, 2)
     assert session.first_ns == first < session.last_ns
+
+
+def test_the_times_of_a_requests_forwards_count_from_its_start(opened):
+    session = opened()
+    before = time.perf_counter_ns()
+    session.begin()
+    assert before <= session.meter.clock.zero_ns <= session.started_ns

@@ -167,6 +167,14 @@ def test_path_that_names_no_rows_in_order_is_refused(path: tuple[int, ...]) -> N
     assert rows_of(state, 0, 0) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(2, 4), (4, 2)])
+def test_keys_and_values_have_widths_of_their_own(key_dim: int, value_dim: int) -> None:
+    shape = LayerShape(3, key_dim, value_dim)
+    state = KVState([shape], SEQS, CAPACITY, dtype=torch.float32, device=CPU)
+    assert state.keys(0).shape == (SEQS, 3, CAPACITY, key_dim)
+    assert state.values(0).shape == (SEQS, 3, CAPACITY, value_dim)
+
+
 def test_more_rows_than_capacity_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit into a state of 12 rows"):
         make().require(9, 4)

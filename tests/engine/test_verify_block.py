@@ -93,7 +93,7 @@ def test_the_output_has_the_targets_law(exact_law, laws, kind, vocab, m):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_chosen_without_a_draw_bends_nothing(exact_law, laws, kind):
-    q, p = laws(kind, 3)
+    q, p = laws(kind, 4)  # more tokens than there are rows of p
     law = law_of_output(exact_law, block, q, p, 2, drawn=False)
     assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
 

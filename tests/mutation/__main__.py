@@ -1,0 +1,5 @@
+"""`python tests/mutation`: see `command.py`."""
+
+from command import main
+
+main()
