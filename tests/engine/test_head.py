@@ -114,7 +114,12 @@ def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling("coupled", 0.7, seed=1), Sampling("rejection", 0.7)]
+    "sampling",
+    [
+        Sampling(),
+        Sampling("coupled", 0.7, seed=1),
+        *(Sampling("rejection", temperature) for temperature in (0.7, 1.0, 2.0)),
+    ],
 )
 def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
     open_session: Open, table: Tensor, sampling: Sampling

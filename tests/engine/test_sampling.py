@@ -76,6 +76,10 @@ def test_of_tokens_tied_at_the_top_p_cut_the_lower_ids_stay():
     assert (warp(torch.zeros(4), sampled(top_p=0.6)) > 0).tolist() == [1, 1, 1, 0]
 
 
+def test_a_token_behind_a_mass_of_exactly_top_p_is_cut():
+    assert warp(torch.zeros(2), sampled(top_p=0.5)).tolist() == [1.0, 0.0]
+
+
 def test_tokens_that_a_model_rules_out_stay_out():
     rows = torch.tensor([0.0, -math.inf, 1.0, -math.inf])
     p = warp(rows, sampled(0.5, top_k=3, top_p=0.9999999))
@@ -251,6 +255,6 @@ def test_the_last_two_blocks_of_noise_are_kept_and_no_other(monkeypatch):
 
     monkeypatch.setattr(sampling, "philox", watched)
     source = noise(vocab=13)
-    for first, n in ((0, 1), (31, 2), (5, 1), (40, 1), (70, 1), (33, 1), (5, 1)):
+    for first, n in ((62, 2), (0, 1), (31, 2), (5, 1), (70, 1), (33, 1), (5, 1)):
         source.rows(first, n)
-    assert made == [0, 1, 2, 0]
+    assert made == [1, 0, 2, 0]

@@ -10,7 +10,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.types import Draft, Out
+from specbench_cli.engine.types import Draft, Out, Outcome
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
@@ -177,6 +177,17 @@ def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
     outcome = session.verify(session.chain((2, 3)), session.score(session.chain((2, 3))))
     adopted = session.adopt(outcome)
     assert (adopted.committed, session.finish) == ((2, 3), "eos")
+
+
+def test_what_a_peer_decoded_arrived_with_the_first_step_that_it_tells(
+    open_session, successor_table
+):
+    session = open_session(successor_table(CYCLE), prompt=(4, 0))
+    session.adopt(Outcome((), (1,), ("plain",), 0))
+    arrived = session.last_ns
+    assert session.started_ns < session.first_ns == arrived
+    session.adopt(Outcome((), (2,), ("plain",), 0))
+    assert (session.output(), session.last_ns, session.first_ns) == ([1, 2], arrived, arrived)
 
 
 # ---- trees --------------------------------------------------------------------------------------

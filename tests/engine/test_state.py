@@ -175,6 +175,14 @@ def test_keys_and_values_have_widths_of_their_own(key_dim: int, value_dim: int) 
     assert state.values(0).shape == (SEQS, 3, CAPACITY, value_dim)
 
 
+def test_a_length_is_the_first_sequences_at_the_first_layer_unless_it_is_said() -> None:
+    state = make()
+    write(state, 0, range(3), [1, 2])
+    write(state, 0, range(1), [3])
+    write(state, 1, range(3), [1])
+    assert (state.length(), state.length(0, 1), state.length(1)) == (3, 2, 1)
+
+
 def test_more_rows_than_capacity_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit into a state of 12 rows"):
         make().require(9, 4)

@@ -1,10 +1,14 @@
 """Mutation testing: changes code in small ways, and sees whether a test fails.
 
+    COVERAGE_FILE=DATA python -m pytest -n 2 --cov=specbench_cli --cov-context=test --cov-report= \\
+        --junitxml=XML tests/engine ...
     python tests/mutation --coverage DATA --junit XML --log LOG.jsonl --work FOLDER FILE...
 
-Each mutant goes into a copy of the tree under FOLDER and meets the tests that run its lines: those
-of its own test module, then the fast ones, until one fails. LOG gets a line for each; a second call
-goes on where the first one ended.
+The first command measures which tests run which lines (it needs pytest-cov; with `-n 0` the tests'
+names get lost). The second one takes a sample of all mutants of the files. Each mutant goes into a
+copy of the tree under FOLDER and meets the tests that run its lines: those of its own test module,
+then the fast ones, until one fails. LOG gets a line for each; a second call goes on where the first
+one ended, and with `--again survived` runs those anew that no test failed for.
 """
 
 from __future__ import annotations
@@ -157,7 +161,9 @@ def _status(known: dict[str, dict[str, object]], mutant: Mutant) -> object:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python tests/mutation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python tests/mutation", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree to take copies of")
     parser.add_argument("--coverage", type=Path, nargs="+", required=True, metavar="DATA")

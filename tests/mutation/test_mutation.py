@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 
+import coverage
 import pytest
 
 FOLDER = Path(__file__).parent
@@ -17,13 +18,17 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("coverage")
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture
 def mutants() -> ModuleType:
     return importlib.import_module("mutants")
+
+
+@pytest.fixture
+def command() -> ModuleType:
+    return importlib.import_module("command")
 
 
 def afters(mutants: ModuleType, source: str) -> list[str]:
@@ -139,8 +144,7 @@ def test_mutants_are_killed_time_out_or_survive(mutants, tree, tmp_path):
 
 
 @pytest.mark.usefixtures("_no_import")
-def test_tests_that_fail_without_a_mutant_are_found(mutants, tree, tmp_path):
-    command = importlib.import_module("command")
+def test_tests_that_fail_without_a_mutant_are_found(mutants, command, tree, tmp_path):
     file = tree / "tests" / "test_counted.py"
     file.write_text(file.read_text() + "\ndef test_never():\n    assert up(0, 9) == 0\n")
     runner = importlib.import_module("runner").Runner(tree, tmp_path / "work", 1, 60.0)
@@ -152,7 +156,6 @@ def test_tests_that_fail_without_a_mutant_are_found(mutants, tree, tmp_path):
 @pytest.fixture
 def measured(tmp_path: Path):
     """A map of a module whose line 1 two tests run, its own one slowly, and line 2 a third."""
-    coverage = pytest.importorskip("coverage")
     tests = {1: ["t/test_b.py::x|run", "t/test_a.py::y|run", ""], 2: ["t/test_b.py::z[1]|setup"]}
 
     def make(contexts=True):
@@ -190,8 +193,7 @@ def test_coverage_that_names_no_tests_is_refused(measured):
         measured(contexts=False)
 
 
-def test_own_tests_come_first_and_the_budget_holds_the_others():
-    command = importlib.import_module("command")
+def test_own_tests_come_first_and_the_budget_holds_the_others(command):
     seconds = {"a.py::x": 1.0, "a.py::y": 2.0, "b.py::z": 5.0, "t/test_own.py::s": 90.0}
     tests = ["t/test_own.py::s", "a.py::x", "a.py::y", "b.py::z"]
     assert command.stages_of(tests, seconds, "/test_own.py", 7.0) == [
@@ -200,8 +202,7 @@ def test_own_tests_come_first_and_the_budget_holds_the_others():
     assert command.stages_of(tests, seconds, "/test_own.py", 8.0)[1] == ["b.py::z"]
 
 
-def test_the_last_word_on_a_mutant_counts(tmp_path):
-    command = importlib.import_module("command")
+def test_the_last_word_on_a_mutant_counts(command, tmp_path):
     mutant = {"key": "a.py#0", "file": "a.py", "line": 3, "operator": "drop"}
     mutant |= {"before": "f()", "after": "pass", "test": "", "seconds": 1.0}
     log = tmp_path / "log.jsonl"
