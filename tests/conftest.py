@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("specbench", deadline=None)
-settings.load_profile("specbench")
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A processor each: threads of two workers on the same ones would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("specbench", deadline=None)
+settings.load_profile("specbench")
 
 SIZES = {
     "vocab_size": 197,
