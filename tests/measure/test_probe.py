@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.engine import meter, session
+from specbench_cli.engine import meter, text
 from specbench_cli.engine.decoder import Decoder
 from specbench_cli.engine.head import NORMED, Head
 from specbench_cli.engine.load import load_decoder
@@ -113,7 +113,7 @@ def clock(monkeypatch):
     and `NODE` say."""
     now = SimpleNamespace(now=0)
     monkeypatch.setattr(module.gc, "collect", lambda: 0)  # slow with torch around, and no matter
-    for user in (meter, session):
+    for user in (meter, text):
         monkeypatch.setattr(user, "time", SimpleNamespace(perf_counter_ns=lambda: now.now))
 
     def charged(name, charge):
