@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from specbench_cli.compare import rules
 from specbench_cli.compare.cell import Cell, Key, RowKey
 from specbench_cli.compare.outcome import Rule
-from specbench_cli.compare.side import Side, changed
+from specbench_cli.compare.side import Side, changed, changed_params
 from specbench_cli.errors import UsageError
 
 _ASKED = (
@@ -218,20 +217,12 @@ def _causes(
             found.append(f"method differs: {was.method} -> {now.method}")
         if was.guarantee != now.guarantee:
             found.append(f"guarantee differs: {was.guarantee} -> {now.guarantee}")
-        if params := _params(base.rows[label].params, new.rows[label].params):
+        if params := changed_params(base.rows[label].params, new.rows[label].params):
             found.append(f"parameters differ: {', '.join(params)}")
         if label in others:
             found.append(f"models differ: {', '.join(others[label])}")
         if found:
             yield label, "; ".join(found)
-
-
-def _params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
-        for name in {**was, **now}
-        if name not in was or name not in now or was[name] != now[name]
-    ]
 
 
 def _counted(count: int, what: str) -> str:

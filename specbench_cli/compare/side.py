@@ -57,5 +57,14 @@ def changed(facts: Iterable[str], base: Side, new: Side) -> list[str]:
     ]
 
 
+def changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Parameters of a row that differ: `nodes 16 -> 15`."""
+    return [
+        f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in {**was, **now}
+        if name not in was or name not in now or was[name] != now[name]
+    ]
+
+
 def _told(value: str) -> str:
     return "not set" if value == "None" else value

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from specbench_cli.compare import baseline, reading
 from specbench_cli.compare.cell import Cell, Key, RowKey
-from specbench_cli.compare.side import Side
+from specbench_cli.compare.deterministic import is_bad
+from specbench_cli.compare.side import Side, changed_params
 from specbench_cli.errors import UsageError
-from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.speedups import BASELINE, MAX_LOST
 from specbench_cli.stats import changes
 from specbench_cli.store.run_dir import RUNS
 
@@ -22,8 +23,6 @@ FALSE_ALARMS = 0.05
 """The chance of any false change point in all noisy series together."""
 _PROGRAM = frozenset({"specbench", "commit"})
 """Facts that may differ: trends are over them."""
-_LEAST_KEPT = 0.9
-"""Of a row's outputs that must have times, as in a run's own table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +212,7 @@ def _changes(
 def _params(label: str, before: Side, after: Side) -> tuple[str, ...]:
     """A row's parameters that differ between two runs."""
     was, now = (side.rows[label].params if label in side.rows else {} for side in (before, after))
-    names = sorted({*was, *now})
-    return tuple(
-        f"{name} {was.get(name)} -> {now.get(name)}"
-        for name in names
-        if was.get(name) != now.get(name)
-    )
+    return tuple(changed_params(was, now))
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
@@ -238,7 +232,7 @@ def _speedup(side: Side, key: RowKey) -> float | None:
                 vanilla_time += base[0] * own[1] / base[1]
                 own_time += own[0]
                 pairs += 1
-    return vanilla_time / own_time if pairs and pairs >= _LEAST_KEPT * cells else None
+    return vanilla_time / own_time if pairs and cells - pairs <= MAX_LOST * cells else None
 
 
 def _place(key: Key) -> tuple[str, int, int, int]:
@@ -276,8 +270,7 @@ def _outputs(side: Side, key: RowKey) -> list[Cell]:
 
 def _bad(side: Side, key: RowKey) -> float | None:
     own = [cell for cell in side.cells.values() if cell.row == key]
-    bad = [cell for cell in own if cell.error is not None or cell.verdict == "mismatch"]
-    return float(len(bad)) if own else None
+    return float(sum(map(is_bad, own))) if own else None
 
 
 _VALUES: Mapping[str, Callable[[Side, RowKey], float | None]] = {
