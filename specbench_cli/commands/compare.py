@@ -191,11 +191,11 @@ def _document(content: dict[str, Any]) -> str:
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
     from specbench_cli.compare.baseline import save
-    from specbench_cli.compare.reading import folder
+    from specbench_cli.compare.reading import folder, folders
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
-    file = save(name, [folder(run) for run in runs])
+    file = save(name, [one for run in runs for one in folders(run) or [folder(run)]])
     output.data(str(file))
     output.note(f"next: specbench compare {name} RUN")
     return ExitCode.OK

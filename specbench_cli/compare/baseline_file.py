@@ -19,7 +19,7 @@ from specbench_cli.compare.cell import Cell, Counters, Key, Times
 from specbench_cli.compare.side import RowFacts, Side
 from specbench_cli.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the file."""
 
 _OF_ROW = ("method", "sampling", "guarantee", "peer")

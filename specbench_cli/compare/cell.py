@@ -58,7 +58,8 @@ class Times:
     decode, draft, verify, host, total: as in the records; peers say nothing but total.
     draft_forward, verify_forward: of the forwards that draft and that verify, mean over their kinds
     (same model and layers, same number of tokens) of a kind's median, weighted by count. Vanilla's
-    verify_forward is its forward over one token.
+    verify_forward is its forward over one token. draft_fastest: draft_forward with each kind's
+    fastest in place of its median; null in baselines of older versions.
     """
 
     decode: int | None
@@ -68,6 +69,7 @@ class Times:
     draft_forward: int | None
     verify_forward: int | None
     total: int | None = None
+    draft_fastest: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
         new=new.name,
         rows=rows,
         not_compared=(*at.not_compared, *untimed),
-        timing=_timing(at, tolerance),
+        timing=_timing(at, tolerance, timing.turns(base, new)),
         tolerance=tolerance,
         fail_on=tuple(fail_on),
         facts={"base": _facts(base), "new": _facts(new)},
@@ -98,13 +98,14 @@ def _alone(row: RowKey, why: str, found: Sequence[Finding]) -> RowOutcome:
     )
 
 
-def _timing(at: Scope, tolerance: float) -> str:
+def _timing(at: Scope, tolerance: float, turns: int) -> str:
     if at.timing is not None:
         return f"skipped: {at.timing}"
     least = f"{100 * tolerance:.3g}%"
+    among = f" to {turns} pairs of runs that took turns" if turns else ""
     return (
-        f"applied: a difference counts that is significant ({100 * LEVEL:.3g}%, all figures of all"
-        f" rows at once) and above {least}"
+        f"applied{among}: a difference counts that is significant ({100 * LEVEL:.3g}%, all figures"
+        f" of all rows at once) and above {least}"
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -59,6 +59,7 @@ def read_run(path: Path) -> Side:
                 tuple(sorted(processes[number], key=lambda cell: cell.key))
                 for number in sorted(processes)
             ),
+            began=(run.manifest.get("created_utc"),) * len(processes),
             prompts={
                 (prompt.prompt_id, prompt.turn): _digest([prompt.text, prompt.ids])
                 for prompt in run.prompts()
@@ -115,13 +116,14 @@ def _times(record: Record) -> Times:
         draft=ns.draft,
         verify=ns.verify,
         host=ns.host,
-        draft_forward=None if trace is None else _forward(trace, "draft"),
-        verify_forward=None if trace is None else _forward(trace, "verify"),
+        draft_forward=None if trace is None else _forward(trace, "draft", median),
+        verify_forward=None if trace is None else _forward(trace, "verify", median),
         total=ns.total,
+        draft_fastest=None if trace is None else _forward(trace, "draft", min),
     )
 
 
-def _forward(trace: Trace, role: str) -> int | None:
+def _forward(trace: Trace, role: str, of_kind: Callable[[Sequence[int]], float]) -> int | None:
     """Time of a forward of a role, in ns; null where there was none. Cancelled ones do not count:
     they were cut short."""
     cancelled, spans = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
@@ -131,7 +133,7 @@ def _forward(trace: Trace, role: str) -> int | None:
         if trace.kinds[kind].role == role and place not in cancelled:
             spans[kind, n].append(t1 - t0)
     count = sum(map(len, spans.values()))
-    return round(sum(len(own) * median(own) for own in spans.values()) / count) if count else None
+    return round(sum(len(own) * of_kind(own) for own in spans.values()) / count) if count else None
 
 
 def _facts(run: RunDir) -> dict[str, str]:

@@ -37,7 +37,8 @@ class Change:
 
     figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; relative
     to what `compare.timing` says. significant: the interval excludes 1. detects: the smallest
-    slowdown that this comparison would have found with 80% power, as a ratio.
+    slowdown that this comparison would have found with 80% power, as a ratio. relative: whether it
+    is relative to a time of the same process; else it is a time as it is.
     """
 
     figure: str
@@ -46,6 +47,7 @@ class Change:
     high: float | None
     significant: bool
     detects: float | None = None
+    relative: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

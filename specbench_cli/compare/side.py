@@ -33,7 +33,9 @@ class Side:
     machine: its id. status: of the run ("finished", "running", "interrupted"). prompts: what was
     asked, by prompt and turn: a digest of text and token ids; nothing where they were not kept.
     cells: of the first run, its passes included. processes: every process's cells (the passes of a
-    run are processes, and so are further runs saved in a baseline), for the timing gate.
+    run are processes, and so are further runs of one program), for the timing gate. began: when
+    each one's run began; nothing where that is not known. left_out: runs whose times are not among
+    them, and why, a sentence each.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Side:
     rows: Mapping[str, RowFacts]
     cells: Mapping[Key, Cell]
     processes: tuple[tuple[Cell, ...], ...] = field(default=())
+    began: tuple[str | None, ...] = ()
+    left_out: tuple[str, ...] = ()
     prompts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     status: str = "finished"
 

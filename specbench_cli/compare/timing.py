@@ -11,21 +11,26 @@ both of its ends:
 and vanilla's own time a token over hf:vanilla's, the only one that sees what is slower for every
 row. Components count where both sides did the same work (equal counters): other drafts take other
 times, and that is the deterministic gate's to tell.
+
+Where the sides' runs took turns, the machine was the same for both, and a draft forward is compared
+as it is, by each output's fastest: nothing that it could be divided by is as steady.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specbench_cli.compare.cell import Cell, RowKey
 from specbench_cli.compare.outcome import Change, Finding
 from specbench_cli.compare.side import Side
+from specbench_cli.compare.turns import pairs as pairs_of_runs
 from specbench_cli.report.speedups import BASELINE, MAX_LOST
 from specbench_cli.stats.regression import MIN_PROMPTS, Series, shifts
 
@@ -57,7 +62,7 @@ def changes(
             asked += ((row, *one) for one in _series(row, pairs, run))
     found = shifts([series for *_, series in asked], above=math.log1p(tolerance))
     result: dict[RowKey, tuple[Change, ...]] = {}
-    for (row, figure, _), shift in zip(asked, found, strict=True):
+    for (row, figure, series), shift in zip(asked, found, strict=True):
         if shift is not None:
             change = Change(
                 figure=figure,
@@ -66,16 +71,24 @@ def changes(
                 high=math.exp(shift.high),
                 significant=shift.significant,
                 detects=math.exp(shift.detects),
+                relative=not series.disturbed,
             )
             result[row] = (*result.get(row, ()), change)
     return result
 
 
 def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
-    """The rows whose times are not judged, and why, a sentence each."""
+    """The runs and rows whose times are not judged, and why, a sentence each."""
     run = _processes(base, new)
     reasons = ((row, _unjudged(row, pairs, run)) for row, pairs in scope.pairs.items())
-    return tuple(f"times of {row.task} {row.label}: {why}" for row, why in reasons if why)
+    rows = (f"times of {row.task} {row.label}: {why}" for row, why in reasons if why)
+    return (*base.left_out, *new.left_out, *rows)
+
+
+def turns(base: Side, new: Side) -> int:
+    """How many pairs the runs make that took turns; 0 where they did not."""
+    run = _processes(base, new)
+    return 0 if run.pair is None else int(run.pair.max()) + 1
 
 
 def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ...]:
@@ -108,7 +121,7 @@ def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ..
 def _explained(change: Change, verify: Change | None, tolerance: float) -> bool:
     """Whether a component only looks slower because what it is divided by became faster: less than
     half of the tolerance is left relative to vanilla."""
-    if verify is None or change.figure not in (DRAFT, HOST):
+    if verify is None or change.figure not in (DRAFT, HOST) or not change.relative:
         return False
     return verify.ratio < 1 and change.ratio * verify.ratio < 1 + tolerance / 2
 
@@ -124,18 +137,24 @@ def _words(change: Change) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Every process of both sides, BASE's first. new: whether it is NEW's."""
+    """Every process of both sides, BASE's first. new: whether it is NEW's. pair: the number of its
+    pair, where runs took turns."""
 
     processes: tuple[Process, ...]
     new: tuple[bool, ...]
+    pair: NDArray[np.int_] | None
 
 
 def _processes(base: Side, new: Side) -> _Run:
     sides = ((base, False), (new, True))
     both = [(cells, of_new) for side, of_new in sides for cells in side.processes]
+    began = [at for side in (base, new) for at in side.began or (None,) * len(side.processes)]
+    of_new = tuple(of_new for _, of_new in both)
+    pair = pairs_of_runs(began, of_new)
     return _Run(
         tuple({(c.key.label, _place(c)): c for c in cells} for cells, _ in both),
-        tuple(of_new for _, of_new in both),
+        of_new,
+        None if pair is None else np.array(pair),
     )
 
 
@@ -195,7 +214,11 @@ def _series(
     changed = {_place(was) for was, now in pairs if was.counters != now.counters}
     alike = [place for place in places if place not in changed]
     for figure, of in COMPONENTS.items():
-        yield figure, _one(figure, row, alike, run, of, apart)
+        if figure == DRAFT and run.pair is not None:
+            alone = _one(figure, row, alike, run, _draft_alone, apart)
+            yield figure, replace(alone, disturbed=True)
+        else:
+            yield figure, _one(figure, row, alike, run, of, apart)
 
 
 def _one(
@@ -210,7 +233,7 @@ def _one(
             value = of(own, other) if own is not None and other is not None else None
             if value:
                 values[i, p] = math.log(value)
-    return Series(figure, values, np.array(run.new, dtype=bool), apart)
+    return Series(figure, values, np.array(run.new, dtype=bool), apart, run.pair)
 
 
 def _apart(label: str, places: Sequence[Place], run: _Run) -> float:
@@ -262,6 +285,10 @@ def _verify(own: Cell, other: Cell) -> float | None:
 
 def _draft(own: Cell, _: Cell) -> float | None:
     return _ratio(_time(own, "draft_forward"), _time(own, "verify_forward"))
+
+
+def _draft_alone(own: Cell, _: Cell) -> float | None:
+    return _time(own, "draft_fastest")
 
 
 def _host(own: Cell, _: Cell) -> float | None:

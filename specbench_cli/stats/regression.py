@@ -4,8 +4,7 @@ A figure's logarithms are values[i, p] = a_i + l_p + noise. Prompts i are the sa
 their a_i take nothing from what is found; processes p (a run has one or several) have levels l_p;
 the change is the mean level of NEW minus that of BASE.
 
-1. Levels by a two-way fit with Huber's weights ("Robust estimation of a location parameter", Ann.
-   Math. Stat. 35, 1964): a machine hiccups, and a hiccup is no change.
+1. Levels by a robust two-way fit (`two_way`): a machine hiccups, and a hiccup is no change.
 2. The noise of a cell: a row has few prompts to tell it from, so all rows of a figure share theirs,
    and all figures a little (moderated variances: Smyth, Stat. Appl. Genet. Mol. Biol. 3:3, 2004).
    A row noisier than that keeps its own; none profits from a calm that few prompts suggest.
@@ -16,6 +15,12 @@ the change is the mean level of NEW minus that of BASE.
 4. t = change / error against Student's t, for all simultaneously (Sidak, J. Am. Stat. Assoc. 62,
    1967).
 
+Where processes of both sides took turns, neighbours in time are a pair: what outlasts a process
+hits both, and what is left shows in how the pairs' differences scatter. Their variance is taken
+with that of step 3 less the part of drift that outlasts a process (`_TURN_DF`).
+
+Times that grow by whatever disturbs them may have their levels where nothing did (`undisturbed`).
+
 How often it is right: docs/statistics.md.
 """
 
@@ -23,13 +28,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-Floats = NDArray[np.float64]
+from specbench_cli.stats.two_way import Floats, two_way, undisturbed
 
 LEVEL = 0.996
 """Of the simultaneous two-sided intervals: two comparisons in a thousand are wrong about "slower",
@@ -40,18 +45,18 @@ POWER = 0.8
 MIN_PROMPTS = 3
 """With fewer, no majority of prompts outvotes one that met a hiccup."""
 
-_HUBER = 1.345
-"""Where weights begin to fall, in standard deviations: 95% efficient at the normal law (Huber)."""
-_ROUNDS = 10
-"""Of the alternating fit, which is exact after one where nothing is missing or outlying."""
-_FLOOR = 0.003
-"""Nobody's times repeat better than to 0.3%: a smaller deviation is a coincidence."""
+MIN_PAIRS = 5
+"""With fewer, pairs do not tell how far they scatter."""
+
 _LENT = 8.0
 """Degrees of freedom that the mean noise of all figures counts in one figure's, and a figure's in a
 row's: between them standard deviations differ by a factor of two, as under an F law of so many."""
 _PRIOR_DF = 10.0
 """Degrees of freedom that the assumed drift counts against what several processes show of it: two
 sides of six processes have as many."""
+_TURN_DF = 1.0
+"""Degrees of freedom that the variance assumed of a pair's difference counts against what pairs
+show of it: few, as some machines place each process anew and others do not."""
 _QUIET_DRIFT = 0.006
 """Drift on the quietest machine: memory is laid out anew in every process, which moves a ratio of
 times by about 1% from run to run, that is 0.6 or 0.7% a process."""
@@ -72,13 +77,17 @@ class Series:
 
     figure: series of the same one share what is learnt of noise. values: [prompts, processes],
     logarithms; nan where missing. new: [processes], whether a process is NEW's. apart: logarithm of
-    how much slower the machine itself was on NEW's side.
+    how much slower the machine itself was on NEW's side. pair: [processes], the number of the pair
+    that a process belongs to, where they took turns. disturbed: whether whatever disturbs a value
+    makes it larger.
     """
 
     figure: Hashable
     values: Floats
     new: NDArray[np.bool_]
     apart: float = 0.0
+    pair: NDArray[np.int_] | None = None
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ def shifts(
     series: Sequence[Series], *, above: float = 0.0, level: float = LEVEL
 ) -> list[Shift | None]:
     """The change of every series; None where a side has no process with `MIN_PROMPTS` prompts that
-    both have.
+    both have, or fewer than `MIN_PAIRS` pairs are left of those that took turns.
 
     Args:
         above: logarithm of the slowdown that is let pass, for `Shift.detects`.
@@ -135,46 +144,30 @@ def shifts(
 
 
 def _common(one: Series) -> Series | None:
-    """The prompts that both sides have, in the processes that have enough of them."""
-    values, new = one.values, one.new
+    """The prompts that both sides have, in the processes that have enough of them and, where they
+    took turns, their partner."""
+    values, new, pair = one.values, one.new, one.pair
     while values.size and new.any() and not new.all():
         seen = np.isfinite(values)
         both = seen[:, new].any(1) & seen[:, ~new].any(1)
-        enough = seen[both].sum(0) >= MIN_PROMPTS
-        if both.all() and enough.all():
-            return Series(one.figure, values, new, one.apart)
-        values, new = values[both][:, enough], new[enough]
+        kept = seen[both].sum(0) >= MIN_PROMPTS
+        if pair is not None:
+            kept &= np.isin(pair, np.intersect1d(pair[kept & new], pair[kept & ~new])) & (pair >= 0)
+        if both.all() and kept.all():
+            if pair is not None and len(np.unique(pair)) < MIN_PAIRS:
+                return None
+            return replace(one, values=values, new=new, pair=pair)
+        values, new = values[both][:, kept], new[kept]
+        pair = None if pair is None else pair[kept]
     return None
 
 
 def _fit(one: Series) -> _Fit:
-    """The two-way fit. Its residuals are smaller than noise, by what levels and prompts took."""
-    seen = np.isfinite(one.values)
-    df = max(1, int(seen.sum()) - sum(seen.shape) + 1)
-    taken = math.sqrt(seen.sum() / df)
-    levels = _medians((one.values - _medians(one.values)[:, None]).T)
-    prompts = _medians(one.values - levels)
-    rest = np.abs(one.values - prompts[:, None] - levels)[seen] * taken
-    bound = _HUBER * max(1.4826 * float(np.median(rest)), _FLOOR) / taken
-    y = np.where(seen, one.values, 0.0)
-    for _ in range(_ROUNDS):
-        far = np.abs(y - prompts[:, None] - levels)
-        weights = np.where(seen, bound / np.maximum(far, bound), 0.0)
-        levels = (weights * (y - prompts[:, None])).sum(0) / weights.sum(0)
-        prompts = (weights * (y - levels)).sum(1) / weights.sum(1)
-    rest = (y - prompts[:, None] - levels)[seen]
-    inside = max(0.5, float((np.abs(rest) <= bound).mean()))
-    noise = float((np.clip(rest, -bound, bound) ** 2).sum()) / df / inside**2
-    return _Fit(one, levels, max(noise, _FLOOR**2), df, seen.sum(0).astype(float))
-
-
-def _medians(values: Floats) -> Floats:
-    """Of every row of what is there: np.nanmedian, which is slow on many short rows."""
-    ordered = np.sort(values, axis=1)
-    last = np.isfinite(values).sum(1) - 1
-    rows = np.arange(len(values))
-    found: Floats = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
-    return found
+    """The two-way fit, with undisturbed levels where they are asked for."""
+    found = two_way(one.values)
+    levels = undisturbed(one.values) if one.disturbed else found.levels
+    counts = np.isfinite(one.values).sum(0).astype(float)
+    return _Fit(one, levels, found.noise, found.df, counts)
 
 
 def _noises(fits: Sequence[_Fit]) -> dict[Hashable, tuple[float, float]]:
@@ -193,10 +186,15 @@ def _noises(fits: Sequence[_Fit]) -> dict[Hashable, tuple[float, float]]:
 
 def _variances(fit: _Fit, noise: float) -> Floats:
     """Of the levels of a row's processes [processes], but for what sides have in common."""
-    own = (fit.df * fit.noise + _LENT * noise) / (fit.df + _LENT)
-    variance = max(own, noise)
+    variance = _own_variance(fit, noise)
     # One prompt fewer: with three, weights follow the noise that they are to keep out.
     return variance / (fit.counts - 1) + _drift(math.sqrt(variance)) ** 2
+
+
+def _own_variance(fit: _Fit, noise: float) -> float:
+    """Of a row's cells."""
+    own = (fit.df * fit.noise + _LENT * noise) / (fit.df + _LENT)
+    return max(own, noise)
 
 
 def _drift(noise: float) -> float:
@@ -232,6 +230,8 @@ def _shift(
     tail: float,
 ) -> Shift:
     """A row's change of a figure."""
+    if fit.of.pair is not None:
+        return _turns(fit, noise, above, tail)
     sides = (fit.of.new, ~fit.of.new)
     variances = _variances(fit, noise)
     measured = len(fit.of.new) - 2
@@ -240,7 +240,30 @@ def _shift(
     variance = factor * sum(float(variances[side].mean() / side.sum()) for side in sides)
     error = math.hypot(math.sqrt(variance), _ELASTICITY * fit.of.apart)
     change = float(fit.levels[sides[0]].mean() - fit.levels[sides[1]].mean())
-    critical, beyond = stats.t.isf([tail, 1 - POWER], noise_df + measured)
+    return _judged(change, error, noise_df + measured, above, tail)
+
+
+def _turns(fit: _Fit, noise: float, above: float, tail: float) -> Shift:
+    """A row's change of a figure, by pairs of processes that took turns."""
+    of, pair = fit.of, fit.of.pair
+    assert pair is not None
+    spread = _own_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2
+    changes, assumed = [], 0.0
+    for number in np.unique(pair):
+        sides = [(pair == number) & side for side in (of.new, ~of.new)]
+        new, base = (float(fit.levels[side].mean()) for side in sides)
+        changes.append(new - base)
+        assumed += sum(float(spread[side].mean() / side.sum()) for side in sides)
+    n = len(changes)
+    seen = float(np.var(changes, ddof=1))
+    variance = (_TURN_DF * assumed / n + (n - 1) * seen) / (_TURN_DF + n - 1)
+    error = math.sqrt(variance / n)
+    return _judged(float(np.mean(changes)), error, _TURN_DF + n - 1, above, tail)
+
+
+def _judged(change: float, error: float, df: float, above: float, tail: float) -> Shift:
+    """A change with its interval, and what would have been found."""
+    critical, beyond = stats.t.isf([tail, 1 - POWER], df)
     width = float(critical) * error
     needed = max(width, above) + float(beyond) * error
     return Shift(change, change - width, change + width, needed)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench_cli.stats.regression import Floats, Series, Shift, shifts
+from specbench_cli.stats.regression import Series, Shift, shifts
+from specbench_cli.stats.two_way import Floats
 
 _SHARES = {"verify": 0.6, "draft": 0.3, "host": 0.1}
 """Of a method's decoding time."""

@@ -303,7 +303,7 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["a", "b", "c"], "3 given: a b c", "specbench compare --over-time a b c"),
         (
             ["base", "nothing"],
-            "nothing is neither a run's folder nor a baseline",
+            "nothing is neither a run's folder, nor one of runs, nor a baseline",
             "--save NAME RUN",
         ),
         (["base", "base", "--tolerance", "5"], "--tolerance '5' is no share", "--tolerance 5%"),

@@ -56,7 +56,7 @@ def sides(draw):
                 verdict=draw(st.none() | text),
                 error=draw(st.none() | text),
                 counters=Counters(*(draw(count) for _ in range(9))),
-                times=draw(st.none() | st.builds(Times, *[count] * 7)),
+                times=draw(st.none() | st.builds(Times, *[count] * 8)),
             )
             for place, label, pass_ in sorted(keys)
         ]
@@ -105,7 +105,7 @@ def test_what_is_written_is_what_is_read(side):
 def test_run_compares_with_its_baseline_as_with_itself(make_run, tmp_path):
     run = make_run(passes=2)
     side, saved = read_run(run), baseline.load(baseline.save("ci", [run], root=tmp_path))
-    assert replace(saved, name=side.name) == side
+    assert replace(saved, name=side.name, began=side.began) == side
     assert scope(saved, side) == scope(side, side)
 
 
@@ -142,9 +142,15 @@ def test_several_runs_are_several_processes(make_run, tmp_path):
     assert saved.cells == read_run(runs[0]).cells
 
 
-def test_noise_in_one_run_labels_the_baseline(make_run, tmp_path):
-    runs = [make_run("a"), make_run("b", change=lambda manifest: manifest.update(noisy=True))]
-    assert baseline.load(baseline.save("ci", runs, root=tmp_path)).noisy
+def test_noisy_run_gives_no_times_unless_all_are_noisy(make_run, tmp_path):
+    def noisy(manifest):
+        manifest.update(noisy=True)
+
+    runs = [make_run("a", change=noisy), make_run("b"), make_run("c", change=noisy)]
+    one = baseline.load(baseline.save("ci", runs, root=tmp_path))
+    none = baseline.load(baseline.save("ci", [runs[0], runs[2]], root=tmp_path))
+    assert (one.noisy, len(one.processes)) == (False, 1)
+    assert (none.noisy, len(none.processes)) == (True, 2)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +303,24 @@ def test_damaged_file_is_said_and_never_a_traceback(make_run, tmp_path, spoil):
 
 def test_file_of_a_newer_version_says_so(make_run, tmp_path):
     path = baseline.save("ci", [make_run()], root=tmp_path)
-    path.write_text(broken(lambda data: data.update(schema=2))(path.read_text()))
-    with pytest.raises(UsageError, match="reads up to 1") as caught:
+    path.write_text(broken(lambda data: data.update(schema=3))(path.read_text()))
+    with pytest.raises(UsageError, match="reads up to 2") as caught:
         baseline.load(path)
     assert "upgrade" in caught.value.hint
+
+
+def test_file_of_an_older_version_knows_no_fastest_forward(make_run, tmp_path):
+    def older(data):
+        data.update(schema=1)
+        for line in data["outputs"]:
+            line[-1].pop()
+
+    path = baseline.save("ci", [make_run()], root=tmp_path)
+    new = baseline.load(path)
+    path.write_text(broken(older)(path.read_text()))
+    was = baseline.load(path)
+    assert {cell.times.draft_fastest for cell in was.cells.values()} == {None}
+    assert was.cells.keys() == new.cells.keys() and was.machine == new.machine
 
 
 def test_binary_and_absent_files_are_said(tmp_path):

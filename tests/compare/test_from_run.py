@@ -22,6 +22,7 @@ def test_time_of_a_forward_is_the_mean_of_its_kinds_medians_by_count(make_side):
     vanilla, sps = (side.cells[Key("mini/qa-1", 1, label, 1, 0)] for label in ("vanilla", "sps"))
     assert (vanilla.times.draft_forward, vanilla.times.verify_forward) == (None, 10)
     assert (sps.times.draft_forward, sps.times.verify_forward) == (2, 6)  # (3 + 2) / 2; of 5, 8
+    assert (vanilla.times.draft_fastest, sps.times.draft_fastest) == (None, 2)
 
 
 def test_cancelled_forward_has_no_part_in_it(make_run):

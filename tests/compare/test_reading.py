@@ -35,6 +35,34 @@ def test_folder_is_a_run_and_a_file_a_baseline(make_run, at_root):
     assert reading.side("results/baselines/ci") == baseline.load(file)
 
 
+def test_folder_of_runs_is_one_side_of_several_processes(make_run, at_root):
+    (at_root / "base").mkdir()
+    for hour, name in enumerate(("1", "2", "3")):
+        run = make_run(
+            name,
+            change=lambda m, hour=hour, name=name: m.update(
+                created_utc=f"2026-11-21T1{hour}:00:00+00:00", noisy=name == "2"
+            ),
+        )
+        run.rename(at_root / "base" / name)
+    side = reading.side("base")
+    assert (side.name, side.noisy, len(side.processes)) == ("base", False, 2)
+    assert [began[11:13] for began in side.began] == ["10", "12"]
+    assert side.left_out == ("times of 2 are left out: it is labelled noisy",)
+    assert side.cells == reading.side("base/1").cells
+    assert reading.folders("base") == [Path("base/1"), Path("base/2"), Path("base/3")]
+    assert reading.folders("base/2") == [Path("base/2")]
+
+
+def test_folder_of_runs_of_two_programs_is_refused_by_what_differs(make_run, at_root):
+    (at_root / "both").mkdir()
+    for name in ("a", "b"):
+        run = make_run(name, change=lambda m, name=name: m["machine"]["git"].update(commit=name))
+        run.rename(at_root / "both" / name)
+    with pytest.raises(UsageError, match=r"commit: a \(a\) against b \(b\)"):
+        reading.side("both")
+
+
 def test_last_is_the_run_written_last(make_run, at_root):
     (at_root / "results/runs").mkdir(parents=True)
     for place, name in enumerate(("older", "newer")):
@@ -69,7 +97,7 @@ def test_what_is_neither_is_said_with_the_baselines_that_there_are(make_run, at_
     (at_root / "empty").mkdir()
     for given in ("nightly", "empty", "../cwd", ""):
         with pytest.raises(
-            UsageError, match=r"neither a run's folder nor a baseline .*: ci"
+            UsageError, match=r"neither a run's folder, nor one of runs, nor a baseline .*: ci"
         ) as caught:
             reading.side(given)
         assert "specbench list runs" in caught.value.hint

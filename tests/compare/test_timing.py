@@ -19,6 +19,7 @@ from specbench_cli.compare.timing import (
     changes,
     findings,
     not_judged,
+    turns,
 )
 
 LABELS = ("vanilla", "sps", "pld", "hf:vanilla")
@@ -212,6 +213,75 @@ def test_two_prompts_are_too_few():
 def test_components_of_other_work_are_not_compared():
     new = edited(side(2), lambda c: replace(c, counters=replace(c.counters, nodes=47)))
     assert [c.figure for c in judged(BASE, new)[RowKey("mini", "sps")]] == [DECODE]
+
+
+def in_turn(began, **more):
+    """A side of eight runs that began at these hours, each with draft forwards as fast as it says;
+    `phase`: what slowed the whole machine, by hour."""
+    phase = more.pop("phase", lambda hour: 1.0)
+    made = []
+    for hour in began:
+        one = side(100 + hour, **more)
+        made.append(
+            tuple(
+                replace(
+                    c,
+                    times=replace(
+                        c.times,
+                        draft_fastest=c.times.draft_forward
+                        and round(c.times.draft_forward * phase(hour)),
+                    ),
+                )
+                for c in one.processes[0]
+            )
+        )
+    return replace(of(made), began=tuple(f"{hour:02}:00" for hour in began))
+
+
+ODD, EVEN = range(1, 17, 2), range(2, 18, 2)
+
+
+def test_runs_that_took_turns_are_compared_as_they_are():
+    base, new = in_turn(ODD), in_turn(EVEN, draft=1.08)
+    (change,) = (c for c in judged(base, new)[RowKey("mini", "sps")] if c.figure == DRAFT)
+    assert turns(base, new) == 8 and not change.relative
+    assert change.ratio == pytest.approx(1.08, abs=0.01)
+    assert slower(base, new).keys() == {"sps"}
+    assert not slower(base, in_turn(EVEN))
+
+
+def test_phases_of_the_machine_do_not_hide_a_slower_draft_from_runs_that_took_turns():
+    def phase(hour):
+        return 1 + (hour + 1) // 4  # up to five times as slow
+
+    base, new = in_turn(ODD, phase=phase), in_turn(EVEN, draft=1.08, phase=phase)
+    assert slower(base, new).keys() == {"sps"}
+    assert not slower(base, in_turn(EVEN, phase=phase))
+
+
+def test_faster_verification_explains_no_draft_that_is_compared_as_it_is():
+    base, new = in_turn(ODD), in_turn(EVEN, draft=1.08 / 0.9, label=0.9)
+    quicker = edited(
+        new,
+        lambda c: replace(
+            c,
+            times=replace(
+                c.times,
+                verify_forward=c.times.verify_forward and round(0.9 * c.times.verify_forward),
+            ),
+        ),
+    )
+    assert "draft forward" in slower(base, replace(quicker, began=new.began))["sps"]
+
+
+def test_runs_one_side_after_the_other_took_no_turns():
+    assert turns(in_turn(range(8)), in_turn(range(8, 16))) == 0
+    assert turns(BASE, BASE) == 0
+
+
+def test_runs_whose_times_are_left_out_are_named():
+    base = replace(BASE, left_out=("times of 3 are left out: it is labelled noisy",))
+    assert not_judged(base, side(2), scope(base, side(2)))[0].startswith("times of 3")
 
 
 def test_every_process_counts_though_only_the_first_are_pairs():

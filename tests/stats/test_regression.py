@@ -4,11 +4,12 @@ tests/benchmarks/false_alarms.py does the simulation at full size.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from specbench_cli.stats.regression import MIN_PROMPTS, Series, shifts
+from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
 from specbench_cli.stats.simulated_sides import BAD, QUIET, Sides, alarms, compared
 
 REPLICATIONS = 30
@@ -111,6 +112,48 @@ def test_calm_of_a_row_with_few_prompts_is_not_believed():
     rows = [series(1.0, prompts=3, noise=0.1, seed=i) for i in range(8)]
     lucky = Series("decode", np.tile([0.0, 0.1], (3, 1)), rows[0].new)
     assert not shifts([lucky, *rows])[0].significant
+
+
+def in_turn(change, *, pairs=8, phases=0.5, each=0.02, seed=0, disturbed=False):
+    """Pairs of processes in phases of the machine that are far apart."""
+    rng = np.random.default_rng(seed)
+    new, pair = np.tile([False, True], pairs), np.repeat(np.arange(pairs), 2)
+    process = np.repeat(rng.normal(0, phases, pairs), 2) + rng.normal(0, each, 2 * pairs)
+    values = rng.normal(0, 1, (7, 1)) + rng.normal(0, 0.01, (7, 2 * pairs))
+    values = values + process + math.log(change) * new
+    return Series("draft forward", values, new, 0.0, pair, disturbed)
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_pairs_see_through_phases_that_hide_a_change_from_two_sides(disturbed):
+    one = in_turn(1.08, disturbed=disturbed)
+    found, blind = only(one), only(replace(one, pair=None))
+    assert found.change == pytest.approx(math.log(1.08), abs=0.025)
+    assert found.significant and not blind.significant
+    assert not only(in_turn(1.0, disturbed=disturbed)).significant
+
+
+def test_pairs_that_scatter_are_believed_less():
+    assert only(in_turn(1.0, each=0.1)).detects > 2 * only(in_turn(1.0)).detects - 1
+
+
+def test_few_pairs_that_agree_by_chance_are_not_believed():
+    """Processes that differ though their outputs repeat well: 0.4% is promised."""
+    found = [only(in_turn(1.0, pairs=MIN_PAIRS, each=0.05, seed=seed)) for seed in range(200)]
+    assert sum(one.significant for one in found) <= 4
+
+
+def test_process_that_lost_its_partner_is_left_out():
+    one = in_turn(1.0)
+    one.values[:, 3] = np.nan
+    one.values[:, 2] += 5.0
+    assert abs(only(one).change) < 0.05
+
+
+def test_fewer_pairs_than_that_prove_nothing():
+    one = in_turn(1.5, pairs=MIN_PAIRS + 1)
+    one.values[:, [1, 3]] = np.nan
+    assert only(one) is None
 
 
 @pytest.mark.parametrize("machine", [QUIET, BAD])
