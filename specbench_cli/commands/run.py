@@ -15,7 +15,7 @@ from specbench_cli.config.load import load
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.execute import apart
+from specbench_cli.execute import apart, turns
 
 EXAMPLES = (
     "specbench run",
@@ -181,6 +181,15 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = False,
+    in_turn: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take turns with the other runs that are given this file, a second each: for two"
+            " sides of a comparison that meet the same machine.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     run_code: Annotated[
         bool,
         typer.Option(
@@ -263,6 +272,8 @@ def run(
         )
     if parent is not None:
         apart.begin_apart(parent)
+    if in_turn is not None:
+        os.environ[turns.VARIABLE] = str(in_turn.resolve())
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.outlook import outlook

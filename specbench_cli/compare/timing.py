@@ -19,20 +19,19 @@ as it is, by each output's fastest: nothing that it could be divided by is as st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbench_cli.compare.cell import Cell, RowKey
 from specbench_cli.compare.outcome import Change, Finding
+from specbench_cli.compare.processes import Place, Processes, place_of, processes
 from specbench_cli.compare.side import Side
-from specbench_cli.compare.turns import pairs as pairs_of_runs
-from specbench_cli.report.speedups import BASELINE, MAX_LOST
-from specbench_cli.stats.regression import MIN_PROMPTS, Series, shifts
+from specbench_cli.report.speedups import BASELINE
+from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
 
 if TYPE_CHECKING:
     from specbench_cli.compare.scope import Scope
@@ -40,11 +39,6 @@ if TYPE_CHECKING:
 DECODE, VERIFY, DRAFT, HOST = "decode", "verify forward", "draft forward", "host"
 OUTSIDE = "hf:vanilla"
 VANILLA = f"{BASELINE} / {OUTSIDE}"
-
-Place = tuple[str, int]
-"""A prompt's turn."""
-Process = Mapping[tuple[str, Place], Cell]
-"""A process' outputs, by label and place."""
 
 
 def changes(
@@ -55,11 +49,12 @@ def changes(
     Args:
         tolerance: the slowdown that is let pass, 0.05 for 5%.
     """
-    run = _processes(base, new)
+    run = processes(base, new)
     asked: list[tuple[RowKey, str, Series]] = []
     for row, pairs in scope.pairs.items():
         if _unjudged(row, pairs, run) is None:
-            asked += ((row, *one) for one in _series(row, pairs, run))
+            labels = _against(row.label), row.label
+            asked += ((row, *one) for one in _series(row, pairs, run.whole(labels, pairs)))
     found = shifts([series for *_, series in asked], above=math.log1p(tolerance))
     result: dict[RowKey, tuple[Change, ...]] = {}
     for (row, figure, series), shift in zip(asked, found, strict=True):
@@ -79,7 +74,7 @@ def changes(
 
 def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
     """The runs and rows whose times are not judged, and why, a sentence each."""
-    run = _processes(base, new)
+    run = processes(base, new)
     reasons = ((row, _unjudged(row, pairs, run)) for row, pairs in scope.pairs.items())
     rows = (f"times of {row.task} {row.label}: {why}" for row, why in reasons if why)
     return (*base.left_out, *new.left_out, *rows)
@@ -87,8 +82,8 @@ def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
 
 def turns(base: Side, new: Side) -> int:
     """How many pairs the runs make that took turns; 0 where they did not."""
-    run = _processes(base, new)
-    return 0 if run.pair is None else int(run.pair.max()) + 1
+    run = processes(base, new)
+    return run.pairs
 
 
 def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ...]:
@@ -135,47 +130,27 @@ def _words(change: Change) -> str:
     return f"{change.figure} {change.ratio - 1:+.1%} [{ends}]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Every process of both sides, BASE's first. new: whether it is NEW's. pair: the number of its
-    pair, where runs took turns."""
-
-    processes: tuple[Process, ...]
-    new: tuple[bool, ...]
-    pair: NDArray[np.int_] | None
-
-
-def _processes(base: Side, new: Side) -> _Run:
-    sides = ((base, False), (new, True))
-    both = [(cells, of_new) for side, of_new in sides for cells in side.processes]
-    began = [at for side in (base, new) for at in side.began or (None,) * len(side.processes)]
-    of_new = tuple(of_new for _, of_new in both)
-    pair = pairs_of_runs(began, of_new)
-    return _Run(
-        tuple({(c.key.label, _place(c)): c for c in cells} for cells, _ in both),
-        of_new,
-        None if pair is None else np.array(pair),
-    )
-
-
-def _place(cell: Cell) -> Place:
-    return cell.key.prompt_id, cell.key.turn
-
-
-def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: _Run) -> str | None:
+def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -> str | None:
     """Why a row's times are not judged; hf:vanilla's are, on vanilla's row."""
-    against = _against(row.label)
-    for label in (against, row.label):
+    labels = _against(row.label), row.label
+    for label in labels:
+        whole = run.whole((label,), pairs)
         for side in (False, True):
-            cells = list(_cells(label, pairs, run, side))
+            cells = list(run.cells(label, pairs, of_new=side))
             which = "NEW" if side else "BASE"
             if not cells:
                 return f"{which} has no {label} to compare with"
-            lost = sum(cell.times is None for cell in cells)
-            if lost > MAX_LOST * len(cells):
+            if side not in whole.new:
+                lost = sum(cell.times is None for cell in cells)
                 return f"{which}'s {label} lost {lost} of {len(cells)} (void or failed)"
-    if len({_place(cell) for cell, _ in pairs}) < MIN_PROMPTS:
+    if len({place_of(cell) for cell, _ in pairs}) < MIN_PROMPTS:
         return f"fewer than {MIN_PROMPTS} prompts"
+    left = run.whole(labels, pairs)
+    for side, which in ((False, "BASE"), (True, "NEW")):
+        if side not in left.new:
+            return f"no run of {which} is whole (void or failed outputs)"
+    if run.pairs and left.pairs < MIN_PAIRS:
+        return f"of {run.pairs} pairs of runs {left.pairs} are whole (void or failed outputs)"
     return None
 
 
@@ -184,25 +159,15 @@ def _against(label: str) -> str:
     return OUTSIDE if label == BASELINE else BASELINE
 
 
-def _cells(
-    label: str, pairs: Sequence[tuple[Cell, Cell]], run: _Run, of_new: bool
-) -> Iterator[Cell]:
-    """A label's outputs at the pairs' places, of one side's processes."""
-    places = {_place(cell) for cell, _ in pairs}
-    for process, is_new in zip(run.processes, run.new, strict=True):
-        if is_new == of_new:
-            yield from (c for place in places if (c := process.get((label, place))) is not None)
-
-
 Figure = Callable[[Cell, Cell], float | None]
 """Of an output and of the one that it is compared with; null where either cannot say."""
 
 
 def _series(
-    row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: _Run
+    row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes
 ) -> Iterator[tuple[str, Series]]:
     """A row's figures."""
-    places = list(dict.fromkeys(_place(cell) for cell, _ in pairs))
+    places = list(dict.fromkeys(place_of(cell) for cell, _ in pairs))
     if row.label == BASELINE:
         apart = _apart(OUTSIDE, places, run)
         yield VANILLA, _one(VANILLA, row, places, run, _relative_whole, apart)
@@ -211,7 +176,7 @@ def _series(
         return
     apart = _apart(BASELINE, places, run)
     yield DECODE, _one(DECODE, row, places, run, _relative_pace, apart)
-    changed = {_place(was) for was, now in pairs if was.counters != now.counters}
+    changed = {place_of(was) for was, now in pairs if was.counters != now.counters}
     alike = [place for place in places if place not in changed]
     for figure, of in COMPONENTS.items():
         if figure == DRAFT and run.pair is not None:
@@ -222,11 +187,11 @@ def _series(
 
 
 def _one(
-    figure: str, row: RowKey, places: Sequence[Place], run: _Run, of: Figure, apart: float
+    figure: str, row: RowKey, places: Sequence[Place], run: Processes, of: Figure, apart: float
 ) -> Series:
     """A figure's logarithms at every place of every process."""
-    values = np.full((len(places), len(run.processes)), np.nan)
-    for p, process in enumerate(run.processes):
+    values = np.full((len(places), len(run.outputs)), np.nan)
+    for p, process in enumerate(run.outputs):
         for i, place in enumerate(places):
             own = process.get((row.label, place))
             other = process.get((_against(row.label), place))
@@ -236,12 +201,12 @@ def _one(
     return Series(figure, values, np.array(run.new, dtype=bool), apart, run.pair)
 
 
-def _apart(label: str, places: Sequence[Place], run: _Run) -> float:
+def _apart(label: str, places: Sequence[Place], run: Processes) -> float:
     """Logarithm of how much slower a row that stands for the machine was on NEW's side."""
     found = []
     for place in places:
         sides: tuple[list[float], list[float]] = ([], [])
-        for process, is_new in zip(run.processes, run.new, strict=True):
+        for process, is_new in zip(run.outputs, run.new, strict=True):
             if (cell := process.get((label, place))) is not None and (value := _whole(cell)):
                 sides[is_new].append(value)
         if all(sides):

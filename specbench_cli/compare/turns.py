@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench_cli.stats.regression import MIN_PAIRS
-
-ALONE = -1
+from specbench_cli.stats.regression import ALONE, MIN_PAIRS
 
 
-def pairs(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
+def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
     """The number of the pair that each process belongs to, `ALONE` where its run has no partner.
 
     Args:

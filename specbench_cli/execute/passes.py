@@ -18,6 +18,7 @@ from specbench_cli.execute.cell import Cell, staffed
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
+from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure.quiet import QuietMeter
@@ -61,13 +62,20 @@ class Pass:
         run_dir: where records go.
         answers: what is there already.
         view: who is told.
+        turns: those that the run takes, if it does.
 
     Attributes:
         left_out: rows that were given up because a worker of theirs was lost, with why.
     """
 
     def __init__(
-        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: Answers, view: RunView
+        self,
+        plan: Plan,
+        bench: Bench,
+        run_dir: RunDir,
+        answers: Answers,
+        view: RunView,
+        turns: Turns | None = None,
     ) -> None:
         self._plan = plan
         self._bench = bench
@@ -84,11 +92,17 @@ class Pass:
             texts=lambda: texts(plan, bench),
             decoder=bench.workspace.decoders["target"],
         )
-        self._windows = Windows(QuietMeter(), allow_noise=config.allow_noise)
+        self._turns = turns
+        self._windows = Windows(
+            QuietMeter(),
+            allow_noise=config.allow_noise,
+            between=None if turns is None else self._pass_on,
+        )
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
         self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer)
         self.left_out: dict[str, WorkerLost] = {}
+        self._alone = False
 
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1)."""
@@ -249,6 +263,14 @@ class Pass:
                 f"{arm.label} is left out of the rest of pass {number}: {why.message};"
                 f" {resumption(self._run_dir.path)} makes what is missing"
             )
+
+    def _pass_on(self) -> None:
+        """Let another run measure a window; say so once where there is none."""
+        assert self._turns is not None
+        self._write()  # while nobody measures
+        if not self._turns.pass_on() and not self._alone:
+            self._alone = True
+            self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int) -> None:
         """Run every row a little: lazy set-up, caches and clocks are then as they will be."""

@@ -15,6 +15,7 @@ from specbench_cli.execute.apart import resumption, run_apart
 from specbench_cli.execute.manifest import manifest, now, rows
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.tune import Tuning
+from specbench_cli.execute.turns import own as own_turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.memory import free_memory
@@ -230,6 +231,7 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
+    turns = own_turns()  # from here on, until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
         models, heads = bench.models(), bench.heads()
@@ -238,7 +240,7 @@ def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[in
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
         provide_costs(plan, bench, run_dir)
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns)
         for number in numbers:
             pass_.run(number)
         run_dir.update(

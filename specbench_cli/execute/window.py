@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from specbench_cli.measure.quiet import CEILING
@@ -38,16 +39,22 @@ class Windows:
     Args:
         meter: who measures the others.
         allow_noise: keep the times of noisy windows.
+        between: called before each window.
     """
 
-    def __init__(self, meter: Meter, *, allow_noise: bool) -> None:
+    def __init__(
+        self, meter: Meter, *, allow_noise: bool, between: Callable[[], object] | None = None
+    ) -> None:
         self._meter = meter
         self._allow_noise = allow_noise
+        self._between = between
         self._cells: list[Measurable] = []
 
     def run(self, cell: Measurable) -> None:
         """Measure a cell inside the current window; settles the window once it is full."""
         if not self._cells:
+            if self._between is not None:
+                self._between()
             self._meter.open()
         cell.measure()
         self._cells.append(cell)

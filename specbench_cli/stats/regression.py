@@ -47,6 +47,8 @@ MIN_PROMPTS = 3
 
 MIN_PAIRS = 5
 """With fewer, pairs do not tell how far they scatter."""
+ALONE = -1
+"""The number of no pair."""
 
 _LENT = 8.0
 """Degrees of freedom that the mean noise of all figures counts in one figure's, and a figure's in a
@@ -78,8 +80,8 @@ class Series:
     figure: series of the same one share what is learnt of noise. values: [prompts, processes],
     logarithms; nan where missing. new: [processes], whether a process is NEW's. apart: logarithm of
     how much slower the machine itself was on NEW's side. pair: [processes], the number of the pair
-    that a process belongs to, where they took turns. disturbed: whether whatever disturbs a value
-    makes it larger.
+    that a process belongs to, or `ALONE`, where they took turns. disturbed: whether whatever
+    disturbs a value makes it larger.
     """
 
     figure: Hashable
@@ -143,6 +145,13 @@ def shifts(
     ]
 
 
+def partnered(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which processes have the other side's beside them."""
+    both = np.intersect1d(pair[new], pair[~new])
+    found: NDArray[np.bool_] = np.isin(pair, both[both != ALONE])
+    return found
+
+
 def _common(one: Series) -> Series | None:
     """The prompts that both sides have, in the processes that have enough of them and, where they
     took turns, their partner."""
@@ -152,7 +161,7 @@ def _common(one: Series) -> Series | None:
         both = seen[:, new].any(1) & seen[:, ~new].any(1)
         kept = seen[both].sum(0) >= MIN_PROMPTS
         if pair is not None:
-            kept &= np.isin(pair, np.intersect1d(pair[kept & new], pair[kept & ~new])) & (pair >= 0)
+            kept &= partnered(np.where(kept, pair, ALONE), new)
         if both.all() and kept.all():
             if pair is not None and len(np.unique(pair)) < MIN_PAIRS:
                 return None

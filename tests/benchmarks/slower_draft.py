@@ -1,11 +1,11 @@
 """Is a draft found that is 8% slower? Real runs that take turns, of a program with such a draft.
 
-    python tests/benchmarks/slower_draft.py FOLDER --rounds 10
+    python tests/benchmarks/slower_draft.py FOLDER --rounds 8
 
-Programs: `base` and `again` are this one as it is; in `sleep` every forward of the draft sleeps for a
-share of its time, in `spin` it keeps the processor for that share (a sleep costs more than it
-lasts: what comes after it is slower). Each round runs all four, every second one backwards; then
-base is compared with each of the others. Needs a quiet machine; resumes where it was stopped.
+Programs: `same` is this one as it is; in `sleep` every forward of the draft sleeps for a share of
+its time, in `spin` it keeps the processor for that share (a sleep costs more than it lasts: what
+comes after it is slower). Each round runs base and each of the others in turn; then they are
+compared. Needs a machine that is as quiet as for any run; resumes where it was stopped.
 """
 
 # ruff: noqa: T201
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import shutil
 import subprocess
 import sys
 import time
@@ -21,35 +22,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("base", "again", "sleep", "spin")
-RUN = ("run", "-m", "sps,hf:vanilla", "--limit", "6", "--max-new-tokens", "32", "--threads", "1")
+PROGRAMS = ("same", "sleep", "spin")
+RUN = ("run", "-m", "sps", "--limit", "12", "--max-new-tokens", "32", "--threads", "1")
 _PR_SET_TIMERSLACK = 29
 _OVERHEAD_NS = 3_500
 """Of the shortest sleep, once the kernel does not round it up by 50 us."""
 
 
 def main() -> None:
-    """Run all programs in turn, compare."""
+    """Run all programs in turn with base, compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--slower", type=float, default=0.08, help="share of a draft forward")
     args = parser.parse_args()
     for number in range(1, args.rounds + 1):
-        for program in PROGRAMS if number % 2 else reversed(PROGRAMS):
-            out = args.folder / program / f"{number:02}"
-            if not (out / "summary.csv").exists():
-                code = subprocess.call(
-                    [sys.executable, "-P", __file__, program, str(args.slower), *RUN]
-                    + ["--out", str(out)],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                print(f"{program} {number}: exit code {code}", flush=True)
-    for program in PROGRAMS[1:]:
+        for program in PROGRAMS:
+            both(args.folder / program, number, program, args.slower)
+    for program in PROGRAMS:
         print(f"\nspecbench compare base {program}", flush=True)
-        sides = [str(args.folder / name) for name in ("base", program)]
+        sides = [str(args.folder / program / name) for name in ("base", "new")]
         subprocess.call([sys.executable, "-m", "specbench_cli", "compare", *sides])
+
+
+def both(folder: Path, number: int, program: str, slower: float) -> None:
+    """One round of base and a program, who starts first alternating."""
+    if (folder / f"done {number}").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    sides = [("base", "same"), ("new", program)]
+    started = []
+    for name, of in sides if number % 2 else reversed(sides):
+        out = folder / name / f"{number:02}"
+        shutil.rmtree(out, ignore_errors=True)
+        words = [of, str(slower), *RUN, "--in-turn", str(folder / "turns"), "--out", str(out)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen([sys.executable, "-P", __file__, *words], **quiet))
+    print(f"{program} {number}: exit codes {[one.wait() for one in started]}", flush=True)
+    (folder / f"done {number}").touch()
 
 
 def run(program: str, slower: float, args: list[str]) -> None:

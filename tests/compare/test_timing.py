@@ -279,6 +279,28 @@ def test_runs_one_side_after_the_other_took_no_turns():
     assert turns(BASE, BASE) == 0
 
 
+def test_runs_that_lost_too_much_are_left_out_and_the_others_judged():
+    base, new = in_turn(ODD), in_turn(EVEN, draft=1.08)
+    first = set(new.processes[0])
+
+    def lost(c):
+        return replace(c, times=None) if c in first and c.key.label == "sps" else c
+
+    hurt = replace(edited(new, lost), began=new.began)
+    assert slower(base, hurt).keys() == {"sps"}
+    assert not_judged(base, hurt, scope(base, hurt)) == ()
+
+
+def test_too_few_whole_pairs_are_not_judged_and_this_is_said():
+    base, new = in_turn(ODD[:5]), in_turn(EVEN[:5], draft=1.5)
+    first = set(new.processes[0])
+    hurt = replace(
+        edited(new, lambda c: replace(c, times=None) if c in first else c), began=new.began
+    )
+    assert judged(base, hurt) == {}
+    assert "of 5 pairs of runs 4 are whole" in not_judged(base, hurt, scope(base, hurt))[0]
+
+
 def test_runs_whose_times_are_left_out_are_named():
     base = replace(BASE, left_out=("times of 3 are left out: it is labelled noisy",))
     assert not_judged(base, side(2), scope(base, side(2)))[0].startswith("times of 3")

@@ -1,0 +1,134 @@
+"""Runs that take turns on a machine: one is at work, for a window of measurement, the others wait.
+
+What slows a machine for some seconds then slows all of them alike: BASE and NEW of a comparison.
+Whoever is at work holds the lock on a file, from before its models are loaded; a process that ends,
+however it does, lets go of it. In the file: who held it last, and who takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from specbench_cli.errors import UsageError
+
+VARIABLE = "SPECBENCH_TURNS"
+"""Names the file, for the process that measures: it may be a run's child."""
+PATIENCE_S = 120.0
+"""How long the first one waits for a second."""
+_LOOK_S = 0.005
+"""How often who waits for another's turn looks whether it came; in it the other takes the lock."""
+
+
+class Turns:
+    """One process' part; made when it is its turn.
+
+    Args:
+        path: the file; made where there is none.
+        name: what tells it from the others; its process' id.
+        alive: whether the process of a name is there.
+
+    Raises:
+        UsageError: the file cannot be written, or the system has no such locks.
+    """
+
+    def __init__(
+        self, path: Path, name: int | None = None, alive: Callable[[int], bool] | None = None
+    ) -> None:
+        self._name = os.getpid() if name is None else name
+        self._alive = _exists if alive is None else alive
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = path.open("a+", encoding="utf-8")
+            _lock(self._file)
+        except OSError as error:
+            raise UsageError(
+                f"--in-turn {path}: {error.strerror}", hint="name a file that can be written"
+            ) from error
+        others = self._others()
+        self._met = bool(others)
+        self._write(last=self._read().get("last") if others else None, others=others)
+
+    def pass_on(self) -> bool:
+        """Let another one work until it passes on; returns whether there was one.
+
+        Waits for a first partner for `PATIENCE_S`; for one that was met, as long as it lives.
+        """
+        end = time.monotonic() + (0.0 if self._met else PATIENCE_S)
+        self._write(last=self._name, others=self._others())
+        while True:
+            _unlock(self._file)
+            time.sleep(_LOOK_S)
+            _lock(self._file)
+            others = self._others()
+            self._met |= bool(others)
+            if self._read().get("last") != self._name:
+                return True
+            if not others and (self._met or time.monotonic() >= end):
+                return False
+
+    def close(self) -> None:
+        """Take no turns any more."""
+        self._file.close()
+
+    def _others(self) -> list[int]:
+        """Who else takes part, and lives."""
+        there: list[int] = self._read().get("there", [])
+        return [name for name in there if name != self._name and self._alive(name)]
+
+    def _read(self) -> dict[str, Any]:
+        self._file.seek(0)
+        try:
+            held: dict[str, Any] = json.loads(self._file.read() or "{}")
+        except ValueError as error:
+            self.close()
+            raise UsageError(
+                f"--in-turn {self._file.name} is a file of something else",
+                hint="name one that does not exist",
+            ) from error
+        return held
+
+    def _write(self, *, last: int | None, others: list[int]) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump({"last": last, "there": [*others, self._name]}, self._file)
+        self._file.flush()
+
+
+@cache
+def own() -> Turns | None:
+    """This process' part, kept until it ends; None where it takes no turns."""
+    path = os.environ.get(VARIABLE)
+    return Turns(Path(path)) if path else None
+
+
+def _exists(process: int) -> bool:
+    """Whether a process is there, and not only because its parent does not know of its end."""
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _lock(file: IO[str]) -> None:
+    """Wait for the lock; raises OSError where there are none."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(0, "this system cannot lock files (fcntl)") from error
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _unlock(file: IO[str]) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
