@@ -27,6 +27,7 @@ EXAMPLES = (
     "specbench compare main last --fail-on broken,changed-output",
     "specbench compare main last --to markdown >> $GITHUB_STEP_SUMMARY",
     "specbench compare main last --to markdown,junit,json -o compared",
+    "specbench compare base new",
     "specbench compare --save main last",
     "specbench compare --over-time results/runs/* -o trend",
 )
@@ -46,8 +47,8 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="BASE NEW",
-            help="Folders of runs, `last`, baseline files, or names of baselines."
-            " With --save or --over-time: RUN...",
+            help="Runs, `last`, folders of several runs of one program, baseline files, or names of"
+            " baselines. With --save or --over-time: RUN...",
             show_default=False,
         ),
     ] = None,
@@ -94,7 +95,8 @@ def compare(
 
     Ids and counters are compared exactly where machine and versions are the same, else by verdicts;
     times on one machine only, where a difference counts if it is significant and above --tolerance.
-    What cannot be compared is named. Exit code 1 closes the gate.
+    Small ones are seen where runs of both sides took turns (run --in-turn). What cannot be compared
+    is named. Exit code 1 closes the gate.
     """
     given = sides or []
     if save is not None and over_time:
@@ -195,7 +197,8 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
-    file = save(name, [one for run in runs for one in folders(run) or [folder(run)]])
+    every = [one for run in runs for one in folders(run) or [folder(run)]]
+    file = save(name, every, tell=output.note)
     output.data(str(file))
     output.note(f"next: specbench compare {name} RUN")
     return ExitCode.OK

@@ -15,7 +15,7 @@ from specbench_cli.config.load import load
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.execute import apart, turns
+from specbench_cli.execute import apart
 
 EXAMPLES = (
     "specbench run",
@@ -26,6 +26,7 @@ EXAMPLES = (
     "specbench run -m sps,pld --tune --limit 24",
     "specbench run -m pearl --devices target=cpu:0,draft=cpu:1",
     "specbench run --profile ci",
+    "specbench run -m sps --limit 12 --in-turn turns --out base/1",
     "specbench run --target embedded-1m -m pld --threads 1 --allow-noise --out runs/lookup",
 )
 EPILOG = "\n\n".join(
@@ -272,8 +273,6 @@ def run(
         )
     if parent is not None:
         apart.begin_apart(parent)
-    if in_turn is not None:
-        os.environ[turns.VARIABLE] = str(in_turn.resolve())
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.outlook import outlook
@@ -288,7 +287,9 @@ def run(
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
-            result = execute.run(plan, run_dir, view, only_pass=only_pass, fresh=resume is None)
+            result = execute.run(
+                plan, run_dir, view, only_pass=only_pass, fresh=resume is None, in_turn=in_turn
+            )
         except apart.Unfinished as fault:
             if fault.told and plan is not None and plan.config.repeats == 1:
                 raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +24,18 @@ ROOT = Path("results/baselines")
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
-def save(name: str, runs: Sequence[Path], *, root: Path = ROOT) -> Path:
+def save(
+    name: str,
+    runs: Sequence[Path],
+    *,
+    root: Path = ROOT,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Path:
     """Write a baseline, in place of the one that this machine had by that name.
 
     Args:
         runs: of one program on one machine, with the same outputs; at least one.
+        tell: who is told of runs whose times are not kept.
 
     Returns:
         Its file.
@@ -56,6 +63,8 @@ def save(name: str, runs: Sequence[Path], *, root: Path = ROOT) -> Path:
         draft.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    for sentence in side.left_out:
+        tell(sentence)
     return path
 
 

@@ -18,7 +18,6 @@ OTHER_VARIABLES = frozenset(
         "SPECBENCH_DATA",
         "SPECBENCH_DEBUG",
         "SPECBENCH_LINEAR",
-        "SPECBENCH_TURNS",
         "SPECBENCH_WORKER_TIMEOUT",
     }
 )

@@ -101,6 +101,7 @@ def run(
     *,
     only_pass: int | None = None,
     fresh: bool = False,
+    in_turn: Path | None = None,
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
 
@@ -108,7 +109,8 @@ def run(
     only pass of a run whose methods have workers, since what happens to processes that compute at
     once shall not happen to the run. `only_pass` is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept. A
-    `fresh` run that fails before its first record could only fail again: its folder goes.
+    `fresh` run that fails before its first record could only fail again: its folder goes. Runs that
+    are given the same file `in_turn` measure in turn.
     """
     if plan is None:
         view.note(f"{run_dir.path} is finished: nothing is missing")
@@ -117,18 +119,19 @@ def run(
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     try:
         if untuned and (alone or only_pass == _TUNING):
-            plan = _tune(run_dir, view)
+            plan = _tune(run_dir, view, in_turn)
         if only_pass != _TUNING:
             view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
         if alone:
-            _run_passes(plan, run_dir, view, [1])
+            _run_passes(plan, run_dir, view, [1], in_turn)
         elif only_pass is None:
+            flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
                 what = "tuning" if number == _TUNING else f"pass {number}"
                 view.handed_over()
-                run_apart(run_dir.path, number, what, view.flags(), kept=_measured(run_dir))
+                run_apart(run_dir.path, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
-            _run_passes(plan, run_dir, view, [only_pass])
+            _run_passes(plan, run_dir, view, [only_pass], in_turn)
     except BaseException as fault:
         if fresh and isinstance(fault, SpecbenchError) and not _measured(run_dir):
             (run_dir.path / _ORDER).unlink(missing_ok=True)
@@ -167,7 +170,7 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
     }
 
 
-def _tune(run_dir: RunDir, view: RunView) -> Plan:
+def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
     """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
     plan, tuning = planned(_ordered(run_dir.path))
     assert tuning is not None
@@ -184,7 +187,7 @@ def _tune(run_dir: RunDir, view: RunView) -> Plan:
     )
     view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
     try:
-        _run_passes(rehearsal, trial, view, [1])
+        _run_passes(rehearsal, trial, view, [1], in_turn)
     except BaseException:
         trial.close("interrupted")
         if not any(trial.records()):
@@ -225,13 +228,15 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
     return ExitCode.OK
 
 
-def _run_passes(plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[int]) -> None:
+def _run_passes(
+    plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[int], in_turn: Path | None
+) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
-    turns = own_turns()  # from here on, until this process ends
+    turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
         models, heads = bench.models(), bench.heads()

@@ -19,8 +19,6 @@ import psutil
 
 from specbench_cli.errors import UsageError
 
-VARIABLE = "SPECBENCH_TURNS"
-"""Names the file, for the process that measures: it may be a run's child."""
 PATIENCE_S = 120.0
 """How long the first one waits for a second."""
 _LOOK_S = 0.005
@@ -103,10 +101,9 @@ class Turns:
 
 
 @cache
-def own() -> Turns | None:
-    """This process' part, kept until it ends; None where it takes no turns."""
-    path = os.environ.get(VARIABLE)
-    return Turns(Path(path)) if path else None
+def own(path: Path) -> Turns:
+    """This process' part, kept until it ends: while a run is concluded, nobody measures."""
+    return Turns(path)
 
 
 def _exists(process: int) -> bool:

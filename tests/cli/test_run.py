@@ -16,6 +16,7 @@ from specbench_cli.commands import _progress
 from specbench_cli.commands.report import EXAMPLES as REPORTS
 from specbench_cli.commands.run import EXAMPLES
 from specbench_cli.config.profile import PROFILES
+from specbench_cli.execute import turns
 from specbench_cli.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,24 @@ def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
     assert plan["tasks"] == "mini: 6 questions, 7 prompts"
     assert int(plan["most_tokens"]) > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.01)
+    code, _, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
+    turns.own(tmp_path / "turns").close()
+    turns.own.cache_clear()
+    assert code == 0
+    assert err.count("no other run takes turns with this one") == 1
+    assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
+
+
+def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
+    (tmp_path / "turns").mkdir()
+    code, out, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
+    assert (code, out) == (2, "")
+    assert "--in-turn" in err and "name a file that can be written" in err
+    assert not (tmp_path / "here").exists()
 
 
 def test_profiles_are_described_by_the_help(run):

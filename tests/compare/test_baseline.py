@@ -147,7 +147,9 @@ def test_noisy_run_gives_no_times_unless_all_are_noisy(make_run, tmp_path):
         manifest.update(noisy=True)
 
     runs = [make_run("a", change=noisy), make_run("b"), make_run("c", change=noisy)]
-    one = baseline.load(baseline.save("ci", runs, root=tmp_path))
+    told = []
+    one = baseline.load(baseline.save("ci", runs, root=tmp_path, tell=told.append))
+    assert told == [f"times of {name} are left out: it is labelled noisy" for name in "ac"]
     none = baseline.load(baseline.save("ci", [runs[0], runs[2]], root=tmp_path))
     assert (one.noisy, len(one.processes)) == (False, 1)
     assert (none.noisy, len(none.processes)) == (True, 2)

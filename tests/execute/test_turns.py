@@ -84,12 +84,6 @@ def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
         assert not own.pass_on()
 
 
-def test_without_the_variable_no_turns_are_taken(monkeypatch):
-    monkeypatch.delenv(turns.VARIABLE, raising=False)
-    turns.own.cache_clear()
-    assert turns.own() is None
-
-
 @pytest.mark.parametrize("spoil", [lambda p: p.mkdir(parents=True), lambda p: p.write_text("[")])
 def test_file_that_cannot_be_is_said_with_what_to_do(tmp_path, spoil):
     path = tmp_path / "turns"
