@@ -82,8 +82,7 @@ def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
 
 def turns(base: Side, new: Side) -> int:
     """How many pairs the runs make that took turns; 0 where they did not."""
-    run = processes(base, new)
-    return run.pairs
+    return processes(base, new).pairs
 
 
 def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ...]:
