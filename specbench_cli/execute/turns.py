@@ -8,7 +8,6 @@ however it does, lets go of it. In the file: who held it last, and who takes par
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -30,7 +29,7 @@ class Turns:
 
     Args:
         path: the file; made where there is none.
-        name: what tells it from the others; its process' id.
+        name: what tells it from the others; its process.
         alive: whether the process of a name is there.
 
     Raises:
@@ -38,9 +37,9 @@ class Turns:
     """
 
     def __init__(
-        self, path: Path, name: int | None = None, alive: Callable[[int], bool] | None = None
+        self, path: Path, name: str | None = None, alive: Callable[[str], bool] | None = None
     ) -> None:
-        self._name = os.getpid() if name is None else name
+        self._name = _name(psutil.Process()) if name is None else name
         self._alive = _exists if alive is None else alive
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,24 +75,28 @@ class Turns:
         """Take no turns any more."""
         self._file.close()
 
-    def _others(self) -> list[int]:
+    def _others(self) -> list[str]:
         """Who else takes part, and lives."""
-        there: list[int] = self._read().get("there", [])
+        there: list[str] = self._read().get("there", [])
         return [name for name in there if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
+        """What is in the file; raises UsageError where that is somebody else's."""
         self._file.seek(0)
         try:
-            held: dict[str, Any] = json.loads(self._file.read() or "{}")
-        except ValueError as error:
+            text = self._file.read()
+            held: Any = json.loads(text) if text else {}
+        except ValueError:
+            held = None
+        if not isinstance(held, dict) or (text and held.keys() != {"last", "there"}):
             self.close()
             raise UsageError(
                 f"--in-turn {self._file.name} is a file of something else",
                 hint="name one that does not exist",
-            ) from error
+            )
         return held
 
-    def _write(self, *, last: int | None, others: list[int]) -> None:
+    def _write(self, *, last: str | None, others: list[str]) -> None:
         self._file.seek(0)
         self._file.truncate()
         json.dump({"last": last, "there": [*others, self._name]}, self._file)
@@ -106,10 +109,16 @@ def own(path: Path) -> Turns:
     return Turns(path)
 
 
-def _exists(process: int) -> bool:
+def _name(process: psutil.Process) -> str:
+    """Its number and when it began: numbers are given again."""
+    return f"{process.pid} {process.create_time():.2f}"
+
+
+def _exists(name: str) -> bool:
     """Whether a process is there, and not only because its parent does not know of its end."""
     try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+        process = psutil.Process(int(name.partition(" ")[0]))
+        return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:

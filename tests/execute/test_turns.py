@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from threading import Thread
 
+import psutil
 import pytest
 
 from specbench_cli.errors import UsageError
@@ -46,14 +47,14 @@ def at_work(file, name, windows, log, alive):
 
 
 def test_two_runs_measure_in_turn_and_the_longer_one_ends_alone(file):
-    log, alive = [], {1, 2}
-    threads = [at_work(file, name, windows, log, alive) for name, windows in ((1, 8), (2, 5))]
+    log, alive = [], {"a", "b"}
+    threads = [at_work(file, name, windows, log, alive) for name, windows in (("a", 8), ("b", 5))]
     for thread in threads:
         thread.join(20)
     first = log[0][0]
-    together = log[: 2 * 5 - (first == 2)]
-    assert [name for name, _ in together[:9]] == [first, 3 - first] * 4 + [first]
-    assert [entry for entry in log if entry[0] == 1][-2:] == [(1, False)] * 2
+    second = "b" if first == "a" else "a"
+    assert [name for name, _ in log[:9]] == [first, second] * 4 + [first]
+    assert [entry for entry in log if entry[0] == "a"][-2:] == [("a", False)] * 2
     assert len(log) == 13
 
 
@@ -71,23 +72,41 @@ def test_processes_take_turns(file, tmp_path):
 
 def test_run_that_dies_at_work_holds_up_nobody(file):
     file.parent.mkdir()
-    file.write_text(json.dumps({"last": 7, "there": [7, 8]}))
-    with closing(Turns(file, 1, alive=lambda name: name == 8)) as own:
+    file.write_text(json.dumps({"last": "c", "there": ["c", "d"]}))
+    with closing(Turns(file, "a", alive=lambda name: name == "d")) as own:
         own._alive = lambda name: False
         assert not own.pass_on()
-    assert json.loads(file.read_text()) == {"last": 1, "there": [1]}
+    assert json.loads(file.read_text()) == {"last": "a", "there": ["a"]}
+
+
+def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
+    file.parent.mkdir()
+    now = psutil.Process()
+    before = f"{now.pid} {now.create_time() - 100:.2f}"
+    file.write_text(json.dumps({"last": before, "there": [before]}))
+    with closing(Turns(file)) as own:
+        assert not own.pass_on()
+    assert len(json.loads(file.read_text())["there"]) == 1
 
 
 def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
     monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
-    with closing(Turns(file, 1)) as own:
+    with closing(Turns(file, "a")) as own:
         assert not own.pass_on()
 
 
-@pytest.mark.parametrize("spoil", [lambda p: p.mkdir(parents=True), lambda p: p.write_text("[")])
-def test_file_that_cannot_be_is_said_with_what_to_do(tmp_path, spoil):
-    path = tmp_path / "turns"
-    spoil(path)
+def test_file_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UsageError, match="--in-turn") as caught:
-        Turns(path)
-    assert "name" in caught.value.hint
+        Turns(tmp_path)
+    assert "can be written" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "7", '{"mine": 1}', "words"])
+def test_file_of_something_else_is_left_alone(file, text):
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(UsageError, match="of something else") as caught:
+        Turns(file)
+    assert "does not exist" in caught.value.hint
+    assert file.read_text() == text
