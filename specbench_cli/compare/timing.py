@@ -75,7 +75,10 @@ def changes(
 def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
     """The runs and rows whose times are not judged, and why, a sentence each."""
     run = processes(base, new)
-    reasons = ((row, _unjudged(row, pairs, run)) for row, pairs in scope.pairs.items())
+    reasons = (
+        (row, _unjudged(row, pairs, run) or _left_out(row, pairs, run))
+        for row, pairs in scope.pairs.items()
+    )
     rows = (f"times of {row.task} {row.label}: {why}" for row, why in reasons if why)
     return (*base.left_out, *new.left_out, *rows)
 
@@ -151,6 +154,13 @@ def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -
     if run.pairs and left.pairs < MIN_PAIRS:
         return f"of {run.pairs} pairs of runs {left.pairs} are whole (void or failed outputs)"
     return None
+
+
+def _left_out(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -> str | None:
+    """How many processes a row that is judged goes without."""
+    every = len(run.outputs)
+    lost = every - len(run.whole((_against(row.label), row.label), pairs).outputs)
+    return f"{lost} of {every} runs are left out (void or failed outputs)" if lost else None
 
 
 def _against(label: str) -> str:
