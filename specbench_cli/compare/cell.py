@@ -16,6 +16,10 @@ class Key(NamedTuple):
     seed: int
 
 
+Place = tuple[str, int]
+"""A prompt's turn."""
+
+
 class RowKey(NamedTuple):
     """A row of the comparison: a method's cells of one task."""
 

@@ -9,14 +9,12 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.compare.cell import Cell
+from specbench_cli.compare.cell import Cell, Place
 from specbench_cli.compare.side import Side
 from specbench_cli.compare.turns import pairs_of
 from specbench_cli.report.speedups import MAX_LOST
 from specbench_cli.stats.regression import partnered
 
-Place = tuple[str, int]
-"""A prompt's turn."""
 Outputs = Mapping[tuple[str, Place], Cell]
 """A process' outputs, by label and place."""
 Pairs = Sequence[tuple[Cell, Cell]]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench_cli.compare import rules
-from specbench_cli.compare.cell import Cell, Key, RowKey
+from specbench_cli.compare.cell import Cell, Key, Place, RowKey
 from specbench_cli.compare.outcome import Rule
 from specbench_cli.compare.side import Side, changed, changed_params
 from specbench_cli.errors import UsageError
@@ -22,9 +22,6 @@ _ASKED = (
 """What every output depends on by its meaning: another value is another question."""
 _TIMING = ("threads", "dtype", "device", "devices")
 """What times depend on by intention."""
-
-Place = tuple[str, int]
-"""A prompt's turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
