@@ -14,7 +14,7 @@ from methods._heads.eagle import EagleHead
 from methods._heads.layer import LayerHead
 from methods._heads.method import HeadMethod, HeadParams
 from specbench_cli.api import Claim, Draft, Field, MethodParams, Session
-from specbench_cli.engine.template import best_tree, fill, tree_of_choices, tree_of_widths
+from specbench_cli.engine.drafting.template import best_tree, fill, tree_of_choices, tree_of_widths
 
 AUTHORS = tree_of_choices(
     tuple(map(int, ranks))

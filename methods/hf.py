@@ -28,9 +28,9 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Step
-from specbench_cli.engine.sampling import Sampling, key_of
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.types import Origin
+from specbench_cli.engine.verify.sampling import Sampling, key_of
 
 Proposal = tuple[int, Tensor]
 """Where in the output candidates were asked for, and their ids [m]."""

@@ -14,21 +14,20 @@ from methods._heads.layer import LayerHead
 from methods._heads.method import HeadMethod, HeadParams
 from methods._heads.mtp import MtpHead
 from specbench_cli.api import Draft, Field, MethodParams, Outcome, Session
-from specbench_cli.engine.length import LengthParams, Rule
-from specbench_cli.engine.stopping import rule_of
+from specbench_cli.engine.drafting.lengths import LengthParams, LengthRule, rule_of
 
 
 class MtpParams(HeadParams, LengthParams):
     """Parameters of `Mtp`."""
 
-    length: int | Rule = Field(
+    length: int | LengthRule = Field(
         3,
         description="draft tokens a step, one forward of the layer each, or the rule that decides",
     )
 
     @field_validator("length")
     @classmethod
-    def _needs_no_draft_model(cls, value: int | Rule) -> int | Rule:
+    def _needs_no_draft_model(cls, value: int | LengthRule) -> int | LengthRule:
         if value == "acceptance-head":
             raise ValueError("'acceptance-head' reads a draft model's rows: for sps and specdec++")
         return value

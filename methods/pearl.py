@@ -24,7 +24,7 @@ from specbench_cli.api import (
     Step,
     Tokens,
 )
-from specbench_cli.engine.auto import AUTO, NumberOrAuto
+from specbench_cli.engine.params import AUTO, NumberOrAuto
 
 LONGEST = 64
 """The largest window under "auto": it makes the largest forward that is measured."""

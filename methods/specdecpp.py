@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
 from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Outcome, Session, Trained
-from specbench_cli.engine import stopping
-from specbench_cli.engine.length import draft_chain
+from specbench_cli.engine.drafting import lengths as stopping
+from specbench_cli.engine.drafting.lengths import draft_chain
 
 
 class SpecDecPPParams(MethodParams):

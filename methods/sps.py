@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
 from specbench_cli.api import Draft, Method, Outcome, Session, Trained
-from specbench_cli.engine.length import LengthParams, draft_chain
-from specbench_cli.engine.stopping import rule_of
+from specbench_cli.engine.drafting.lengths import LengthParams, draft_chain, rule_of
 
 
 class SpsParams(LengthParams):

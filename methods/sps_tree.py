@@ -14,11 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
-from specbench_cli.engine.auto import AUTO
-from specbench_cli.engine.growth import Grown, grow
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.template import fill, tree_of_widths
-from specbench_cli.engine.tree_size import Nodes, most, size_of
+from specbench_cli.engine.drafting.growth import Grown, Nodes, grow, most, size_of
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.template import fill, tree_of_widths
+from specbench_cli.engine.params import AUTO
 
 
 def _listed(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, field_validator
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
-from specbench_cli.engine.ngram import KatzModel
-from specbench_cli.engine.stages import Counts, Generator, Stage
+from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.stages import Counts, Generator, Stage
 
 NGRAM = "ngram"
 

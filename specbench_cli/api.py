@@ -5,9 +5,9 @@
 
 from pydantic import Field
 
-from specbench_cli.engine.artifact import Artifact, Trained
-from specbench_cli.engine.head import Head
-from specbench_cli.engine.method import Claim, Guarantee, Method, MethodParams
+from specbench_cli.engine.method import Claim, Guarantee, Method
+from specbench_cli.engine.models.head import Artifact, Head, Trained
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
 from specbench_cli.engine.workers.drafter import Desk, Drafter

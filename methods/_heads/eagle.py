@@ -13,8 +13,8 @@ from torch import Tensor
 
 from methods._heads.files import HeadFiles
 from methods._heads.layer import LayerHead, random_layer, random_matrix
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.head import NORMED
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import NORMED
 
 
 class EagleHead(LayerHead):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from methods._heads.files import HeadFiles
 from methods._heads.layer import LayerHead, random_layer, random_matrix, wrong_size
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.layers import Layer, LayerReader
-from specbench_cli.engine.plan import Scratch
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.layers import Layer, LayerReader
+from specbench_cli.engine.models.plan import Scratch
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""

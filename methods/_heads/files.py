@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from methods._heads.layouts import recognise, renamed
-from specbench_cli.engine.checkpoint import Weights
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.fused import ROPE_TYPES
-from specbench_cli.engine.load import sha256_of
+from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.fused import ROPE_TYPES
+from specbench_cli.engine.models.load import sha256_of
 from specbench_cli.errors import EnvironmentFault
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")

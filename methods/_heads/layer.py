@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from methods._heads.files import HeadFiles, HeadShape, read_head
-from specbench_cli.engine.artifact import Artifact
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.fused import FusedStack
-from specbench_cli.engine.head import Head
-from specbench_cli.engine.layers import Layer, LayerReader, layer_bytes
-from specbench_cli.engine.plan import Scratch
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.fused import FusedStack
+from specbench_cli.engine.models.head import Artifact, Head
+from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
+from specbench_cli.engine.models.plan import Scratch
 from specbench_cli.engine.types import Features, Input
 from specbench_cli.errors import EnvironmentFault
 

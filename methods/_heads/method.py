@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from methods._heads.layer import LayerHead
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Trained
-from specbench_cli.engine.auto import AUTO
-from specbench_cli.engine.growth import grow
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.tree_size import Nodes, most, size_of
+from specbench_cli.engine.drafting.growth import Nodes, grow, most, size_of
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.params import AUTO
 
 
 class HeadParams(MethodParams):

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from methods._heads.files import HeadFiles
 from methods._heads.layer import LayerHead, random_layer, random_matrix
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.head import NORMED
-from specbench_cli.engine.layers import LayerReader
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import NORMED
+from specbench_cli.engine.models.layers import LayerReader
 
 
 class MtpHead(LayerHead):

@@ -18,11 +18,11 @@ from specbench_cli.audit.table_model import (
     random_table,
     settled,
 )
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.meter import Metered
-from specbench_cli.engine.sampling import Rule, Sampling
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
 

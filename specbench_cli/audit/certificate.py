@@ -16,7 +16,7 @@ from specbench_cli import __version__
 from specbench_cli.audit.finding import Finding
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.verify.sampling import Rule
 
 SCHEMA = 1
 

@@ -13,10 +13,10 @@ from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
 from specbench_cli.audit.table_model import pair, random_table, successor_table, sure_table
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.sampling import Rule
-from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.tree import ROOT
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 TURNS = 4

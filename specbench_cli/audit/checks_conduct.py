@@ -10,10 +10,10 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.table_head import TableHead, features_out_of_place
 from specbench_cli.audit.table_model import pair, rows_out_of_place
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.sampling import Rule
-from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 

@@ -16,9 +16,9 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.overlap import expected_accepted
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.random import Random
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.sampling import Rule
 
 EXACT = 1e-9
 """Total variation, and tokens accepted, that sums of floating-point numbers explain."""

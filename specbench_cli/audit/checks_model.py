@@ -14,11 +14,11 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.head import NORMED, Head, features
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.sampling import Rule, Sampling
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import NORMED, Head, features
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Features, Input, Tokens
+from specbench_cli.engine.verify.sampling import Rule, Sampling
 
 SAMPLINGS: dict[Rule, Sampling] = {
     "greedy": Sampling(),

@@ -18,8 +18,8 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.table_model import random_table
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.sampling import Sampling
 
 TOKENS = 4_000
 """Tokens sampled for a verdict."""

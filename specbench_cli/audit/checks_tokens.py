@@ -10,9 +10,10 @@ from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tok
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.engine.method import Method, MethodParams
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Rule
 
 CASES = 120
 """Random tables for each rule, shared out among the variants."""

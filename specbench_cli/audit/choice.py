@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.random import Random
+from specbench_cli.engine.verify.random import Random
 
 Law = Mapping[Hashable, float]
 """The probability of each outcome."""

@@ -25,13 +25,15 @@ from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
 from specbench_cli.audit import faulty_windows as windows
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring, verify, verify_tree
-from specbench_cli.engine.head import Tape
-from specbench_cli.engine.levels import Levels
+from specbench_cli.engine import scoring
+from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.random import SeededRandom
+from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify import siblings as verify_tree
+from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
 
 

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench_cli.engine import verify
-from specbench_cli.engine.random import Random, SeededRandom
+from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.stop import Finish, StopRule
 from specbench_cli.engine.types import Outcome
+from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify.random import Random, SeededRandom
 
 # ---- in place of `Session.warp`, `verify.rejection` and `verify.residual` -----------------------
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from methods.pearl import Pearl, PearlDrafter
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.random import Random
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Origin, Outcome, Step, Tokens
+from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker

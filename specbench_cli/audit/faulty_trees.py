@@ -12,12 +12,12 @@ from torch import Tensor
 
 from methods.mtp import Mtp
 from methods.sps_tree import SpsTree
-from specbench_cli.engine.head import Tape
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.random import Random
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.tree import ROOT, Tree, rows_of
 from specbench_cli.engine.types import Draft, Features, Outcome
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.tree import ROOT, Tree, rows_of
 
 # ---- methods that draft trees -------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.sampling import Noise, Sampling, log_warp
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.store.schema import Steps
 
 REACH = 2.0

@@ -14,7 +14,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from specbench_cli.audit.choice import Law
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 
 
 class Reference:

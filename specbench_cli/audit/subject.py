@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from specbench_cli.engine.length import LengthParams
-from specbench_cli.engine.method import Method, MethodParams
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.drafting.lengths import LengthParams
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.sampling import Rule
 
 LOSSLESS = ("exact_tokens", "exact_law")
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.table_model import TableDecoder, TableState
-from specbench_cli.engine.artifact import Trained
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.head import NORMED, Head
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import NORMED, Head, Trained
 from specbench_cli.engine.types import Features
 
 

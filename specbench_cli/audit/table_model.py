@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
 
 

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_cli.audit.cases import Watched, nominal_costs
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.load import load_decoder, module_of
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
 
 VOCAB = 96

@@ -3,17 +3,193 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import host, proposal
-from specbench_cli.engine.choosing import Chooser, Pick
-from specbench_cli.engine.text import Text
+from specbench_cli.engine import host
+from specbench_cli.engine.sequence import Text
 from specbench_cli.engine.types import Draft, Out, Tokens
+from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
 from specbench_cli.errors import MethodFault
+
+# ---- what a draft must hold before anything is computed from it ---------------------------------
+
+TOLERANCE = 1e-4
+"""How far from 1 a law's sum may be; float32 rounding over 100,000 tokens stays well below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What limits a draft: ids in the vocabulary, levels of use, nodes that there is memory for."""
+
+    vocab: int
+    levels: int
+    nodes: int
+    device: torch.device
+
+
+def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
+    """Raise MethodFault unless a draft can be scored and verified under a rule.
+
+    Waits for the device. Laws matter only where tokens are drawn.
+    """
+    tokens = draft.tokens
+    if tokens.dim() != 1 or tokens.dtype != torch.int64 or tokens.device != bounds.device:
+        raise fault(
+            "tokens",
+            f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
+            "flatten trees level by level; ids are the target's",
+        )
+    ids = tokens.tolist()
+    check_ids(ids, bounds.vocab)
+    tree = check_form(draft, bounds, rule)
+    if rule in ("rejection", "block"):
+        if draft.q is not None:
+            _check_q(draft.q, draft, bounds)
+        if tree is not None and draft.law == "wor":
+            _check_distinct(tree, ids)
+
+
+def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
+    """Raise MethodFault for what is wrong with a draft whatever its ids and laws are; no wait."""
+    tree = None if draft.parents is None else _tree(draft)
+    check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
+    if draft.nodes > bounds.nodes:
+        raise fault(
+            "tokens",
+            f"{draft.nodes} nodes where the target's state has room for {bounds.nodes}",
+            "call `session.reserve(nodes)` with the largest tree's size in `start`",
+        )
+    if rule in ("rejection", "block"):
+        _check_rule(draft, rule)
+    return tree
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise MethodFault unless all ids are in the vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab):
+        node = next(at for at, token in enumerate(ids) if not 0 <= token < vocab)
+        raise fault("tokens", f"id {ids[node]} at node {node}; the target's are 0..{vocab - 1}")
+
+
+def check_levels(levels: int, allowed: int) -> None:
+    """Raise MethodFault if a draft is deeper than the rest of the budget can use."""
+    if levels > allowed:
+        raise fault(
+            "tokens",
+            f"{levels} levels proposed where at most {allowed} are of use",
+            "propose no more than the `limit` given",
+        )
+
+
+def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
+    """Raise MethodFault unless q has a law for each node."""
+    if tuple(q.shape) != whole or not q.is_floating_point():
+        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
+
+
+def check_rows(draft: Draft, rows: int) -> None:
+    """Raise MethodFault unless there is a row for each node; only a chain can do without that of
+    its last."""
+    if rows != draft.nodes or draft.parents is not None or not rows:
+        raise fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
+
+
+def fault(field: str, what: str, hint: str | None = None) -> MethodFault:
+    """A fault in a field of a draft."""
+    return MethodFault(f"draft.{field}: {what}", hint)
+
+
+def _tree(draft: Draft) -> Tree:
+    parents, order = draft.parents, draft.order
+    assert parents is not None
+    if len(parents) != draft.nodes or type(parents) is not tuple:
+        raise fault("parents", f"{_listed(parents)}; must be a tuple of {draft.nodes}, one a node")
+    for node, parent in enumerate(parents):
+        if type(parent) is not int or not ROOT <= parent < node:
+            raise fault(
+                "parents",
+                f"{parent!r} at node {node}; allowed are {ROOT}, the root, and lower nodes",
+                "number parents before their children",
+            )
+    if order is not None and (
+        sorted(order) != list(range(draft.nodes)) or type(order) is not tuple
+    ):
+        raise fault("order", f"{_listed(order)}; must be a tuple of all nodes, each once")
+    return tree_of(parents, order)
+
+
+def _check_rule(draft: Draft, rule: Rule) -> None:
+    if rule == "block" and draft.parents is not None:
+        raise fault(
+            "parents",
+            "a tree was proposed; block verification takes chains",
+            "choose --verify rejection",
+        )
+    drawn = ("iid",) if draft.parents is None else ("iid", "wor")
+    if (draft.law in drawn) if draft.q is not None else (draft.law == "point"):
+        return
+    held = "without q" if draft.q is None else "with q"
+    raise fault(
+        "law",
+        f"{draft.law!r} {held}; allowed are 'point' without q and {' and '.join(map(repr, drawn))}"
+        " with the q that the tokens were drawn from",
+        "take each drawn token and its q from `session.pick` or `session.branch`",
+    )
+
+
+def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
+    whole = (draft.nodes, bounds.vocab)
+    if tuple(q.shape) != whole or not q.is_floating_point() or q.device != bounds.device:
+        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
+    if draft.nodes == 0:
+        return
+    own = q.gather(1, draft.tokens[:, None])[:, 0]
+    wrong = torch.stack(
+        (
+            ~q.isfinite().all(-1),
+            (q < 0).any(-1),
+            (q.sum(-1) - 1).abs() > TOLERANCE,
+            # Without replacement, children beyond q's support are allowed: see `siblings`.
+            (own <= 0) & (draft.law == "iid"),
+        )
+    )
+    for what, rows in zip(_WRONG, wrong.tolist(), strict=True):
+        if True in rows:
+            node = rows.index(True)
+            raise fault("q", what.format(node=node, sum=float(q[node].sum()), own=float(own[node])))
+
+
+_WRONG = (
+    "the law of node {node} is not finite",
+    "the law of node {node} has negative entries",
+    "the law of node {node} sums to {sum:.6g}, not 1",
+    "the law of node {node} gives its own token probability {own:g}: it was not drawn from it",
+)
+
+
+def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
+    for children in tree.children:
+        if len({ids[child] for child in children}) < len(children):
+            raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+
+
+def _listed(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- the drafts of a session --------------------------------------------------------------------
 
 
 class Drafts:
@@ -40,7 +216,7 @@ class Drafts:
 
     def chain(self, ids: Sequence[int]) -> Draft:
         """See `Session.chain`."""
-        self.checked(proposal.check_ids, ids, self._chooser.vocab_size)
+        self.checked(check_ids, ids, self._chooser.vocab_size)
         text = self._text
         line = host.ids([text.tokens[-1], *ids], text.device) if ids else None
         self._sound = Draft(self._nothing if line is None else self._rooted(line))
@@ -57,7 +233,7 @@ class Drafts:
         draft = self.chain(ids)
         if q is not None and self._chooser.sampling.draws:
             whole = (draft.nodes, self._chooser.vocab_size)
-            self.checked(proposal.check_shape, q, whole)
+            self.checked(check_shape, q, whole)
             self._sound = draft = Draft(draft.tokens, law="iid", q=q)
         return draft
 
@@ -91,7 +267,7 @@ class Drafts:
         if draft is not self._sound:
             self.inspected(draft)
         elif draft.nodes:
-            self.checked(proposal.check_form, draft, self._bounds(), self._chooser.sampling.rule)
+            self.checked(check_form, draft, self._bounds(), self._chooser.sampling.rule)
         self._picks.clear()
         text = self._text
         written, tokens, line = self._line or (0, None, draft.tokens)
@@ -102,7 +278,7 @@ class Drafts:
 
     def inspected(self, draft: Draft) -> None:
         """Raise MethodFault unless a draft is well formed, its ids and laws too; waits."""
-        self.checked(proposal.inspect, draft, self._bounds(), self._chooser.sampling.rule)
+        self.checked(inspect, draft, self._bounds(), self._chooser.sampling.rule)
 
     def checked(self, check: Callable[..., object], *args: object) -> None:
         """Run a check of a draft; its fault gets the number of the step."""
@@ -117,7 +293,7 @@ class Drafts:
         self._line = len(self._text.tokens), tokens, line
         return tokens
 
-    def _bounds(self) -> proposal.Bounds:
+    def _bounds(self) -> Bounds:
         room = self._text.room
         nodes = room + self.slack
-        return proposal.Bounds(self._chooser.vocab_size, room, nodes, self._text.device)
+        return Bounds(self._chooser.vocab_size, room, nodes, self._text.device)

@@ -7,23 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from specbench_cli.engine.artifact import Trained
 from specbench_cli.engine.loop import draft_and_verify
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
 """What a method promises of its output; the first two are lossless."""
-
-
-class MethodParams(BaseModel):
-    """A method's parameters: a field each, with its default, bounds and description."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

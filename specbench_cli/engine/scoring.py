@@ -7,14 +7,78 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from specbench_cli.engine.decoder import LogitsAt, State
-from specbench_cli.engine.head import Tape
-from specbench_cli.engine.meter import Metered
-from specbench_cli.engine.partial import Halves
-from specbench_cli.engine.text import Text
-from specbench_cli.engine.tree import rows_of
-from specbench_cli.engine.types import Draft, Features, Out, Tokens
+from specbench_cli.engine.models.decoder import LogitsAt, State
+from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.sequence import Text
+from specbench_cli.engine.types import Draft, Features, Hidden, Out, Tokens
+from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
+
+# ---- a forward in two halves --------------------------------------------------------------------
+
+
+class Halves:
+    """One forward over one sequence, halted behind its exit layer.
+
+    Number for number what a whole forward gives. If the exit is the last layer there is no second
+    half.
+
+    Args:
+        state: of the target; holds the new rows of the first layers alone until `end`.
+        layer: how many layers run first.
+        taps: layers whose outgoing rows are wanted.
+
+    Raises:
+        MethodFault: the target has no such layer.
+    """
+
+    def __init__(self, target: Metered, state: State, layer: int, taps: Sequence[int] = ()) -> None:
+        self._target, self._state, self._layer, self._taps = target, state, layer, taps
+        self._last: int = target.n_layers
+        if not 1 <= layer <= self._last:
+            raise MethodFault(
+                f"{target.name} has no exit behind layer {layer}: it has {self._last} layers",
+                f"choose one of 1 to {self._last}",
+            )
+        self._how: dict[str, Any] = {}
+        self._first: Out | None = None
+
+    def begin(self, x: Tokens, **how: Any) -> Tensor:
+        """Run the first layers over new rows [1, n].
+
+        Args:
+            how: positions and mask, as `Decoder.forward` takes them.
+        Returns:
+            early logits [n, V].
+        """
+        self._how = how
+        taps = [at for at in self._taps if at < self._layer]
+        if self._layer == self._last:
+            how = how | {"logits_at": "all"}
+        else:
+            how = how | {"layers": (0, self._layer), "logits_at": None, "early": True}
+        self._first = self._target.forward(x, self._state, taps=taps, **how)
+        return cast(Tensor, self._first.logits)[0]
+
+    def end(self) -> Out:
+        """Run the layers that are left: what a whole forward gives, with logits at all rows."""
+        first = self._first
+        assert first is not None, "`begin` comes first"
+        if self._layer == self._last:
+            return first
+        rest = self._target.forward(
+            Hidden(first.hidden),
+            self._state,
+            layers=(self._layer, self._last),
+            taps=[at for at in self._taps if at >= self._layer],
+            logits_at="all",
+            **self._how,
+        )
+        return Out(rest.logits, rest.hidden, {**first.taps, **rest.taps})
+
+
+# ---- whole forwards -----------------------------------------------------------------------------
 
 
 class Scoring:

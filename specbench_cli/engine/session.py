@@ -9,24 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import decide, proposal, ranking
-from specbench_cli.engine.artifact import Trained
-from specbench_cli.engine.choosing import Chooser, Pick
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.drafts import Drafts
-from specbench_cli.engine.meter import Meter, Metered
-from specbench_cli.engine.random import Random, SeededRandom
-from specbench_cli.engine.replay import Recording
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.drafts import Drafts, check_rows
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Scoring
-from specbench_cli.engine.stop import Finish, StopRule
-from specbench_cli.engine.text import Text
-from specbench_cli.engine.tree import tree_of
+from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
     Features,
@@ -37,13 +31,15 @@ from specbench_cli.engine.types import (
     Outcome,
     Tokens,
 )
+from specbench_cli.engine.verify import decide, ranking
+from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.verify.random import Random, SeededRandom
+from specbench_cli.engine.verify.sampling import Noise, Sampling
+from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workers.drafter import Brief, Drafter
 from specbench_cli.engine.workers.transport import Hiring, Worker
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-
-if TYPE_CHECKING:
-    from specbench_cli.engine.method import MethodParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,16 @@ class Session:
         )
         chooser = None if self._own_chance else self.chooser
         worker = self._workspace.transport.hire(
-            Hiring(kind, params, brief, self._workspace, self.meter, self._lend, chooser)
+            Hiring(
+                kind,
+                params,
+                brief,
+                self._workspace.decoders,
+                self._workspace.recipes,
+                self.meter,
+                self._lend,
+                chooser,
+            )
         )
         self.workers.append(worker)
         return worker
@@ -396,7 +401,7 @@ class Session:
             MethodFault: another number of rows.
         """
         if rows.shape[0] != draft.nodes + 1:
-            self._drafts.checked(proposal.check_rows, draft, rows.shape[0])
+            self._drafts.checked(check_rows, draft, rows.shape[0])
         return self._decide(draft, rows)
 
     def commit(self, outcome: Outcome) -> Outcome:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.engine.artifact import Trained
-from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
 

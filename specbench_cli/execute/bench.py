@@ -16,11 +16,11 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 
-from specbench_cli.engine.artifact import Trained
-from specbench_cli.engine.checkpoint import ConfigFacts, Weights, config_facts
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.load import load_decoder, module_of
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.placement import choose_device, placement

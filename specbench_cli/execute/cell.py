@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import WorkerLost

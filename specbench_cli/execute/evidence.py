@@ -7,8 +7,8 @@ from typing import Any
 
 from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.plan import Plan
 from specbench_cli.stats.neartie import at_least_one

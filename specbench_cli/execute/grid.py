@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from specbench_cli import registry
 from specbench_cli.config import sweep
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.plan import Arm
 

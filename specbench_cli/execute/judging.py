@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench_cli.audit.verdict import Judge, is_judged
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.cell import Cell
 from specbench_cli.execute.plan import REFERENCE
 from specbench_cli.scoring import score

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench_cli.audit.verdict import Judge
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench

@@ -20,14 +20,14 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.head import Head
-from specbench_cli.engine.meter import Meter, Metered
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import Head
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.tree import ROOT, rows_of
 from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import ROOT, rows_of
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT, NEW_TOKENS = 64, 24

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
 from specbench_cli.training.acceptance import (
     AcceptanceRecipe,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.head import NORMED
+from specbench_cli.engine.models.head import NORMED
 from specbench_cli.training.head_attention import Past, take
 from specbench_cli.training.heads import DraftHead
 from specbench_cli.training.losses import Chats, Loss, chats_of, compiled

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, generated_chats, reply_chats

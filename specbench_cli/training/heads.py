@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from specbench_cli.engine.head import NORMED
+from specbench_cli.engine.models.head import NORMED
 from specbench_cli.training.head_attention import Attention, Past, take
 
 

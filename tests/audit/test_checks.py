@@ -17,7 +17,7 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.table_model import Row, TableState, rows_out_of_place
-from specbench_cli.engine.sampling import Rule
+from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
 
 OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]

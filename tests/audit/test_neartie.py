@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from specbench_cli.audit.neartie import REACH, flip_chances, width_explains
 from specbench_cli.audit.verdict import Judge
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.sampling import Noise, Sampling, log_warp
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Out
+from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.stats.neartie import LEVEL, upper_tail
 from specbench_cli.store.schema import Steps
 

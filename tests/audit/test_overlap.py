@@ -12,9 +12,9 @@ from specbench_cli.audit.choice import walk
 from specbench_cli.audit.overlap import chance
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine.siblings import siblings
-from specbench_cli.engine.tree import tree_of
-from specbench_cli.engine.verify_tree import multi_round
+from specbench_cli.engine.verify.choosing import siblings
+from specbench_cli.engine.verify.siblings import multi_round
+from specbench_cli.engine.verify.tree import tree_of
 
 FILE = Path(__file__).parents[1] / "methods" / "tree_method.py"
 

@@ -7,8 +7,8 @@ from methods.mtp import Mtp, MtpParams
 from specbench_cli.audit.cases import Case, Watched
 from specbench_cli.audit.table_head import TableHead, features_out_of_place
 from specbench_cli.audit.table_model import TableDecoder, random_table, rows_out_of_place
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.types import Features, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
 
 TEXT = (2, 0, 3, 1, 1)
 TARGET, TABLE = random_table(4, 1), random_table(4, 2)

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.audit.tolerance import CEILING, measure_tolerance
 from specbench_cli.audit.verdict import Judge, cut_bounds, ends_rightly, is_judged
-from specbench_cli.engine.sampling import Noise, Sampling, cut, log_warp
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
 from specbench_cli.store.schema import Verdict
 
 VOCAB = 40

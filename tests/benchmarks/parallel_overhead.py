@@ -26,12 +26,12 @@ import torch
 from transformers import AutoTokenizer
 
 from methods.pearl import Pearl, PearlParams
-from specbench_cli.engine.checkpoint import config_facts
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Forward, Step
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.place import halves
 from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads

@@ -70,7 +70,7 @@ def both(folder: Path, number: int, program: str, slower: float) -> None:
 def run(program: str, slower: float, args: list[str]) -> None:
     """Be one of the programs."""
     from specbench_cli.app import main as specbench
-    from specbench_cli.engine.fused import FusedStack
+    from specbench_cli.engine.models.fused import FusedStack
 
     waits: dict[str, Callable[[int], None]] = {"sleep": _sleep, "spin": _spin}
     if wait := waits.get(program):

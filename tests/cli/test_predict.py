@@ -15,7 +15,7 @@ from methods._heads.eagle import EagleHead
 from specbench_cli import app
 from specbench_cli.commands import _probe
 from specbench_cli.commands.predict import EXAMPLES
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.kept import kept_at

@@ -16,9 +16,9 @@ from specbench_cli.compare.compare import compare
 from specbench_cli.compare.outcome import FAIL_ON
 from specbench_cli.compare.reading import side
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine import verify
-from specbench_cli.engine.template import tree_of_choices, tree_of_widths
+from specbench_cli.engine.drafting.template import tree_of_choices, tree_of_widths
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify import chain as verify
 from specbench_cli.execute import passes
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.manifest import manifest

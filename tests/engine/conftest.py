@@ -13,10 +13,10 @@ from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.table_head import make_on_tables
 from specbench_cli.audit.table_model import TableDecoder
-from specbench_cli.engine.random import Random
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import plan
-from specbench_cli.engine.fused import FusedDecoder
-from specbench_cli.engine.load import load_decoder, module_of
+from specbench_cli.engine.models import plan
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Embeds, Hidden, Tokens
 
 Maker = Callable[..., Path]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.growth import Candidates, best_size, expand, grow, select
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.tree import ROOT, tree_of
+from specbench_cli.engine.drafting.growth import Candidates, best_size, expand, grow, select
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import ROOT, tree_of
 
 PROMPT = (2, 0, 1)
 GREEDY = Sampling()

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.artifact import Artifact, Trained
-from specbench_cli.engine.head import NORMED, features
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.head import NORMED, Artifact, Trained, features
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Embeds, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Embeds, Hidden, Tokens
 from specbench_cli.errors import UsageError
 

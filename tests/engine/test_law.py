@@ -13,9 +13,9 @@ from torch import Tensor
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.engine import verify
-from specbench_cli.engine.sampling import Sampling, warp
 from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify.sampling import Sampling, warp
 
 CONFIGURED = {
     "sps": [{"length": 1}, {"length": 2}, {"length": "confidence", "max": 2}],

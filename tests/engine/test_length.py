@@ -4,24 +4,22 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specbench_cli.engine.length import (
-    RULES,
-    Fixed,
-    Heuristic,
-    LengthParams,
-    draft_chain,
-)
-from specbench_cli.engine.sampling import Sampling, warp
-from specbench_cli.engine.stopping import (
+from specbench_cli.engine.drafting.lengths import (
     CONFIDENCE,
+    RULES,
     AcceptanceHead,
     Confidence,
     Entropy,
+    Fixed,
+    Heuristic,
+    LengthParams,
     Oracle,
+    draft_chain,
     learnt,
     rule_of,
 )
 from specbench_cli.engine.types import Out, Outcome
+from specbench_cli.engine.verify.sampling import Sampling, warp
 
 GREEDY = Sampling()
 LAWS = [GREEDY, Sampling("coupled", 0.8, seed=3), Sampling("rejection", 0.8, top_k=2, seed=3)]

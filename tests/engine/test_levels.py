@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.audit.table_model import TableDecoder
-from specbench_cli.engine.fused import FusedDecoder
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.tree import tree_of
 from specbench_cli.engine.types import Draft, Features, Out, Outcome, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (7, 3, 11, 5, 19, 2, 13, 8, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.engine.linear import FORM_VARIABLE, PlainLinear, form_for, linear
+from specbench_cli.engine.models.linear import FORM_VARIABLE, PlainLinear, form_for, linear
 from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6

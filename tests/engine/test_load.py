@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specbench_cli.engine.checkpoint import config_facts
-from specbench_cli.engine.fused import FusedDecoder
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.load import load_decoder, module_bytes, module_of
+from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder, module_bytes, module_of
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault
 

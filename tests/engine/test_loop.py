@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine.loop import draft_and_verify
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.types import Draft
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault
 
 RULES = [Sampling(), Sampling("coupled", 0.9, seed=1), Sampling("rejection", 0.9, seed=1)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench_cli.engine.meter import HostClock, Meter, Metered
+from specbench_cli.engine.models.meter import HostClock, Meter, Metered
 from specbench_cli.engine.types import Tokens
 
 

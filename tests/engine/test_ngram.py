@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.ngram import KatzModel
+from specbench_cli.engine.drafting.ngram import KatzModel
 
 VOCAB = 6
 TEXTS = st.lists(st.integers(0, VOCAB - 1), max_size=60)

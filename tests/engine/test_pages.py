@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from specbench_cli.engine.pages import ALIGNMENT, CHUNK, Pages
+from specbench_cli.engine.models.linear import ALIGNMENT, CHUNK, Pages
 
 RANDOM = torch.Generator().manual_seed(3)
 

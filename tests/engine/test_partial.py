@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.tiny_model import VOCAB, tiny_models
-from specbench_cli.engine.load import load_decoder, module_of
-from specbench_cli.engine.meter import Meter, Metered
-from specbench_cli.engine.partial import Halves
-from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.tree import rows_of
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.scoring import Halves
 from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
 
 Maker = Callable[..., Path]

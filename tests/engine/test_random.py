@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench_cli.engine.random import SeededRandom
+from specbench_cli.engine.verify.random import SeededRandom
 
 CPU = torch.device("cpu")
 

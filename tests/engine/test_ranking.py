@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench_cli.engine import ranking
+from specbench_cli.engine.verify import ranking
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

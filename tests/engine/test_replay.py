@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.replay import END, Recording
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.sequence import END, Recording
 from specbench_cli.engine.types import Draft
+from specbench_cli.engine.verify.sampling import Sampling
 
 VOCAB = 5
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specbench_cli.engine import sampling
-from specbench_cli.engine.sampling import Noise, Sampling, key_of, log_warp, philox, warp
+from specbench_cli.engine.verify import sampling
+from specbench_cli.engine.verify.sampling import Noise, Sampling, key_of, log_warp, philox, warp
 
 CPU = torch.device("cpu")
 

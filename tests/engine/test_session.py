@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specbench_cli.engine import host
-from specbench_cli.engine.sampling import Sampling, log_warp, warp
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Draft, Out, Outcome
+from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 

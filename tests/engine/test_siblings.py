@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from specbench_cli.engine.siblings import remaining, siblings
+from specbench_cli.engine.verify.choosing import siblings
+from specbench_cli.engine.verify.siblings import remaining
 
 Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specbench_cli.engine.state import KVState, LayerShape
+from specbench_cli.engine.models.state import KVState, LayerShape
 
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 3, 3), LayerShape(2, 3, 3), LayerShape(1, 2, 4)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.sequence import StopRule
 
 
 def letters(ids):

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.sampling import Sampling
-from specbench_cli.engine.template import (
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.template import (
     SPARSE_25,
     best_tree,
     fill,
     tree_of_choices,
     tree_of_widths,
 )
-from specbench_cli.engine.tree import ROOT, tree_of
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import ROOT, tree_of
 
 CPU = torch.device("cpu")
 GREEDY = Sampling()

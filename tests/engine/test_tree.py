@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.tree import ROOT, child_of, merge, rows_of, tree_of
+from specbench_cli.engine.verify.tree import ROOT, child_of, merge, rows_of, tree_of
 
 CPU = torch.device("cpu")
 

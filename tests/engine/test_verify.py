@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from transformers.generation import utils as theirs
 
-from specbench_cli.engine.verify import match, rejection, residual
+from specbench_cli.engine.verify.chain import match, rejection, residual
 
 # ---- match --------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from specbench_cli.engine.verify import rejection
-from specbench_cli.engine.verify_block import block
+from specbench_cli.engine.verify.chain import block, rejection
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint", "cut")
 

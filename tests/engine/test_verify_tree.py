@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.sampling import Sampling, warp
-from specbench_cli.engine.siblings import siblings
-from specbench_cli.engine.tree import ROOT, tree_of
-from specbench_cli.engine.verify import rejection
-from specbench_cli.engine.verify_tree import match, multi_round, point_mass
+from specbench_cli.engine.verify.chain import rejection
+from specbench_cli.engine.verify.choosing import siblings
+from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.verify.siblings import match, multi_round, point_mass
+from specbench_cli.engine.verify.tree import ROOT, tree_of
 
 SHAPES = {
     "nothing": (),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.engine import decide
-from specbench_cli.engine.random import Random, SeededRandom
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.types import Draft
+from specbench_cli.engine.verify import decide
+from specbench_cli.engine.verify.random import Random, SeededRandom
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault
 
 TOKENS = torch.tensor([1, 2])

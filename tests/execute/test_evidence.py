@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.execute import evidence
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt

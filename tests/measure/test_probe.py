@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.engine import meter, text
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.head import NORMED, Head
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine import sequence as text
 from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.models import meter
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import NORMED, Head
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.tree import ROOT
 from specbench_cli.engine.types import Draft, Features, Out
+from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specbench_cli.engine.growth import best_size
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.drafting.growth import best_size
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows

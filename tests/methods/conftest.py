@@ -21,12 +21,12 @@ from transformers import (
 )
 
 from specbench_cli.audit.cases import nominal_costs
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.meter import Metered
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
 
 CPU = torch.device("cpu")

@@ -14,12 +14,12 @@ from methods.eagle2 import Eagle2
 from methods.eagle3 import Eagle3
 from methods.mtp import Mtp, MtpParams
 from specbench_cli.api import Session
-from specbench_cli.engine.head import NORMED, Head, features
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.head import NORMED, Head, features
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.tree import tree_of
 from specbench_cli.engine.types import Features, Out, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workspace import Workspace
 
 GREEDY = Sampling()

@@ -11,13 +11,13 @@ import torch
 
 from methods.sps import Sps
 from methods.vanilla import Vanilla
-from specbench_cli.engine.fused import FusedDecoder
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.load import load_decoder, module_of
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 FUSED = {

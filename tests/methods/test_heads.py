@@ -12,7 +12,7 @@ from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
 from methods._heads.files import HeadFiles, HeadShape, official_taps
 from methods._heads.mtp import MtpHead
-from specbench_cli.engine.head import NORMED, features
+from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.errors import EnvironmentFault
 

@@ -13,8 +13,8 @@ from methods._heads.eagle3 import Eagle3Head
 from methods._heads.files import read_head
 from methods._heads.mtp import MtpHead
 from specbench_cli.app import app
-from specbench_cli.engine.checkpoint import Weights
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.training.convert import convert

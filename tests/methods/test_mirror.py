@@ -13,12 +13,12 @@ from torch import Tensor
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import random_cases, sampling_of
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Draft, Step
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.models.resolve import resolve

@@ -18,8 +18,8 @@ from methods.pearl import Pearl, PearlParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import Case, Watched
 from specbench_cli.audit.table_model import pair, rows_out_of_place
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Sampling
 
 RULES = (Sampling(), Sampling("coupled", 1.0, seed=1), Sampling("rejection", 1.0, seed=1))
 SAMPLED = RULES[2]

@@ -25,9 +25,9 @@ from specbench_cli.audit.table_model import (
     rows_out_of_place,
     settled,
 )
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out, Step, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads
 from specbench_cli.engine.workers.transport import Transport

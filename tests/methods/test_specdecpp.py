@@ -15,9 +15,9 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.table_model import pair
-from specbench_cli.engine.length import RULES
-from specbench_cli.engine.load import sha256_of
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.drafting.lengths import RULES
+from specbench_cli.engine.models.load import sha256_of
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault
 
 GREEDY = Sampling()

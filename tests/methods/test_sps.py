@@ -5,9 +5,9 @@ import torch
 from pydantic import ValidationError
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out
+from specbench_cli.engine.verify.sampling import Sampling
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)

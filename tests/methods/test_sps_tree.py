@@ -10,10 +10,10 @@ from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.table_model import TableDecoder, rows_out_of_place
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.tree import tree_of
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 

@@ -10,8 +10,8 @@ import pytest
 from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, random_cases, sampling_of
 from specbench_cli.audit.table_model import random_table
-from specbench_cli.engine.sampling import Sampling
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.sampling import Sampling
 
 
 def ssd(**params: Any) -> Ssd:

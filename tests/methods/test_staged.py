@@ -11,13 +11,13 @@ from specbench_cli import registry
 from specbench_cli.audit.choice import distance, law_of, outcomes, walk
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.table_model import TableDecoder, pair, random_table, rows_out_of_place
-from specbench_cli.engine.ngram import KatzModel
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.stages import Counts, Guess
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stages import Counts, Guess
-from specbench_cli.engine.stop import StopRule
-from specbench_cli.engine.tree import ROOT, tree_of
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import ROOT, tree_of
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
 

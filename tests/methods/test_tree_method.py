@@ -17,15 +17,15 @@ from methods.vanilla import Vanilla
 from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.table_model import TableDecoder
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.fused import FusedDecoder
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.meter import Metered
-from specbench_cli.engine.sampling import Sampling, warp
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
 from specbench_cli.engine.types import Out, Step, Tokens
+from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.workspace import Workspace
 
 FILE = Path(__file__).with_name("tree_method.py")

@@ -5,7 +5,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from methods.vanilla import Vanilla
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 
 
 class AddNoise(LogitsProcessor):

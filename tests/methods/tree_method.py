@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
-from specbench_cli.engine.levels import Levels
-from specbench_cli.engine.tree import ROOT
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.verify.tree import ROOT
 
 
 class PlainTreeParams(MethodParams):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import hub, resolve
 from specbench_cli.models.heads import resolve_head

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from specbench_cli import registry
 from specbench_cli.commands.train import app
-from specbench_cli.engine.checkpoint import Weights
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.acceptance import (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from specbench_cli.commands.train import app
 from specbench_cli.commands.train_heads import Loss
-from specbench_cli.engine.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training import family, head_trainer

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
 from methods._heads.mtp import MtpHead
-from specbench_cli.engine.checkpoint import Weights
-from specbench_cli.engine.head import NORMED, features
-from specbench_cli.engine.load import load_decoder
+from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.head import NORMED, features
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.training import head_family
 from specbench_cli.training.head_losses import LOSSES, Objective, head_loss, read_target, unroll

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import torch
 
-from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Forward, Role
 from specbench_cli.engine.workers.block import Bell, Block
 from specbench_cli.engine.workers.drafter import Desk, Drafter

@@ -5,20 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from specbench_cli.engine.choosing import Chooser
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.meter import Meter, Metered
-from specbench_cli.engine.random import SeededRandom
-from specbench_cli.engine.sampling import Noise, Sampling
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.choosing import Chooser
+from specbench_cli.engine.verify.random import SeededRandom
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workers.message import Message
-
-if TYPE_CHECKING:
-    from specbench_cli.engine.method import MethodParams
 
 TARGET, DRAFTER = 0, 1
 """Numbers of the workers in traces."""

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.workers.block import SLOTS, Bell, Block
 from specbench_cli.engine.workers.child import FAILED, ORDER, START, serve, unflat
 from specbench_cli.engine.workers.drafter import DRAFTER
@@ -65,8 +65,8 @@ class Processes(Transport):
         if self._process is not None and self._process.ended:
             self.close()
         if self._process is None:
-            recipe = hiring.workspace.recipes["draft"]
-            target = hiring.workspace.decoders["target"]
+            recipe = hiring.recipes["draft"]
+            target = hiring.decoders["target"]
             self._process = DraftProcess(recipe, self._draft, target.vocab_size, self._timeout)
         return ProcessWorker(self._process, hiring)
 
@@ -217,7 +217,7 @@ class ProcessWorker(Worker):
     def __init__(self, process: DraftProcess, hiring: Hiring) -> None:
         super().__init__(hiring.meter, process.number)
         self._process = process
-        self._device = hiring.workspace.decoders["target"].device
+        self._device = hiring.decoders["target"].device
         self._ordered += 1
         process.start(self._ordered, hiring)
 

@@ -16,8 +16,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.choosing import Pick
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.workers.drafter import Desk
 
 Guess = tuple[int, int]

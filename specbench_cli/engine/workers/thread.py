@@ -36,7 +36,7 @@ class Threads(Transport):
     def hire(self, hiring: Hiring) -> Worker:
         """See `Transport`."""
         if self._thread is None:
-            device = hiring.workspace.decoders["draft"].device
+            device = hiring.decoders["draft"].device
             self._thread = Thread(
                 target=_work, args=(self._jobs, device), name="specbench draft", daemon=True
             )
@@ -69,7 +69,7 @@ class ThreadWorker(Worker):
     ) -> None:
         super().__init__(hiring.meter)
         self._hiring, self._do, self._timeout, self._abandon = hiring, do, timeout, abandon
-        self._device = hiring.workspace.decoders["target"].device
+        self._device = hiring.decoders["target"].device
         self._replies: SimpleQueue[Reply | Exception] = SimpleQueue()
         self._desk: Desk | None = None
         self._drafter: Drafter | None = None

@@ -9,21 +9,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from specbench_cli.engine.choosing import Chooser
-from specbench_cli.engine.decoder import Decoder, State
-from specbench_cli.engine.meter import Meter
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.meter import Meter
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.workers.drafter import DRAFTER, TARGET, Brief, Desk, Drafter
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.errors import MethodFault
-
-if TYPE_CHECKING:
-    from specbench_cli.engine.method import MethodParams
-    from specbench_cli.engine.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,7 @@ class Hiring:
 
     kind, params: the drafter's class, and the method's parameters.
     meter: the request's trace, into which the drafter's forwards go.
+    decoders: of the run, by role; recipes: what makes one in another process, which they reach.
     lend: where states come from, and `chooser` how tokens are chosen, for drafters that work in the
         request's own process; None for a chooser of its own.
     """
@@ -39,14 +36,15 @@ class Hiring:
     kind: type[Drafter]
     params: MethodParams
     brief: Brief
-    workspace: Workspace
+    decoders: Mapping[str, Decoder]
+    recipes: Mapping[str, Callable[[], Decoder]]
     meter: Meter
     lend: Callable[[Decoder, int], State]
     chooser: Chooser | None = None
 
     def desk(self) -> Desk:
         """A desk in the request's own process."""
-        return Desk(self.brief, self.workspace.decoders["draft"], self.lend, self.chooser)
+        return Desk(self.brief, self.decoders["draft"], self.lend, self.chooser)
 
 
 class Worker(ABC):

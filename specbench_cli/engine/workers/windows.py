@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.rollouts import Guess, Rollouts
-
-if TYPE_CHECKING:
-    from specbench_cli.engine.method import MethodParams
-    from specbench_cli.engine.session import Session
 
 SETTLE, COMPLETE, PREPARE = range(3)
 """Orders. An outcome is told, and answered with a window; the window is to be completed; windows

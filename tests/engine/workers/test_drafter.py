@@ -10,11 +10,11 @@ import torch
 
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.table_model import pair
-from specbench_cli.engine.meter import Meter
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.random import SeededRandom
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.meter import Meter
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward, Sent
+from specbench_cli.engine.verify.random import SeededRandom
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.drafter import DRAFTER, Desk, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import MethodFault

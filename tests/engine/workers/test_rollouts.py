@@ -13,10 +13,10 @@ from torch import Tensor
 from specbench_cli.audit.choice import walk
 from specbench_cli.audit.table_model import TableDecoder, random_table
 from specbench_cli.audit.tiny_model import tiny_models
-from specbench_cli.engine.choosing import Chooser
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.sampling import Noise, Sampling, warp
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.choosing import Chooser
+from specbench_cli.engine.verify.sampling import Noise, Sampling, warp
 from specbench_cli.engine.workers.drafter import Brief, Desk
 from specbench_cli.engine.workers.rollouts import Guess, Rollouts, Window, guesses
 

@@ -22,11 +22,11 @@ from methods.pearl import Pearl, PearlParams
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.table_model import pair
-from specbench_cli.engine.load import load_decoder
-from specbench_cli.engine.method import MethodParams
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.stop import StopRule
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.block import SLOTS, Block
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.place import Place, at, halves
@@ -307,7 +307,7 @@ import torch
 from methods.pearl import Pearl, PearlParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.table_model import TableDecoder, pair
-from specbench_cli.engine.sampling import Sampling
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import Processes
 
 if __name__ == "__main__":

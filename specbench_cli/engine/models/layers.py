@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.linear import Form, Linear, form_for, linear
-from specbench_cli.engine.pages import Pages
-from specbench_cli.engine.rotary import Rotary
+from specbench_cli.engine.models.attention import Rotary
+from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 
 HEAD_COPY_UP_TO = 1 << 24
 """Largest tied output matrix that a CPU keeps a second time, in the order its product likes."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.decoder import State
-from specbench_cli.engine.meter import Metered
+from specbench_cli.engine.models.decoder import State
+from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Out, Tokens
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import ranking
-from specbench_cli.engine import sampling as law
-from specbench_cli.engine.random import Random
-from specbench_cli.engine.sampling import Noise, Sampling
-from specbench_cli.engine.siblings import siblings
 from specbench_cli.engine.types import Law
+from specbench_cli.engine.verify import ranking
+from specbench_cli.engine.verify import sampling as law
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.sampling import Noise, Sampling
+from specbench_cli.engine.verify.siblings import remaining
 
 Pick = tuple[Tensor, Tensor | None]
 """Draft tokens [n] int64, and the laws [n, V] that they were drawn from where they are needed."""
@@ -114,3 +114,20 @@ class Chooser:
         if width == 0:
             return rows
         return torch.nn.functional.pad(rows, (0, width), value=-torch.inf)
+
+
+def siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -> Tensor:
+    """Draw `width` tokens from each law, in the order in which verification tests them.
+
+    Args:
+        q: [r, V], a law for each of r nodes.
+        width: at most V without replacement.
+    Returns:
+        [r, width] int64.
+    """
+    if replacement:
+        return random.categorical(q[:, None].expand(-1, width, -1))
+    drawn = torch.empty(q.shape[0], 0, dtype=torch.int64, device=q.device)
+    for _ in range(width):
+        drawn = torch.cat((drawn, random.categorical(remaining(q, drawn))[:, None]), 1)
+    return drawn

@@ -3,13 +3,82 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor, device
 
 from specbench_cli.engine import host
-from specbench_cli.engine.stop import Finish, StopRule
 from specbench_cli.engine.types import Origin, Outcome, Tokens
+
+# ---- where an output ends -----------------------------------------------------------------------
+
+Finish = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When an output ends.
+
+    eos: ids that end it (kept); max_new_tokens: the budget, reached exactly; strings: texts that
+    end it with the token completing them (kept), looked for in `decode` of the output's ids.
+    """
+
+    eos: frozenset[int]
+    max_new_tokens: int
+    strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; prefill alone gives 1")
+
+    def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
+        """How many of the `new` tokens are kept after `output`, and why the output ends there, if
+        it does."""
+        for kept, token in enumerate(new, start=1):
+            if token in self.eos:
+                return kept, "eos"
+            if self.strings and self._completes([*output, *new[:kept]]):
+                return kept, "stop"
+            if len(output) + kept == self.max_new_tokens:
+                return kept, "length"
+        return len(new), None
+
+    def _completes(self, ids: list[int]) -> bool:
+        assert self.decode is not None, "stop strings need a decoder of ids"
+        text = self.decode(ids)
+        return any(string in text for string in self.strings)
+
+
+# ---- an output that is walked again -------------------------------------------------------------
+
+END = -1
+"""What is recorded behind the last token: no draft token equals it, and it is never committed,
+since the stop rule ends the output before it."""
+
+
+class Recording:
+    """An output to be walked again.
+
+    Args:
+        ids: its tokens, from output index 0.
+        device: where choices are wanted.
+    """
+
+    def __init__(self, ids: Sequence[int], device: torch.device) -> None:
+        self._ids = torch.tensor([*ids, END], dtype=torch.int64, device=device)
+
+    def choices(self, first: int, depths: Sequence[int]) -> Tensor:
+        """The tokens [n] recorded at output indices first + depth; `END` beyond the last."""
+        end = self._ids.shape[0] - 1
+        at = torch.tensor([min(first + depth, end) for depth in depths], device=self._ids.device)
+        return self._ids[at]
+
+
+# ---- the text -----------------------------------------------------------------------------------
 
 
 class Text:

@@ -14,14 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.params import AUTO, NumberOrAuto
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.tree import ROOT
 from specbench_cli.engine.types import Draft, Out
+from specbench_cli.engine.verify.tree import ROOT
 
 Size = Callable[[Sequence[float]], int]
 """From the values of the best candidates, best first, to how many of them are worth a forward."""
@@ -164,3 +167,35 @@ def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: floa
         if rate > best:
             best, chosen = rate, n
     return chosen
+
+
+# ---- its size -----------------------------------------------------------------------------------
+
+MOST = 63
+"""Nodes of a tree under "auto", at most: with its root it makes the largest forward measured."""
+
+
+Nodes = NumberOrAuto
+"""A method's parameter: nodes of a tree, or "auto"."""
+
+
+def most(nodes: Nodes) -> int:
+    """The largest tree that the parameter allows."""
+    return MOST if nodes == AUTO else nodes
+
+
+def size_of(
+    session: Session, model: Metered, nodes: Nodes, *, width: int, depth: int
+) -> Size | None:
+    """What chooses a tree's size from its candidates' values; None where the size is a number.
+
+    The time of a step is that of drafting, a forward over one row and `depth` - 1 over `width`,
+    and of the target's forward; what the host does between them counts for nothing.
+
+    Args:
+        model: what drafts.
+    """
+    if nodes != AUTO:
+        return None
+    drafting = session.draft_cost(model) + (depth - 1) * session.draft_cost(model, width)
+    return partial(best_size, cost=session.verify_cost, fixed=drafting)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.engine.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
 
 

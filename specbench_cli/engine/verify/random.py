@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.sampling import key_of
+from specbench_cli.engine.verify.sampling import key_of
 
 
 class Random(Protocol):

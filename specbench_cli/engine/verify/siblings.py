@@ -4,7 +4,7 @@ All walk down from the root. At a node they commit one of its children and go on
 token of the target's own and stop. What tells them apart is how the children were chosen:
 
 * `match`: the target has chosen its token at every node (argmax of its logits, or of log p +
-  noise), as in `verify.match`; a child stands iff it holds it.
+  noise), as in `chain.match`; a child stands iff it holds it.
 * `point_mass`: children chosen without a draw. The target draws its token; a child stands iff it
   holds it. Each child then stands with the target's probability of it, which is what rejection of
   a point mass comes to, whatever the order.
@@ -18,12 +18,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from specbench_cli.engine.random import Random
-from specbench_cli.engine.siblings import remaining
-from specbench_cli.engine.tree import ROOT, Tree, child_of
-from specbench_cli.engine.verify import residual
+from specbench_cli.engine.verify.chain import residual
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.tree import ROOT, Tree, child_of
+
+
+def remaining(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
+    """The law of the next draw without replacement, in float64.
+
+    Where nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et
+    al. 2024, arXiv:2402.12374), so that up to V children can be drawn.
+
+    Args:
+        q: [..., V], the law of the first draw.
+        drawn: the ids of the earlier draws, [..., k] for many laws.
+    """
+    at = torch.as_tensor(drawn, dtype=torch.int64, device=q.device)
+    left = q.double().scatter(-1, at, 0.0)
+    others = torch.ones_like(left).scatter(-1, at, 0.0)
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, others)
+    return left / left.sum(-1, keepdim=True)
+
 
 Path = tuple[int, ...]
 

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.decoder import Decoder, LogitsAt, State
-from specbench_cli.engine.layers import FusedWeights, Layer, LayerReader
-from specbench_cli.engine.linear import Form
-from specbench_cli.engine.plan import Plan, Planner, Scratch, Sizes, View
-from specbench_cli.engine.rotary import Rotary, Table
-from specbench_cli.engine.state import KVState, LayerShape
+from specbench_cli.engine.models.attention import Rotary, Table
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader
+from specbench_cli.engine.models.linear import Form
+from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
+from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import Features, Input, Out, Tokens
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.decoder import LogitsAt
-from specbench_cli.engine.meter import Metered
-from specbench_cli.engine.ngram import KatzModel
+from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.models.decoder import LogitsAt
+from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.siblings import remaining
-from specbench_cli.engine.tree import ROOT, rows_of, tree_of
 from specbench_cli.engine.types import Draft, Tokens
-from specbench_cli.engine.verify_tree import match, point_mass
+from specbench_cli.engine.verify.siblings import match, point_mass, remaining
+from specbench_cli.engine.verify.tree import ROOT, rows_of, tree_of
 
 
 class Guess(NamedTuple):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from specbench_cli.engine.attention import visible
-from specbench_cli.engine.checkpoint import max_positions
-from specbench_cli.engine.decoder import Decoder, LogitsAt, State
-from specbench_cli.engine.state import KVState, LayerShape
+from specbench_cli.engine.models.attention import visible
+from specbench_cli.engine.models.checkpoint import max_positions
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
 from specbench_cli.errors import UsageError
 

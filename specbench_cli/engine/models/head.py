@@ -6,13 +6,17 @@ what token i + 2 may be (EAGLE, Li et al., ICML 2024, arXiv:2401.15077).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.decoder import Decoder
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out
 
 NORMED = -1
@@ -73,3 +77,48 @@ def features(out: Out, taps: Sequence[int], target: Decoder) -> Tensor:
     """What a head reads of a target's forward over one sequence, [n, width]."""
     parts = [target.norm(out.hidden[0]) if tap == NORMED else out.taps[tap][0] for tap in taps]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+# ---- trained modules beside the models ----------------------------------------------------------
+
+OWN = "auto"
+"""The source that stands for the module that belongs to the run's target."""
+
+
+class Artifact(ABC):
+    """A trained module that a method asks for: a draft head, a predictor of acceptance.
+
+    Attributes:
+        kind: its word under a model's `heads`, by which the one that belongs to a target is found.
+        inside: whether checkpoints ship it inside of the target's own files.
+        weight_bytes: bytes held by its own weights.
+    """
+
+    kind: ClassVar[str]
+    inside: ClassVar[bool] = False
+    weight_bytes: int
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The module in a folder, for the decoders of a run, by role.
+
+        Raises:
+            EnvironmentFault: nothing that can be read, or made for another model.
+        """
+
+    @classmethod
+    @abstractmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """One with random weights that fits the decoders: for audits on tiny models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a method asks for: a kind of module, and where it comes from.
+
+    source: `OWN`, the name of one, or a folder.
+    """
+
+    kind: type[Artifact]
+    source: str = OWN

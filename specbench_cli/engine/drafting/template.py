@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.growth import Grown
-from specbench_cli.engine.levels import Levels
+from specbench_cli.engine.drafting.growth import Grown
+from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.tree import ROOT
 from specbench_cli.engine.types import Draft, Law, Out
+from specbench_cli.engine.verify.tree import ROOT
 
 Ranks = tuple[int, ...]
 """A node by the ranks of the children on its path, 0 the best."""

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench_cli.engine import host, verify, verify_block, verify_tree
-from specbench_cli.engine.random import Random
-from specbench_cli.engine.sampling import Rule
-from specbench_cli.engine.tree import ROOT, Tree
+from specbench_cli.engine import host
 from specbench_cli.engine.types import Draft, Origin, Outcome
+from specbench_cli.engine.verify import chain, siblings
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.tree import ROOT, Tree
 
 Decision = tuple[Outcome, Tensor]
 """The outcome, and its last token again, [1] int64 on the device."""
@@ -30,10 +31,10 @@ def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
     said, ids = host.lists(choices, draft.tokens)
     said += ids[-1:] if last else ()
     if tree is None:
-        row = n = verify.match(ids, said)
+        row = n = chain.match(ids, said)
         outcome = _of_chain(n, ids, said[row], bonus=not last)
     else:
-        path = verify_tree.match(tree, ids, said)
+        path = siblings.match(tree, ids, said)
         row = path[-1] + 1 if path else 0
         outcome = _of_tree(tree, path, ids, said[row])
     return outcome, draft.tokens[-1:] if row == choices.shape[0] else choices[row : row + 1]
@@ -50,16 +51,16 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
     if tree is not None:
         ids = tokens.tolist()
         if q is None:
-            path, token = verify_tree.point_mass(tree, ids, p, random)
+            path, token = siblings.point_mass(tree, ids, p, random)
         else:
-            path, token = verify_tree.multi_round(
+            path, token = siblings.multi_round(
                 tree, ids, q, p, random, replacement=draft.law == "iid"
             )
         return _of_tree(tree, path, ids, int(token)), token[None]
     last = p.shape[0] == draft.nodes
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
-    judge = verify_block.block if rule == "block" else verify.rejection
+    judge = chain.block if rule == "block" else chain.rejection
     accepted, token = judge(tokens, q, p, random)
     parts = [accepted[None], token[None], tokens]
     if q is not None:

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.attention import (
+from specbench_cli.engine.models.attention import (
     FEW,
     CausalBias,
+    Rotary,
+    Table,
     attend_few,
     attend_many,
     attend_shared,
     attend_tree,
     visible,
 )
-from specbench_cli.engine.rotary import Rotary, Table
-from specbench_cli.engine.state import KVState
+from specbench_cli.engine.models.state import KVState
 
 MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.decoder import State
+from specbench_cli.engine.models.decoder import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.checkpoint import Weights, read_config
-from specbench_cli.engine.decoder import Decoder
-from specbench_cli.engine.fused import FusedDecoder, fits
-from specbench_cli.engine.hosted import HostedDecoder
-from specbench_cli.engine.linear import Form
+from specbench_cli.engine.models.checkpoint import Weights, read_config
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.fused import FusedDecoder, fits
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.linear import Form
 from specbench_cli.errors import EnvironmentFault
 
 _FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()

@@ -1,0 +1,1 @@
+"""Drafting: operations that several methods draft with."""

@@ -1,0 +1,1 @@
+"""Models: decoders, what they remember, and how they are loaded and metered."""

@@ -1,0 +1,1 @@
+"""Verification: how draft tokens are chosen, judged and committed."""
