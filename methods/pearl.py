@@ -64,7 +64,7 @@ class PearlDrafter(Drafter):
         length, window, *told = message.ints
         # A.
         desk.text[length:] = told
-        state.truncate(0, length)
+        state.rollback(0, length)
         # B and C.
         x, picks = desk.since(state.length()), []
         for at in range(desk.position, desk.position + window):

@@ -96,4 +96,4 @@ class SpecDecPP(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: the last committed token has no row yet."""
-        self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

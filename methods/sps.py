@@ -85,5 +85,5 @@ class Sps(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: keep the rows of what was committed, but for the last token, which has none."""
-        self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         self.length.observe(outcome)

@@ -23,7 +23,7 @@ CASES = 12
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
-    "`observe`, which must take rejected tokens out of the method's states (`state.truncate`; of a"
+    "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"
     " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
     " `session.since(state.length())`, a head `session.unread`, nothing left out; a drafter beside"
     " the target: what it is told after each step, and `desk.text`, of which its states hold rows"

@@ -77,7 +77,7 @@ class KeepsStaleRows(PearlDrafter):
         def newest(length: int) -> Tokens:
             return since(min(length, len(self.desk.text) - 1))
 
-        self.state.truncate = lambda *_: None  # type: ignore[method-assign]
+        self.state.rollback = lambda *_: None  # type: ignore[method-assign]
         self.desk.since = newest  # type: ignore[method-assign]
 
 

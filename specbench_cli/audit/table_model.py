@@ -78,7 +78,7 @@ class TableState:
         self.kept += len(path) - loose
         del self.rows[base + len(path) :]
 
-    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """See `State`."""
         for layer in range(len(self.lengths)) if layers is None else layers:
             self.lengths[layer] = min(self.lengths[layer], n)
@@ -96,7 +96,7 @@ class TableState:
 
     def clear(self) -> None:
         """See `State`."""
-        self.truncate(0, 0)
+        self.rollback(0, 0)
 
     @property
     def nbytes(self) -> int:

@@ -125,7 +125,12 @@ class Outcome:
 @dataclass(slots=True)
 class Forward:
     """One metered forward. Times in ns since the timer's start; `used` is False for cancelled
-    work."""
+    work.
+
+    share: how much of the model's weights it used; 1 for a whole forward.
+    rows: of a batch, how many rows each sequence had in it, by its place; None for a sequence that
+        is decoded alone.
+    """
 
     model: str
     role: Role
@@ -136,6 +141,8 @@ class Forward:
     t0_ns: int
     t1_ns: int
     used: bool = True
+    share: float = 1.0
+    rows: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class Drafter:
 
     def _begin(self, length: int, rng: random.Random) -> Out:
         unseen = rng.choice(self._grid.catch_up)
-        self._state.truncate(0, length + 1 - unseen)
+        self._state.rollback(0, length + 1 - unseen)
         return self._model.forward(self._text(unseen), self._state)
 
     def _text(self, n: int) -> Input:
@@ -225,7 +225,7 @@ class Round:
         state = self._workspace.state(self._target, 0, 0)
         target.forward(Tokens(self._ids[:, :context]), state)
         state.commit(0, range(context))
-        state.truncate(0, context - grid.stride // 2)
+        state.rollback(0, context - grid.stride // 2)
         points = [(n, False) for n in grid.chains] + [(n, True) for n in grid.trees]
         trees = set()  # which of all forwards are the target's over trees
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
@@ -242,7 +242,7 @@ class Round:
                 out = target.forward(x, state, logits_at="all")
             cast(Tensor, out.logits)[0].argmax(-1).tolist()
             if tree:
-                state.truncate(0, length)
+                state.rollback(0, length)
             else:
                 state.commit(0, (0,))
         meter.resolve()

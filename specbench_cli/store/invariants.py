@@ -31,6 +31,7 @@ def validate(record: Record) -> None:
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")
+    _validate_batch(record)
     _validate_tokens(record)
     _validate_drafts(record)
     _validate_times(record)
@@ -51,7 +52,10 @@ def _validate_tokens(record: Record) -> None:
     if steps is None:
         return
     for f in fields(steps):
-        length = len(getattr(steps, f.name))
+        column = getattr(steps, f.name)
+        if column is None and f.name == "relaxed":
+            continue
+        length = len(column)
         _ensure(length == len(steps.levels), f"steps.{f.name}", "not as long as steps.levels")
     for levels, nodes, tested, accepted, committed in zip(
         steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, strict=True
@@ -59,6 +63,10 @@ def _validate_tokens(record: Record) -> None:
         _ensure(levels <= nodes, "steps.nodes", "fewer nodes than levels")
         _ensure(accepted <= tested <= levels, "steps.tested", "not accepted <= tested <= levels")
         _ensure(accepted <= committed, "steps.committed", "fewer committed than accepted")
+    for at, relaxed in enumerate(steps.relaxed or ()):
+        stood = steps.accepted[at] + relaxed
+        _ensure(relaxed >= 0 and stood <= steps.tested[at], "steps.relaxed", "more than tested")
+        _ensure(stood <= steps.committed[at], "steps.relaxed", "more than committed")
     if n > 0:
         total = 1 + sum(steps.committed)
         _ensure(total == n, "steps.committed", f"1 + their sum is {total}, not n_tokens = {n}")
@@ -83,6 +91,15 @@ def _validate_drafts(record: Record) -> None:
         _ensure(len(drafted.path) <= committed, "drafts.path", "more than were committed")
 
 
+def _validate_batch(record: Record) -> None:
+    batch, work = record.batch, record.target_equivalents
+    if work is not None:
+        _ensure(math.isfinite(work) and work >= 0, "target_equivalents", "not 0 or more")
+    if batch is not None:
+        _ensure(0 <= batch.place < batch.size, "batch.place", "not below its size")
+        _ensure(0 < batch.finished <= batch.total, "batch.finished", "not within the total")
+
+
 def _validate_messages(record: Record) -> None:
     for message in record.forwards.messages if record.forwards is not None else ():
         _ensure(len(message) == 5, "forwards.messages", "not [from, to, sent, read, bytes]")
@@ -99,11 +116,13 @@ def _validate_times(record: Record) -> None:
     _ensure(ns.total is not None, "ns.total", "missing")
     if not record.peer:
         for f in fields(ns):
-            _ensure(getattr(ns, f.name) is not None, f"ns.{f.name}", "missing")
+            missing = getattr(ns, f.name) is None and f.name != "learn"
+            _ensure(not missing, f"ns.{f.name}", "missing")
     if record.forwards is not None and record.forwards.workers > 1:
         return
     if ns.total is not None and ns.prefill is not None and ns.decode is not None:
-        _ensure(ns.prefill + ns.decode == ns.total, "ns.total", "not prefill + decode")
+        whole = (ns.learn or 0) + ns.prefill + ns.decode
+        _ensure(whole == ns.total, "ns.total", "not learn + prefill + decode")
     parts = (ns.draft, ns.verify, ns.host)
     if ns.decode is not None and None not in parts:
         spent = sum(part for part in parts if part is not None)

@@ -15,14 +15,30 @@ from typing import Any, NoReturn, Protocol
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the record written now; every older one stays readable.
 
 2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
-`log_probs`, `drafts` and `extra`; an older record lacks them, which reads as null (no messages).
+`log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
+`target_equivalents` and `version`; an older record lacks them, which reads as null (no messages,
+whole forwards).
 """
 ADDED = frozenset(
-    {"log_likelihood", "rounding", "source", "messages", "log_probs", "drafts", "extra"}
+    {
+        "log_likelihood",
+        "rounding",
+        "source",
+        "messages",
+        "log_probs",
+        "drafts",
+        "extra",
+        "relaxed",
+        "share",
+        "learn",
+        "batch",
+        "target_equivalents",
+        "version",
+    }
 )
 """Fields that schema 1 did not have."""
 
@@ -55,13 +71,15 @@ class Params:
 @dataclass(slots=True)
 class Steps:
     """Counters of every step, equally long lists: drafted levels and nodes, levels tested and
-    accepted, tokens committed (after the cut)."""
+    accepted, tokens committed (after the cut). relaxed: levels that stand by a lossy accept rule
+    alone, which are not among the accepted; null where the rule is lossless."""
 
     levels: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
+    relaxed: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -76,13 +94,15 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class ForwardKind:
-    """What many forwards of a trace have in common; `layers` is a half-open range."""
+    """What many forwards of a trace have in common; `layers` is a half-open range, `share` how much
+    of the model's weights they used: 1 for a whole forward."""
 
     model: str
     role: str
     worker: int
     batch: int
     layers: tuple[int, int]
+    share: float = 1.0
 
 
 class Forward(Protocol):
@@ -98,6 +118,8 @@ class Forward(Protocol):
     def batch(self) -> int: ...
     @property
     def layers(self) -> tuple[int, int]: ...
+    @property
+    def share(self) -> float: ...
     @property
     def n_tokens(self) -> int: ...
     @property
@@ -142,7 +164,7 @@ class Trace:
         """The columns of a sequence of metered forwards, and the messages between workers."""
         trace, index = cls(), dict[ForwardKind, int]()
         for position, f in enumerate(forwards):
-            kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers)
+            kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers, f.share)
             trace.kind.append(index.setdefault(kind, len(index)))
             trace.n_tokens.append(f.n_tokens)
             trace.t0_ns.append(f.t0_ns)
@@ -162,7 +184,10 @@ class Trace:
 @dataclass(slots=True)
 class Ns:
     """Times in nanoseconds. With several workers, draft and verify are busy times and host is what
-    is left of decode after their union."""
+    is left of decode after their union. learn: the time that learning before this request delayed
+    it by; in the total. Null where nothing is learnt.
+
+    Of a batch's records each has an equal share of the batch's times (`Batch`)."""
 
     total: int | None = None
     prefill: int | None = None
@@ -170,6 +195,7 @@ class Ns:
     draft: int | None = None
     verify: int | None = None
     host: int | None = None
+    learn: int | None = None
 
 
 @dataclass(slots=True)
@@ -189,6 +215,20 @@ class Verdict:
     rounding: bool | None = None
 
 
+@dataclass(slots=True)
+class Batch:
+    """The sequences that were decoded together, of which a record's is one.
+
+    size: how many there were at first. place: this one's among them. total: ns from the timer's
+    start to the last token of all. finished: ns until this one's last token.
+    """
+
+    size: int
+    place: int
+    total: int
+    finished: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
@@ -199,6 +239,9 @@ class Record:
     outputs are compared token by token.
     log_probs: natural logarithm of each output token's probability under the target's law (the
     warped one where temperature is above 0), to 3 decimals; null where it was not computed.
+    target_equivalents: the target's work, in whole forwards of it: parts count as their share.
+    version: how often what drafts had learnt before this request; null where nothing is learnt.
+    batch: null for a sequence that was decoded alone.
     """
 
     schema: int = SCHEMA
@@ -225,6 +268,9 @@ class Record:
     extra: dict[str, float] | None = None
     target_forwards: int | None
     draft_forwards: int | None
+    target_equivalents: float | None = None
+    version: int | None = None
+    batch: Batch | None = None
     forwards: Trace | None
     ns: Ns
     peak_bytes: int | None
@@ -278,6 +324,8 @@ def from_json(line: str) -> Record:
         record.drafts = [_build(Drafted, drafted) for drafted in record.drafts]
     if record.verdict is not None:
         record.verdict = _build(Verdict, record.verdict)
+    if record.batch is not None:
+        record.batch = _build(Batch, record.batch)
     if record.forwards is not None:
         trace = record.forwards = _build(Trace, record.forwards)
         trace.kinds = [_kind(kind) for kind in trace.kinds]

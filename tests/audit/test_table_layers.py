@@ -55,7 +55,7 @@ def test_layers_that_hold_fewer_rows_keep_those_they_have() -> None:
     decoder().forward(IDS, state, layers=(0, 1))
     state.commit(0, (0, 2))
     assert (state.ids, state.lengths) == ([1, 2], [2, 0])
-    state.truncate(0, 1)
+    state.rollback(0, 1)
     assert (state.ids, state.lengths) == ([1], [1, 0])
 
 

@@ -135,7 +135,7 @@ def test_a_stale_draft_state_costs_mat(run, base):
     def stale(self, session):
         """The draft's rows are of another text."""
         right(self, session)
-        self.state.truncate(0, 0)
+        self.state.rollback(0, 0)
         other = Tokens(session.since(0).ids.flip(1))
         self.model.decoder.forward(other, self.state, logits_at=None)
 

@@ -88,7 +88,7 @@ def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> 
     found.append(logits(decoder, wrong, state)[:, :2])
     state.commit(0, (0, 1))
     found.append(logits(decoder, ids[:, 50:56], state))
-    state.truncate(0, 52)
+    state.rollback(0, 52)
     found[-1] = found[-1][:, :2]
     found.append(logits(decoder, ids[:, 52:], state))
     assert apart(torch.cat(found, 1), expected) <= CLOSE

@@ -73,7 +73,7 @@ def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> 
     found.append(logits(decoder, wrong, state)[:, :2])
     state.commit(0, (0, 1))
     found.append(logits(decoder, ids[:, 40:46], state)[:, :3])
-    state.truncate(0, 43)
+    state.rollback(0, 43)
     found.append(logits(decoder, ids[:, 43:], state))
     assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
 

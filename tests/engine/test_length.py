@@ -315,7 +315,7 @@ def test_each_kept_token_is_asked_about_once_and_stays(session, name, sampling):
     rule.more = lambda out, pick: asked.append(int(pick[0])) or more(out, pick)
     for limit in (0, 1, 9):
         asked.clear()
-        state.truncate(0, len(made.tokens()) - 1)
+        state.rollback(0, len(made.tokens()) - 1)
         draft = draft_chain(made, model, state, rule, limit)
         assert draft.tokens.tolist() == asked
         assert len(asked) <= min(limit, 6)

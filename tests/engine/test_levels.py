@@ -116,7 +116,7 @@ def test_siblings_do_not_see_each_other(workspace, model):
         out = levels.feed([6, sibling], [0, 1])
         rows.append(out.logits[0, 0])
         levels.drop()
-        levels.state.truncate(0, len(PROMPT))
+        levels.state.rollback(0, len(PROMPT))
     assert torch.equal(*rows)
 
 

@@ -147,7 +147,7 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
             return session.chain((1, 2)[:limit])
 
         def observe(self, session, outcome):
-            self.state.truncate(0, 3)
+            self.state.rollback(0, 3)
 
     session = open_session(
         random_table(5, seed=3), random_table(5, seed=4), prompt=(0, 1, 2), budget=9

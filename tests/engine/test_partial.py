@@ -72,7 +72,7 @@ def test_two_halves_are_the_whole_forward_bit_for_bit(
             assert halved.length(0, at) == 18
             assert torch.equal(halved.keys(at)[:, :, :18], whole.keys(at)[:, :, :18])
             assert torch.equal(halved.values(at)[:, :, :18], whole.values(at)[:, :, :18])
-        halved.truncate(0, 11)
+        halved.rollback(0, 11)
 
 
 @MODELS

@@ -263,7 +263,7 @@ def test_siblings_are_tested_in_the_given_order(open_session, random_table):
 def step_choice(session):
     """The token that a greedy target chooses next, left uncommitted."""
     rows = session.score(session.chain(()))
-    session.state.truncate(0, len(session.tokens()) - 1)
+    session.state.rollback(0, len(session.tokens()) - 1)
     return int(rows[0].argmax())
 
 

@@ -92,8 +92,8 @@ class StateAgainstLists(RuleBasedStateMachine):
         n=st.integers(0, CAPACITY),
         layers=st.sampled_from([None, range(1), range(1, 3)]),
     )
-    def truncate(self, seq: int, n: int, layers: range | None) -> None:
-        self.state.truncate(seq, n, layers)
+    def rollback(self, seq: int, n: int, layers: range | None) -> None:
+        self.state.rollback(seq, n, layers)
         for layer in range(LAYERS) if layers is None else layers:
             self.rows[seq][layer] = self.rows[seq][layer][:n]
             self.committed[seq][layer] = min(self.committed[seq][layer], n)

@@ -48,7 +48,7 @@ class Rows:
         self.kept += len(path)
         self.written = self.kept
 
-    def truncate(self, seq, n, layers=None):
+    def rollback(self, seq, n, layers=None):
         self.written = min(self.written, n)
         self.kept = min(self.kept, n)
 

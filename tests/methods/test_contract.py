@@ -213,7 +213,7 @@ def audit(session, module):
             for rows in ("keys", "values"):
                 ours, theirs = (getattr(s, rows)(layer)[:, :, : n + 1] for s in (state, fresh))
                 assert gap(ours, theirs) < 1e-5
-        state.truncate(0, n)
+        state.rollback(0, n)
         if not isinstance(decoder, Head):
             truth = module(decoder)(torch.tensor([text[: n + 1]])).logits[0, -1]
         said = truth.isfinite()  # a head may not say all ids

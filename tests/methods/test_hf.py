@@ -53,7 +53,7 @@ class History:
         self.ids = self.ids[: self.kept] + [self.ids[self.kept + row] for row in path]
         self.kept = len(self.ids)
 
-    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         self.ids = self.ids[:n]
         self.kept = min(self.kept, n)
 

@@ -24,6 +24,10 @@ from specbench_cli.store.schema import (
 )
 
 
+FIFTH = ("target_equivalents", "version", "batch")
+"""What schema 5 added to a record."""
+
+
 def test_record_reads_back_as_it_was_written(make_record):
     assert from_json(to_json(make_record())) == make_record()
 
@@ -44,7 +48,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
         *("schema", "prompt_id", "cluster", "task", "family", "category", "turn", "method"),
         *("label", "peer", "params", "sampling", "guarantee", "pass", "seed", "output_ids"),
         *("origin", "n_tokens", "finish", "steps", "drafts", "extra"),
-        *("target_forwards", "draft_forwards"),
+        *("target_forwards", "draft_forwards", "target_equivalents", "version", "batch"),
         *(
             "forwards",
             "ns",
@@ -58,15 +62,18 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
         ),
         "error",
     ]
-    assert list(data["steps"]) == ["levels", "nodes", "tested", "accepted", "committed"]
-    assert list(data["ns"]) == ["total", "prefill", "decode", "draft", "verify", "host"]
+    assert list(data["steps"]) == ["levels", "nodes", "tested", "accepted", "committed", "relaxed"]
+    assert list(data["ns"]) == ["total", "prefill", "decode", "draft", "verify", "host", "learn"]
     assert list(data["verdict"]) == ["kind", "position", "gap", "expected", "rounding"]
 
 
 def test_record_of_the_first_schema_is_read(make_record):
     data = json.loads(to_json(make_record(schema=1)))
-    for name in ("log_likelihood", "log_probs", "drafts", "extra"):
+    for name in ("log_likelihood", "log_probs", "drafts", "extra", *FIFTH):
         del data[name]
+    del data["steps"]["relaxed"], data["ns"]["learn"]
+    for kind in data["forwards"]["kinds"]:
+        del kind["share"]
     del data["verdict"]["rounding"], data["params"]["source"], data["forwards"]["messages"]
     assert from_json(json.dumps(data)) == make_record(schema=1)
 
@@ -217,7 +224,7 @@ def test_message_that_cannot_have_been_is_named(make_record, message, why):
 def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     def forward(model: str, role: str, t0: int, used: bool = True) -> SimpleNamespace:
         return SimpleNamespace(
-            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), t0_ns=t0,
+            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), share=1.0, t0_ns=t0,
             t1_ns=t0 + 5, used=used,
         )  # fmt: skip
 

@@ -246,5 +246,5 @@ class Generator:
         n = self.sure
         while len(text) <= n < most and self.held[n] == path[n - len(text)]:
             n += 1
-        self.state.truncate(0, n)
+        self.state.rollback(0, n)
         del self.held[n:]

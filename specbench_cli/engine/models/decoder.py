@@ -29,7 +29,7 @@ class State(Protocol):
         """Keep, of the rows written since the last commit, those at `path` (indices, increasing);
         the next commit chooses among the last `loose` of them again."""
 
-    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from n on."""
 
     def snapshot(self) -> object:

@@ -159,7 +159,7 @@ class KVState(State):
             lengths[layer] = base + bisect_left(path, have)
             committed[layer] = base + bisect_left(firm, have)
 
-    def truncate(self, seq: int, n: int, layers: range | None = None) -> None:
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
         for layer in range(len(lengths)) if layers is None else layers:
@@ -189,7 +189,7 @@ class KVState(State):
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
         for seq in range(self.n_seqs):
-            self.truncate(seq, 0)
+            self.rollback(seq, 0)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
         """Move the rows at `path` to the front of those written since the last commit."""

@@ -31,4 +31,4 @@ class Confident(Method):
         return session.drawn(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        self.state.truncate(0, min(self.state.length(), len(session.tokens()) - 1))
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
