@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,10 +23,14 @@ from specbench_cli.engine.models.attention import (
     attend_tree,
     visible,
 )
+from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.models.state import KVState
 
 MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""
+
+MAX_SCRATCH = 64
+"""Sets of buffers kept, by how many rows each sequence of a forward has."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
@@ -57,14 +61,15 @@ class Sizes:
 
 
 class Scratch:
-    """Buffers of a forward with n rows in each of b sequences, and the views a layer works on.
+    """Buffers of a forward with N rows, ns[i] of them in sequence i, and the views a layer works
+    on.
 
-    size [b n, 1], normed [b n, hidden], qkv, qk (by head), turning (the same, as it is rotated),
-    mixed [b n, heads d], gate_up and its halves gate and up.
+    size [N, 1], normed [N, hidden], qkv, qk (by head), turning (the same, as it is rotated),
+    mixed [N, heads d], gate_up and its halves gate and up.
     """
 
-    def __init__(self, sizes: Sizes, rotary: Rotary, b: int, n: int, *, like: Tensor) -> None:
-        rows, d, heads, kv = b * n, sizes.head_dim, sizes.heads, sizes.kv_heads
+    def __init__(self, sizes: Sizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor) -> None:
+        rows, d, heads, kv = sum(ns), sizes.head_dim, sizes.heads, sizes.kv_heads
         self.size = like.new_empty(rows, 1)
         self.normed = like.new_empty(rows, sizes.hidden)
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
@@ -76,7 +81,8 @@ class Scratch:
         self.gate, self.up = self.gate_up.chunk(2, -1)
         results = self.mixed.unflatten(-1, (heads, d))
         self.lines: list[Line] = []
-        for at in range(0, rows, n):
+        for end, n in zip(accumulate(ns), ns, strict=True):
+            at = end - n
             block = by_head[at : at + n].transpose(0, 1)
             queries, result = block[:heads], results[at : at + n].transpose(0, 1)
             if n == 1:  # heads that share keys are as good as rows
@@ -123,7 +129,7 @@ class Planner:
         self._many = partial(attend_many, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
         self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
-        self._scratch: dict[tuple[int, int], Scratch] = {}
+        self._scratch: dict[tuple[int, ...], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
         """Have tables for sequences of so many rows."""
@@ -138,12 +144,36 @@ class Planner:
         lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > FEW or lengths.count(lengths[0]) < len(lengths):
             return self.special(state, lines, run, n, None, None)
-        key = (lines[0], lengths[0], n, run.start, run.stop)
+        key = (lines[0], lengths[0], n, run.start, run.stop, state.offsets[lines[0]], 0)
         plan: Plan | None = state.plans.get(key)
         if plan is None:
             plan = self.special(state, lines, run, n, None, None)
             self._keep(state, key, plan)
         return plan
+
+    def together(self, parts: Sequence[Part], run: range, *, careful: bool = False) -> Plan:
+        """The plan of a forward that several sequences share, each with a state of its own; made of
+        the plans that they would follow alone."""
+        plans = []
+        for part in parts:
+            state, n = cast(KVState, part.state), part.x.ids.shape[1]
+            if part.mask is None and part.positions is None:
+                plans.append(self.plain(state, (0,), run, n))
+            else:
+                plans.append(
+                    self.special(state, (0,), run, n, part.mask, part.positions, careful=careful)
+                )
+        return Plan(
+            views=[
+                tuple(chain.from_iterable(each))
+                for each in zip(*(p.views for p in plans), strict=True)
+            ],
+            table=tuple(
+                torch.cat(column) for column in zip(*(p.table for p in plans), strict=True)
+            ),
+            scratch=self._scratch_for([part.x.ids.shape[1] for part in parts]),
+            hopeful=any(plan.hopeful for plan in plans),
+        )
 
     def special(
         self,
@@ -186,9 +216,9 @@ class Planner:
                 places = self._places(state, span, keep=mask is not None)
                 parts += [(*places[layer - layers[0]], bias, attend) for layer in layers]
             views.append(parts)
-        starts = [state.lengths[seq][run[0]] if run else 0 for seq in lines]
+        starts = [state.lengths[seq][run[0]] + state.offsets[seq] if run else 0 for seq in lines]
         table = self._table(starts, n, positions)
-        scratch = self._scratch_for(len(lines), n)
+        scratch = self._scratch_for([n] * len(lines))
         return Plan(list(zip(*views, strict=True)), table, scratch, hopeful)
 
     def _places(
@@ -272,10 +302,13 @@ class Planner:
             positions = torch.tensor(starts, device=self._device)[:, None] + steps
         return self._rotary.select(positions.reshape(-1))
 
-    def _scratch_for(self, b: int, n: int) -> Scratch:
-        scratch = self._scratch.get((b, n))
+    def _scratch_for(self, ns: Sequence[int]) -> Scratch:
+        key = tuple(ns)
+        scratch = self._scratch.get(key)
         if scratch is None:
-            scratch = Scratch(self._sizes, self._rotary, b, n, like=self._like)
-            if n <= FEW:  # longer blocks are rare, and their buffers large
-                self._scratch[b, n] = scratch
+            scratch = Scratch(self._sizes, self._rotary, key, like=self._like)
+            if max(key) <= FEW:  # longer blocks are rare, and their buffers large
+                if len(self._scratch) >= MAX_SCRATCH:
+                    self._scratch.clear()
+                self._scratch[key] = scratch
         return scratch
