@@ -8,6 +8,7 @@ states are its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +49,7 @@ class Batch:
         self.meter = Meter(target.device)
         self._target = Metered(target, self.meter, role="verify")
         self._taken = 0
-        lend, kept = workspace.loans(), {} if memory is None else memory
+        lend, kept = workspace.loans(len(requests)), {} if memory is None else memory
         self.sessions = tuple(
             kind(
                 workspace,
@@ -58,7 +59,7 @@ class Batch:
                 memory=kept,
                 recording=(recordings or {}).get(place),
                 reference=(references or {}).get(place),
-                shared=Shared(self.meter, lend, place),
+                shared=Shared(self.meter, partial(lend, place=place), place),
             )
             for place, request in enumerate(requests)
         )

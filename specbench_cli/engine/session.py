@@ -7,7 +7,7 @@ batches will; today it holds one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workers.drafter import Brief, Drafter
 from specbench_cli.engine.workers.transport import Hiring, Worker
-from specbench_cli.engine.workspace import Loans, Workspace
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 
@@ -58,7 +58,7 @@ class Shared:
     one among them."""
 
     meter: Meter
-    lend: Loans
+    lend: Callable[[Decoder, int], State]
     place: int
 
 
@@ -96,6 +96,7 @@ class Session:
         decoder = self._decoder("target")
         self.device = decoder.device
         self.meter = Meter(self.device) if shared is None else shared.meter
+        self._lend: Callable[[Decoder, int], State]
         self._lend = workspace.loans() if shared is None else shared.lend
         self._place = None if shared is None else shared.place
         self._own_chance = random is None

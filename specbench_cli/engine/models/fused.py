@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.attention import Rotary, Table
+from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader
 from specbench_cli.engine.models.linear import Form
@@ -207,7 +207,7 @@ class FusedStack(Decoder):
         """Rows [b n, hidden] through the layers `run`, and those that leave the layers `taps`."""
         tapped = []
         for at, seen in zip(run, plan.views, strict=True):
-            h = self._run_layer(self._stack[at], h, plan.scratch, plan.table, seen)
+            h = self._run_layer(self._stack[at], h, plan, seen)
             if at in taps:
                 tapped.append((at, h.clone()))  # the next layer adds to h
         return h, tapped
@@ -216,18 +216,18 @@ class FusedStack(Decoder):
         self,
         layer: Layer,
         h: Tensor,
-        scratch: Scratch,
-        table: Table,
+        plan: Plan,
         views: tuple[View, ...],
     ) -> Tensor:
         """One layer: rows [b n, hidden] in and out; what comes in may be overwritten."""
+        scratch = plan.scratch
         layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
-        self._turn(scratch.turning, table)
-        for (q, mixed, row), (new, k, v, bias, attend) in zip(scratch.lines, views, strict=True):
-            new.copy_(row)
+        self._turn(scratch.turning, plan.table)
+        for (q, mixed, row), (write, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+            write(row)
             attend(q, k, v, bias, mixed)
         h = layer.out.add_to(h, scratch.mixed)
         normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)

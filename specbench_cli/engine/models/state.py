@@ -66,6 +66,7 @@ class KVState(State):
         offsets: by sequence, how many rows were left out (`select`): a row's position is its number
             and that; read only.
         plans: what the decoder keeps of how it worked on this state, by a key of its own.
+        pool: of a `line`, the state that it is one of; else None. place: its place there.
     """
 
     def __init__(
@@ -76,25 +77,42 @@ class KVState(State):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        within: tuple[KVState, int] | None = None,
     ) -> None:
+        self.pool: KVState | None = None
+        self.place = 0
+        if within is not None:
+            self.pool, self.place = within
         self.shapes = tuple(shapes)
         self.n_seqs = n_seqs
         self.capacity = capacity
-        # Zeroed: rows that were never written take part in masked products, where NaN would spread.
-        self.buffers = [
-            torch.zeros(
-                (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
-                dtype=dtype,
-                device=device,
-            )
-            for shape, same in groupby(self.shapes)
-        ]
+        self.buffers: list[Tensor]
+        if self.pool is not None:
+            self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
+        else:
+            # Zeroed: rows that were never written take part in masked products, where NaN would
+            # spread.
+            self.buffers = [
+                torch.zeros(
+                    (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
+                    dtype=dtype,
+                    device=device,
+                )
+                for shape, same in groupby(self.shapes)
+            ]
         self._layers = [layer for buffer in self.buffers for layer in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
         self.plans: dict[tuple[int, ...], Any] = {}
         self._snapshots: WeakSet[Snapshot] = WeakSet()
+
+    def line(self, seq: int) -> KVState:
+        """A cleared state of one sequence alone, in the memory of this one's `seq`."""
+        like = self.buffers[0]
+        return KVState(
+            self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
+        )
 
     @property
     def nbytes(self) -> int:
