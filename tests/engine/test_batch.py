@@ -158,7 +158,9 @@ def test_selected_rows_keep_their_positions(target):
     assert torch.allclose(target.forward(x, part).logits, due.logits, atol=ATOL * 10)
     part.rollback(0, 20)
     assert (part.length(), part.position()) == (10, 20)
-    with pytest.raises(ValueError, match="left out"):
-        part.rollback(0, 5)
+    part.rollback(0, 15)
+    assert (part.length(), part.position(), part.positions()) == (5, 15, [0, 1, 12, 13, 14])
+    part.rollback(0, 8)  # of the rows from 2 to 7 none is left: they are fed again
+    assert (part.length(), part.position()) == (2, 2)
     with pytest.raises(ValueError, match="no increasing numbers"):
         part.select([3, 2])

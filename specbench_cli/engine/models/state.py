@@ -104,6 +104,7 @@ class KVState(State):
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
+        self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
         self.plans: dict[tuple[int, ...], Any] = {}
         self._snapshots: WeakSet[Snapshot] = WeakSet()
 
@@ -185,40 +186,45 @@ class KVState(State):
             committed[layer] = base + bisect_left(firm, have)
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from position n on.
-
-        Raises:
-            ValueError: n is among positions whose rows were left out.
-        """
+        """Forget all rows from position n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
         if self.offsets[seq]:
-            n -= self.offsets[seq]
-            if n < 0:
-                raise ValueError(f"{-n} rows too many were left out to go back so far")
+            n = bisect_left(self.positions(seq), n)
+            if n < len(self._selected[seq]):  # what comes next follows the last one that is left
+                kept = self._selected[seq] = self._selected[seq][:n]
+                self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
             if lengths[layer] > n:
                 lengths[layer] = n
                 committed[layer] = min(committed[layer], n)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Keep the committed rows with these numbers (increasing) and leave the others out.
+        """Keep the rows with these numbers (increasing), commit them, and leave the others out.
 
         Their positions, and those of rows to come, stay what they were: attention sinks and a
         recent window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse choice.
         A model's own sliding window then counts rows.
 
         Raises:
-            ValueError: numbers that do not increase or name no row, or rows not committed.
+            ValueError: numbers that do not increase or name no row, or layers of unlike lengths.
         """
         have = self.lengths[seq][0]
-        if set(self.lengths[seq]) | set(self._committed[seq]) - {have} != {have}:
-            raise ValueError("rows are selected between steps, when all are committed")
+        if set(self.lengths[seq]) != {have}:
+            raise ValueError("rows are selected of layers that hold as many each")
         kept = list(rows)
         if any(a >= b for a, b in pairwise(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < have):
             raise ValueError(f"rows {kept} are no increasing numbers below {have}")
+        held = self.positions(seq)
         self._committed[seq] = [0] * len(self.shapes)
         self.commit(seq, kept)
         self.offsets[seq] += have - len(kept)
+        self._selected[seq] = [held[row] for row in kept]
+
+    def positions(self, seq: int = 0) -> list[int]:
+        """Position of each row."""
+        chosen, offset = self._selected[seq], self.offsets[seq]
+        have = self.lengths[seq][0]
+        return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def snapshot(self) -> Snapshot:
         """A handle to come back to; costs nothing but the lengths."""
@@ -241,8 +247,8 @@ class KVState(State):
 
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
-        self.offsets = [0] * self.n_seqs
         for seq in range(self.n_seqs):
+            self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
