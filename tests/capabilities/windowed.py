@@ -6,7 +6,7 @@ from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Sessi
 class WindowedParams(MethodParams):
     length: int = Field(3, ge=1, description="draft tokens a step")
     sinks: int = Field(1, ge=0, description="rows kept from the text's beginning")
-    window: int = Field(4, ge=3, description="rows kept from its end")
+    window: int = Field(4, ge=2, description="rows kept from its end")
 
 
 class Windowed(Method):
