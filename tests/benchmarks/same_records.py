@@ -28,7 +28,7 @@ def main(before: Path, after: Path) -> int:
         rows = {key[2] for key in shared}
         sys.stdout.write(
             f"{name or after.name}: {len(shared)} records of {len(rows)} rows,"
-            f" {len(shared) - len(unlike)} equal; only one side has {len(old.keys() ^ new.keys())}\n"
+            f" {len(shared) - len(unlike)} equal; {len(old.keys() ^ new.keys())} on one side\n"
         )
         for key in unlike[:5]:
             parts = [part for part in old[key] if old[key][part] != new[key][part]]
