@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.transport import Transport
@@ -107,7 +107,8 @@ class Cell:
         time.sleep(PAUSE_S)
         transport, parallel = self._workspace.transport, self.arm.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
-        session = Session(
+        kind = PeerSession if self.arm.method.peer else Session
+        session = kind(
             self._workspace,
             self.request,
             self._sampling,
@@ -116,13 +117,14 @@ class Cell:
             recording=self._recording,
             reference=self._reference,
         )
+        harness, text = session.harness, session.harness.text
         steps, extra = Steps(), dict[str, float]()
         proposed: list[Proposal] = []
         error = None
         gc.disable()
         try:
             with staffed(session, transport, parallel):
-                session.begin()
+                harness.begin()
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
                     if self._pictured:
@@ -134,7 +136,7 @@ class Cell:
             error = _one_line(failure)
         finally:
             gc.enable()
-        session.meter.resolve()
+        harness.meter.resolve()
         if error is None and session.finish is None:
             error = (
                 f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
@@ -144,14 +146,14 @@ class Cell:
             error = "left the recorded tokens: it does not decide by `session.verify`"
         self.measured = Measured(
             output=list(session.output()),
-            origin=list(session.origin),
+            origin=list(text.origin),
             finish=session.finish or "error",
             steps=steps,
-            trace=Trace.pack(session.meter.forwards, session.meter.messages),
+            trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
             ns=divided(
-                session.meter.forwards,
-                session.last_ns - session.started_ns,
-                session.first_ns - session.started_ns,
+                harness.meter.forwards,
+                text.last_ns - text.started_ns,
+                text.first_ns - text.started_ns,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
             drafts=[_drafted(*each) for each in proposed] if self._pictured else None,
@@ -244,11 +246,11 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
         try:
             yield
         except Exception:
-            for worker in session.workers:
+            for worker in session.harness.workers:
                 with suppress(Exception):  # the first failure counts
                     worker.settle()
             raise
-        for worker in session.workers:
+        for worker in session.harness.workers:
             worker.settle()
 
 
