@@ -21,7 +21,7 @@ from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.meter import Metered
 
 # What is proposed, how its tokens were chosen, what became of it.
@@ -128,6 +128,7 @@ __all__ = [
     "Origin",
     "Out",
     "Outcome",
+    "Part",
     "PeerSession",
     "Pick",
     "Preparer",

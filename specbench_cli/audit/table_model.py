@@ -55,6 +55,10 @@ class TableState:
         """See `State`."""
         return self.lengths[layer]
 
+    def position(self, seq: int = 0) -> int:
+        """See `State`."""
+        return self.rows[self.lengths[0] - 1].position + 1 if self.lengths[0] else 0
+
     def append(self, rows: Sequence[Row], layers: int | None = None) -> None:
         """Write rows, at all layers or at the first few. Raises ValueError where there is no room
         for them."""

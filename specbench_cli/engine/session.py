@@ -7,7 +7,7 @@ method, is its `Harness`; implementations that decode by themselves get a `PeerS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
-from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
@@ -52,8 +52,19 @@ class Request:
     stop: StopRule
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the sessions of a batch have in common, a trace and a lender of states, and the place of
+    one among them."""
+
+    meter: Meter
+    lend: Callable[[Decoder, int], State]
+    place: int
+
+
 class Harness:
-    """The measuring program's half of a session: timer, trace and workers. Methods leave it alone.
+    """The measuring program's half of a session: timer, trace, workers, and the session's share in
+    the forwards of a batch. Methods leave it alone.
 
     Attributes:
         text: what is decoded: when it began, when its tokens were there, how each came to be.
@@ -62,8 +73,9 @@ class Harness:
         reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
     """
 
-    def __init__(self, text: Text, meter: Meter, reference: Sequence[int] | None) -> None:
-        self.text, self.meter, self.reference = text, meter, reference
+    def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
+        self._session, self.text = session, session._text
+        self.meter, self.reference = meter, reference
         self.workers: list[Worker] = []
         self._taken = 0
 
@@ -78,6 +90,32 @@ class Harness:
         """The forwards since the last call, for the step that they led to."""
         first, self._taken = self._taken, len(self.meter.forwards)
         return self.meter.forwards[first:]
+
+    def brings(self, draft: Draft | None) -> Part:
+        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
+        that all of a batch share."""
+        session = self._session
+        if draft is None:
+            return session._scoring.part(session.since(0), None, "last")
+        x = session._drafts.rows(draft, session.state.length())
+        return session._scoring.part(x, draft, "all")
+
+    def takes(self, out: Out) -> Tensor:
+        """Logits of what became of `brings`, as of `score`."""
+        return self._session._scoring.take(out)
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The target's layers that `Session.tap` asked for."""
+        return self._session._scoring.layers
+
+    def begun(self, logits: Tensor) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt."""
+        session = self._session
+        session._scoring.keep(range(len(self.text.tokens)))
+        first = session._decide(session.chain(()), logits)
+        self.text.append(replace(first, origin=("prefill",)))
+        self.forwards()  # these are no step's
 
 
 class Session:
@@ -105,11 +143,14 @@ class Session:
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._workspace = workspace
         decoder = self._decoder("target")
         self.device = decoder.device
-        self._lend = workspace.loans()
+        self._lend: Callable[[Decoder, int], State]
+        self._lend = workspace.loans() if shared is None else shared.lend
+        self._place = None if shared is None else shared.place
         self._own_chance = random is None
         self.requests = (request,)
         self.sampling = sampling
@@ -123,10 +164,12 @@ class Session:
             decoder.vocab_size,
         )
         self._text = Text(request.ids, request.stop, self.device)
-        self.harness = Harness(self._text, Meter(self.device), reference)
+        meter = Meter(self.device) if shared is None else shared.meter
+        self.harness = Harness(self, meter, reference)
         self._drafts = Drafts(self._text, self._chooser)
-        self.target = Metered(decoder, self.harness.meter, role="verify")
-        self._scoring = Scoring(self.target, self.new_state(self.target), self._text)
+        self.target = Metered(decoder, meter, role="verify", place=self._place)
+        state = self.new_state(self.target)
+        self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
         self.harness.begin()
 
@@ -134,7 +177,7 @@ class Session:
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.harness.meter, role="draft")
+        return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -185,7 +228,7 @@ class Session:
         made = self._workspace.artifact(wanted)
         if not isinstance(made, Decoder):
             return made
-        return Metered(made, self.harness.meter, role="draft")
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
         """Time of a target forward over so many rows, the root's included, as a multiple of that
@@ -342,13 +385,22 @@ class Session:
         """The target's state, of which `score` writes and `commit` keeps rows."""
         return self._scoring.state
 
+    def part(
+        self,
+        x: Tokens | Features,
+        state: State,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_at: LogitsAt = "last",
+    ) -> Part:
+        """What this sequence brings to a draft model's forward that all of a batch share
+        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
+        return Part(x, state, positions, mask, logits_at, self._place or 0)
+
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        logits = self._scoring.forward(self.since(0), None, "last")
-        self._scoring.keep(range(len(self._text.tokens)))
-        first = self._decide(self.chain(()), logits)
-        self._text.append(replace(first, origin=("prefill",)))
-        self.harness.forwards()  # these are no step's
+        self.harness.begun(self._scoring.forward(self.since(0), None, "last"))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
