@@ -51,7 +51,7 @@ class Watched(Session):
 
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""
-        for worker in self.workers:
+        for worker in self.harness.workers:
             if worker.desk is not None:
                 yield worker.desk
 

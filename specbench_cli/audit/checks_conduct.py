@@ -173,7 +173,7 @@ def _record(session: Watched, taken: Sequence[Step], ids: list[int], name: str) 
         pass_=1,
         seed=session.sampling.seed,
         output_ids=ids,
-        origin=list(session.origin),
+        origin=list(session.harness.text.origin),
         n_tokens=len(ids),
         finish=session.finish or "length",
         steps=Steps(
@@ -185,7 +185,7 @@ def _record(session: Watched, taken: Sequence[Step], ids: list[int], name: str) 
         ),
         target_forwards=len(taken) + 1,
         draft_forwards=0,
-        forwards=Trace.pack(session.meter.forwards),
+        forwards=Trace.pack(session.harness.meter.forwards),
         ns=Ns(total=0, prefill=0, decode=0, draft=0, verify=0, host=0),
         peak_bytes=None,
         other_cpu=None,

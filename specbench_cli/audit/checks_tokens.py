@@ -68,7 +68,7 @@ def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> 
 
 
 def _look(session: Watched, due: Sequence[int]) -> str:
-    output, origin = session.output(), session.origin
+    output, origin = session.output(), session.harness.text.origin
     if len(output) < len(due):
         return "what ends the method's loop: `session.finish`, and nothing else, may"
     pairs = enumerate(zip(output, due, strict=False))

@@ -43,7 +43,7 @@ class TestsTwoWithOneNumber(Pearl):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """See `Pearl`."""
-        session.chooser.random = _OneNumber(session.chooser.random)
+        session._chooser.random = _OneNumber(session.random)
         yield from super().generate(session)
 
 

@@ -67,13 +67,13 @@ class Batch:
     def begin(self) -> None:
         """Start the timer of all."""
         for session in self.sessions:
-            session.begin()
+            session.harness.begin()
 
     def prefill(self) -> None:
         """Run all prompts through the target in one forward; commit each one's first token."""
         nothing = [(session, None) for session in self.sessions]
         for session, logits in zip(self.sessions, self._forward(nothing), strict=True):
-            session.begun(logits)
+            session.harness.begun(logits)
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
         """One target forward over the last committed tokens and the drafts of some sequences.
@@ -91,6 +91,6 @@ class Batch:
         return self.meter.forwards[first:]
 
     def _forward(self, drafts: Sequence[tuple[Session, Draft | None]]) -> list[Tensor]:
-        parts = [session.brings(draft) for session, draft in drafts]
-        outs = self._target.forward_batch(parts, taps=drafts[0][0].taps)
-        return [session.takes(out) for (session, _), out in zip(drafts, outs, strict=True)]
+        parts = [session.harness.brings(draft) for session, draft in drafts]
+        outs = self._target.forward_batch(parts, taps=drafts[0][0].harness.taps)
+        return [session.harness.takes(out) for (session, _), out in zip(drafts, outs, strict=True)]

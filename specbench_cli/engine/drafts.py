@@ -1,4 +1,4 @@
-"""The drafts of a session: made of tokens that were chosen, drawn or delivered, and checked."""
+"""The drafts of a session: made of tokens that were chosen or drawn, and checked."""
 
 from __future__ import annotations
 
@@ -214,27 +214,22 @@ class Drafts:
         self._sound: Draft | None = None
         self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
 
-    def chain(self, ids: Sequence[int]) -> Draft:
+    def chain(self, ids: Sequence[int], q: Tensor | None = None) -> Draft:
         """See `Session.chain`."""
         self.checked(check_ids, ids, self._chooser.vocab_size)
         text = self._text
         line = host.ids([text.tokens[-1], *ids], text.device) if ids else None
-        self._sound = Draft(self._nothing if line is None else self._rooted(line))
-        return self._sound
+        draft = Draft(self._nothing if line is None else self._rooted(line))
+        if q is not None and self._chooser.sampling.draws:
+            self.checked(check_shape, q, (draft.nodes, self._chooser.vocab_size))
+            draft = Draft(draft.tokens, law="iid", q=q)
+        self._sound = draft
+        return draft
 
     def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
         """See `Session.tree`."""
         draft = self.chain(ids)
         self._sound = draft = Draft(draft.tokens, parents)
-        return draft
-
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """See `Session.delivered`."""
-        draft = self.chain(ids)
-        if q is not None and self._chooser.sampling.draws:
-            whole = (draft.nodes, self._chooser.vocab_size)
-            self.checked(check_shape, q, whole)
-            self._sound = draft = Draft(draft.tokens, law="iid", q=q)
         return draft
 
     def pick(self, out: Out, ahead: int) -> Pick:

@@ -43,7 +43,6 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     # 1. Prefill: the draft's, then the target's, which commits the first token.
     method.start(session)
     session.prefill()
-    session.forwards()
     while session.finish is None:
         # 2. Draft.
         draft = method.propose(session, session.room())
@@ -55,7 +54,7 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
         method.observe(session, committed)
-        yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())
+        yield session.step(draft, committed)
 
 
 @torch.inference_mode()

@@ -51,7 +51,7 @@ class Method(ABC):
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
-            (`inspect.cleandoc`).
+            (`inspect.cleandoc`). Those of our own methods are in `methods/papers.yaml`.
         claims: the speedups that those sources report; none where no figure was confirmed.
     """
 
@@ -78,7 +78,7 @@ class Method(ABC):
 
     @property
     def upper_bound(self) -> bool:
-        """Whether, with these parameters, it reads vanilla's output (`session.reference`): such a
+        """Whether, with these parameters, it reads vanilla's output (`Harness.reference`): such a
         row is a bound on what others can reach, and not ranked with them."""
         return False
 

@@ -1,8 +1,8 @@
 """A session: all that a method may touch while it decodes one request.
 
 It holds the text and its one stop rule, the drafts made for it, the target behind a meter, the one
-verifier and the two sources of chance, each a part of its own. Requests come as a tuple because
-batches will; today it holds one.
+verifier and the two sources of chance, each a part of its own. What the harness reads of it, and no
+method, is its `Harness`; implementations that decode by themselves get a `PeerSession`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from specbench_cli.engine.types import (
     Features,
     Forward,
     Law,
-    Origin,
     Out,
     Outcome,
+    Step,
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
@@ -62,19 +62,72 @@ class Shared:
     place: int
 
 
+class Harness:
+    """The measuring program's half of a session: timer, trace, workers, and the session's share in
+    the forwards of a batch. Methods leave it alone.
+
+    Attributes:
+        text: what is decoded: when it began, when its tokens were there, how each came to be.
+        meter: the trace of all forwards.
+        workers: the drafters at work beside the target.
+        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+    """
+
+    def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
+        self._session, self.text = session, session._text
+        self.meter, self.reference = meter, reference
+        self.workers: list[Worker] = []
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Start the timer: the ids are on the device, the states cleared and preallocated."""
+        if self.text.device.type == "cuda":
+            torch.cuda.synchronize(self.text.device)
+        self.meter.clock.restart()
+        self.text.start()
+
+    def forwards(self) -> Sequence[Forward]:
+        """The forwards since the last call, for the step that they led to."""
+        first, self._taken = self._taken, len(self.meter.forwards)
+        return self.meter.forwards[first:]
+
+    def brings(self, draft: Draft | None) -> Part:
+        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
+        that all of a batch share."""
+        session = self._session
+        if draft is None:
+            return session._scoring.part(session.since(0), None, "last")
+        x = session._drafts.rows(draft, session.state.length())
+        return session._scoring.part(x, draft, "all")
+
+    def takes(self, out: Out) -> Tensor:
+        """Logits of what became of `brings`, as of `score`."""
+        return self._session._scoring.take(out)
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The target's layers that `Session.tap` asked for."""
+        return self._session._scoring.layers
+
+    def begun(self, logits: Tensor) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt."""
+        session = self._session
+        session._scoring.keep(range(len(self.text.tokens)))
+        first = session._decide(session.chain(()), logits)
+        self.text.append(replace(first, origin=("prefill",)))
+        self.forwards()  # these are no step's
+
+
 class Session:
     """One request being decoded by one method.
 
     Attributes:
         requests: what is decoded (one request today).
         target: the target behind a meter; its forwards count as verification.
+        device: where the target computes.
         sampling: the decoding rule.
-        pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
-        chooser: how draft tokens are chosen.
-        meter: the trace of all forwards.
         memory: what the method keeps between prompts when its state scope is "run".
-        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
-        workers: the drafters at work beside the target.
+        harness: for the measuring program.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
@@ -95,19 +148,15 @@ class Session:
         self._workspace = workspace
         decoder = self._decoder("target")
         self.device = decoder.device
-        self.meter = Meter(self.device) if shared is None else shared.meter
         self._lend: Callable[[Decoder, int], State]
         self._lend = workspace.loans() if shared is None else shared.lend
         self._place = None if shared is None else shared.place
         self._own_chance = random is None
-        self.workers: list[Worker] = []
-        self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
-        self.pass_ = pass_
+        self._pass = pass_
         self.memory = {} if memory is None else memory
-        self.reference = reference
-        self.chooser = Chooser(
+        self._chooser = Chooser(
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
@@ -115,25 +164,20 @@ class Session:
             decoder.vocab_size,
         )
         self._text = Text(request.ids, request.stop, self.device)
-        self._drafts = Drafts(self._text, self.chooser)
-        self.target = Metered(decoder, self.meter, role="verify", place=self._place)
+        meter = Meter(self.device) if shared is None else shared.meter
+        self.harness = Harness(self, meter, reference)
+        self._drafts = Drafts(self._text, self._chooser)
+        self.target = Metered(decoder, meter, role="verify", place=self._place)
         state = self.new_state(self.target)
         self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the timer: the ids are on the device, the states cleared and preallocated."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.meter.clock.restart()
-        self._text.start()
+        self.harness.begin()
 
     # ---- what there is --------------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.meter, role="draft", place=self._place)
+        return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -157,13 +201,13 @@ class Session:
         brief = Brief(
             request.prompt_id,
             request.turn,
-            self.pass_,
+            self._pass,
             request.ids,
             self.sampling,
             self._workspace.capacity,
             self.target.vocab_size,
         )
-        chooser = None if self._own_chance else self.chooser
+        chooser = None if self._own_chance else self._chooser
         worker = self._workspace.transport.hire(
             Hiring(
                 kind,
@@ -171,12 +215,12 @@ class Session:
                 brief,
                 self._workspace.decoders,
                 self._workspace.recipes,
-                self.meter,
+                self.harness.meter,
                 self._lend,
                 chooser,
             )
         )
-        self.workers.append(worker)
+        self.harness.workers.append(worker)
         return worker
 
     def artifact(self, wanted: Trained) -> Any:
@@ -184,7 +228,7 @@ class Session:
         made = self._workspace.artifact(wanted)
         if not isinstance(made, Decoder):
             return made
-        return Metered(made, self.meter, role="draft", place=self._place)
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
         """Time of a target forward over so many rows, the root's included, as a multiple of that
@@ -199,64 +243,30 @@ class Session:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
 
-    def module(self, name: str) -> Any:
-        """transformers' own module of a decoder; for peers."""
-        if self._workspace.modules is None:
-            raise MethodFault(f"this run holds no transformers module of {name!r}")
-        return self._workspace.modules(name)
+    # ---- the text -------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Any:
-        """transformers' own tokenizer of the target; for peers."""
-        return self._workspace.tokenizer
-
-    def tokens(self, seq: int = 0) -> Sequence[int]:
+    def tokens(self) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
         return self._text.tokens
 
-    def output(self, seq: int = 0) -> Sequence[int]:
+    def output(self) -> Sequence[int]:
         """The committed ids."""
         return self._text.output
-
-    @property
-    def origin(self) -> Sequence[Origin]:
-        """How each committed token came to be."""
-        return self._text.origin
 
     @property
     def finish(self) -> Finish | None:
         """Why the output ended; None while it has not."""
         return self._text.finish
 
-    @property
-    def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows."""
-        return self._scoring.state
-
-    @property
-    def started_ns(self) -> int:
-        """When the timer was started."""
-        return self._text.started_ns
-
-    @property
-    def first_ns(self) -> int:
-        """When the first token was there."""
-        return self._text.first_ns
-
-    @property
-    def last_ns(self) -> int:
-        """When the latest tokens were there."""
-        return self._text.last_ns
-
-    def room(self, seq: int = 0) -> int:
+    def room(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
         return self._text.room
 
-    def since(self, length: int, seq: int = 0) -> Tokens:
+    def since(self, length: int) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
         return self._text.since(length)
 
-    def unread(self, length: int, seq: int = 0) -> Features:
+    def unread(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
         `length` + 1 on, each beside the target's features of the token before it.
 
@@ -267,13 +277,18 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def chain(self, ids: Sequence[int]) -> Draft:
-        """A chain of tokens chosen without a draw.
+    # ---- drafts ---------------------------------------------------------------------------------
 
+    def chain(self, ids: Sequence[int], q: Tensor | None = None) -> Draft:
+        """A chain of tokens that the host knows.
+
+        Args:
+            q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
+                where they were chosen without a draw.
         Raises:
-            MethodFault: an id outside the target's vocabulary.
+            MethodFault: an id outside the target's vocabulary, or q of another shape.
         """
-        return self._drafts.chain(ids)
+        return self._drafts.chain(ids, q)
 
     def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
@@ -283,31 +298,20 @@ class Session:
         """
         return self._drafts.tree(ids, parents)
 
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """A chain that a worker drew, token after token.
-
-        Args:
-            ids: its tokens.
-            q: [m, V], the laws that they were drawn from; None where they were chosen without.
-        Raises:
-            MethodFault: an id outside the target's vocabulary, or q of another shape.
-        """
-        return self._drafts.delivered(ids, q)
-
     # ---- laws and chance ------------------------------------------------------------------------
 
     @property
     def random(self) -> Random:
         """The primitives `categorical` and `bernoulli`."""
-        return self.chooser.random
+        return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V] stand for under this session's temperature and cuts."""
-        return self.chooser.warp(rows)
+        """The laws [..., V] that logits stand for under this session's temperature and cuts."""
+        return self._chooser.warp(rows)
 
-    def noise(self, first: int, n: int = 1, seq: int = 0) -> Tensor:
+    def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
-        return self.chooser.noise(first, n)
+        return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Decision scores of logits [n, V] at output positions first...: their argmax is the
@@ -316,7 +320,7 @@ class Session:
         Args:
             depths: how far behind `first` each row stands; default: one after another.
         """
-        return self.chooser.scores(rows, first, depths)
+        return self._chooser.scores(rows, first, depths)
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
@@ -348,7 +352,7 @@ class Session:
         Returns:
             (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
         """
-        return self.chooser.branch(rows, width, self._text.position + ahead, how)
+        return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
@@ -365,16 +369,21 @@ class Session:
             session decides by.
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.candidates(rows, width, self._text.position, depths)
+        return self._chooser.candidates(rows, width, self._text.position, depths)
 
     def ranked(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.ranked(rows, width, self._text.position, depths)
+        return self._chooser.ranked(rows, width, self._text.position, depths)
 
     # ---- the target's steps ---------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The target's state, of which `score` writes and `commit` keeps rows."""
+        return self._scoring.state
 
     def part(
         self,
@@ -391,13 +400,7 @@ class Session:
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        self.begun(self._scoring.forward(self.since(0), None, "last"))
-
-    def begun(self, logits: Tensor) -> None:
-        """Commit the first token, of logits [1, V] behind the prompt."""
-        self._scoring.keep(range(len(self._text.tokens)))
-        first = self._decide(self.chain(()), logits)
-        self._text.append(replace(first, origin=("prefill",)))
+        self.harness.begun(self._scoring.forward(self.since(0), None, "last"))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -407,23 +410,6 @@ class Session:
         """
         x = self._drafts.rows(draft, self.state.length())
         return self._scoring.forward(x, draft, "all")
-
-    def brings(self, draft: Draft | None) -> Part:
-        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
-        that all of a batch share."""
-        if draft is None:
-            return self._scoring.part(self.since(0), None, "last")
-        x = self._drafts.rows(draft, self.state.length())
-        return self._scoring.part(x, draft, "all")
-
-    def takes(self, out: Out) -> Tensor:
-        """Logits of what became of `brings`, as of `score`."""
-        return self._scoring.take(out)
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """The target's layers that `tap` asked for."""
-        return self._scoring.layers
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
         """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
@@ -456,6 +442,8 @@ class Session:
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
 
+        Whoever made it, this alone moves the text on.
+
         Returns:
             the outcome as far as it was committed; `finish` is set if the output ends here.
         """
@@ -466,22 +454,13 @@ class Session:
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         return committed
 
-    def adopt(self, outcome: Outcome) -> Outcome:
-        """Take what a peer decoded with its own means; cut and appended, no state is touched.
+    def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
+        """A step to yield: a draft, what was committed of it, and the forwards since the last step.
 
-        A peer tells its steps once it has all of them: they arrived with the first one told.
+        Args:
+            extra: counts of the method's own; records hold their sums.
         """
-        first = self._text.position == 0
-        arrived = self.last_ns
-        kept = self._text.append(outcome)
-        if not first:
-            self._text.last_ns = arrived
-        return kept
-
-    def forwards(self) -> Sequence[Forward]:
-        """The forwards since the last call, for the step that they led to."""
-        first, self._taken = self._taken, len(self.meter.forwards)
-        return self.meter.forwards[first:]
+        return Step(0, draft, committed, self.harness.forwards(), extra)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -496,10 +475,10 @@ class Session:
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
-            outcome, self._text.root = decide.chosen(draft, tree, choices)
+            outcome, last = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:
             try:
-                outcome, self._text.root = decide.drawn(
+                outcome, last = decide.drawn(
                     draft, tree, self.warp(rows), self.random, self.sampling.rule
                 )
             except ArithmeticError:
@@ -508,5 +487,42 @@ class Session:
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._text.position, depths)
-            outcome, self._text.root = decide.chosen(draft, tree, ranking.argmax(scores))
+            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores))
+        self._text.decided = outcome.committed[-1], last
         return outcome
+
+
+class PeerSession(Session):
+    """One request being decoded by somebody else's implementation, with its own means.
+
+    It gets transformers' own objects, and hands over what it decoded (`adopt`) in place of having
+    it verified and committed.
+    """
+
+    @property
+    def pass_(self) -> int:
+        """The pass of the run, from 1; under rejection another pass draws anew."""
+        return self._pass
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' own tokenizer of the target."""
+        return self._workspace.tokenizer
+
+    def module(self, name: str) -> Any:
+        """transformers' own module of a decoder of the run, "target" or "draft"."""
+        if self._workspace.modules is None:
+            raise MethodFault(f"this run holds no transformers module of {name!r}")
+        return self._workspace.modules(name)
+
+    def adopt(self, outcome: Outcome) -> Outcome:
+        """Take what was decoded: cut by the stop rule and appended; no state is touched.
+
+        A peer tells its steps once it has all of them: they arrived with the first one told.
+        """
+        first = self._text.position == 0
+        arrived = self._text.last_ns
+        kept = self._text.append(outcome)
+        if not first:
+            self._text.last_ns = arrived
+        return kept

@@ -69,6 +69,12 @@ class Out:
     hidden: Tensor
     taps: Mapping[int, Tensor] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> Tensor:
+        """The logits of a forward over one sequence that was asked for some, [r, V]."""
+        assert self.logits is not None
+        return self.logits[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.transport import Transport
@@ -107,7 +107,8 @@ class Cell:
         device = self.rest()
         transport, parallel = self._workspace.transport, self.arm.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
-        session = Session(
+        kind = PeerSession if self.arm.method.peer else Session
+        session = kind(
             self._workspace,
             self.request,
             self._sampling,
@@ -116,13 +117,14 @@ class Cell:
             recording=self.recording,
             reference=self.reference,
         )
+        harness, text = session.harness, session.harness.text
         steps, extra = Steps(), dict[str, float]()
         proposed: list[Proposal] = []
         error = None
         gc.disable()
         try:
             with staffed(session, transport, parallel):
-                session.begin()
+                harness.begin()
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
                     if self.pictured:
@@ -134,18 +136,18 @@ class Cell:
             error = _one_line(failure)
         finally:
             gc.enable()
-        session.meter.resolve()
+        harness.meter.resolve()
         error = error or self.fault_of(session)
         self.measured = Measured(
             output=list(session.output()),
-            origin=list(session.origin),
+            origin=list(text.origin),
             finish=session.finish or "error",
             steps=steps,
-            trace=Trace.pack(session.meter.forwards, session.meter.messages),
+            trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
             ns=divided(
-                session.meter.forwards,
-                session.last_ns - session.started_ns,
-                session.first_ns - session.started_ns,
+                harness.meter.forwards,
+                text.last_ns - text.started_ns,
+                text.first_ns - text.started_ns,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
             drafts=[_drafted(*each) for each in proposed] if self.pictured else None,
@@ -282,16 +284,17 @@ class Together:
             gc.enable()
         batch.meter.resolve()
         peak = peak_bytes(device, None)
-        started = batch.sessions[0].started_ns
-        total = max(session.last_ns for session in batch.sessions) - started
-        prefill = max(session.first_ns for session in batch.sessions) - started
+        texts = [session.harness.text for session in batch.sessions]
+        started = texts[0].started_ns
+        total = max(text.last_ns for text in texts) - started
+        prefill = max(text.first_ns for text in texts) - started
         share = _share(divided(batch.meter.forwards, total, prefill), len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
             steps, extra, proposed = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
             cell.measured = Measured(
                 output=list(session.output()),
-                origin=list(session.origin),
+                origin=list(texts[place].origin),
                 finish=session.finish or "error",
                 steps=steps,
                 trace=Trace.pack(replace(f, n_tokens=f.rows[place]) if f.rows else f for f in own),
@@ -300,7 +303,7 @@ class Together:
                 drafts=[_drafted(*each) for each in proposed] if cell.pictured else None,
                 extra=extra,
                 error=error or cell.fault_of(session),
-                batch=Batched(len(cells), place, total, max(1, session.last_ns - started)),
+                batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
             )
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
@@ -344,11 +347,11 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
         try:
             yield
         except Exception:
-            for worker in session.workers:
+            for worker in session.harness.workers:
                 with suppress(Exception):  # the first failure counts
                     worker.settle()
             raise
-        for worker in session.workers:
+        for worker in session.harness.workers:
             worker.settle()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specbench_cli.audit.verdict import Judge
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
@@ -335,7 +335,8 @@ class Pass:
         for arm in self._plan.arms * WARM_UP_ROUNDS:
             if arm.label in self.left_out:
                 continue
-            session = Session(self._bench.workspace, request, self._sampling)
+            kind = PeerSession if arm.method.peer else Session
+            session = kind(self._bench.workspace, request, self._sampling)
             transport, parallel = self._bench.workspace.transport, arm.method.workers > 1
             try:
                 with staffed(session, transport, parallel):

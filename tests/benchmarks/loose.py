@@ -39,7 +39,6 @@ class Loose(Sps):
         """As sps, with step 3's rule replaced."""
         self.start(session)
         session.prefill()
-        session.forwards()
         while session.finish is None:
             draft = self.propose(session, session.room())
             rows = session.score(draft).float()
@@ -56,4 +55,4 @@ class Loose(Sps):
             )
             committed = session.commit(outcome)
             self.observe(session, committed)
-            yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())
+            yield session.step(draft, committed)

@@ -37,8 +37,8 @@ class Chooser:
         self._noise = noise
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V] stand for under the rule's temperature and cuts."""
-        return law.warp(rows, self.sampling)
+        """The laws that logits [..., V'] stand for under the rule's temperature and cuts."""
+        return law.warp(self.align(rows), self.sampling)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
