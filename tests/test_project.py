@@ -83,6 +83,13 @@ def test_no_room_holds_more_than_fifteen_files(room):
         assert len(list(folder.glob("*.py"))) <= 15, folder
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_examples_of_the_docs_are_files_that_tests_run(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for file, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
+        assert code == (ROOT / file).read_text(encoding="utf-8"), file
+
+
 def test_readme_commands_are_one_line_each():
     assert "pip install -e . &&" in block_after("ci: run")
     assert "python -m pytest" in block_after("ci: test")
