@@ -7,7 +7,7 @@ Dynamic Draft Trees, EMNLP 2024, arXiv:2406.16858.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from methods._heads.eagle import EagleHead
@@ -20,6 +20,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Nodes,
+    Out,
     Session,
     Trained,
     most,
@@ -89,13 +90,27 @@ class Eagle2(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         params, levels = self.params, self.levels
-        depth, width = min(params.depth, limit), min(params.width, session.target.vocab_size)
+        depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
         # 1. True features of what was committed; the row of its last token is the root's.
-        out = levels.begin(session.unread(levels.state.length()))
-        # 2. Expand. A candidate is worth the logarithm of its path's probability by the head alone,
-        # which is about how often it will be accepted: the tree grows where the head is sure.
+        first = levels.begin(session.unread(levels.state.length()))
+        # 2. and 3.
+        tokens, parents, values = self._expand(session, first, depth)
+        best = self._rerank(session, values, depth)
+        levels.drop()
+        place = {node: at for at, node in enumerate(best)} | {ROOT: ROOT}
+        return session.tree(
+            [tokens[node] for node in best], tuple(place[parents[node]] for node in best)
+        )
+
+    def _expand(
+        self, session: Session, out: Out, depth: int
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Step 2: candidates level by level, each with its parent and its value, the logarithm of
+        its path's probability by the head alone. That is about how often it will be accepted, so
+        that the tree grows where the head is sure of itself, at no forward of the target."""
+        width = min(self.params.width, session.target.vocab_size)
         tokens, parents, values = list[int](), list[int](), list[float]()
         fed, reach = [ROOT], [0.0]  # the nodes whose children come next, and their values
         for ahead in range(depth):
@@ -106,20 +121,19 @@ class Eagle2(Method):
                 parents += [node] * width
                 values += [value + gain for gain in worth]
             if ahead + 1 < depth:
-                best = sorted(newest, key=values.__getitem__, reverse=True)[: params.width]
+                best = sorted(newest, key=values.__getitem__, reverse=True)[: self.params.width]
                 above = [fed.index(parents[node]) for node in best]
-                out = levels.feed([tokens[node] for node in best], above)
+                out = self.levels.feed([tokens[node] for node in best], above)
                 fed, reach = best, [values[node] for node in best]
-        levels.drop()
-        # 3. Rerank: the best of all levels. No child is worth more than its parent, and of equal
-        # ones the shallower comes first, so that what is chosen is connected.
+        return tokens, parents, values
+
+    def _rerank(self, session: Session, values: Sequence[float], depth: int) -> list[int]:
+        """Step 3: the best candidates of all levels. No child is worth more than its parent, and of
+        equal ones the shallower comes first, so that what is chosen is connected."""
+        params = self.params
         possible = [node for node, value in enumerate(values) if value > -math.inf]
         best = sorted(possible, key=values.__getitem__, reverse=True)[: most(params.nodes)]
-        size = size_of(session, levels.model, params.nodes, width=params.width, depth=depth)
+        size = size_of(session, self.levels.model, params.nodes, width=params.width, depth=depth)
         if size is not None:
             del best[size([values[node] for node in best]) :]
-        best.sort()
-        place = {node: at for at, node in enumerate(best)} | {ROOT: ROOT}
-        return session.tree(
-            [tokens[node] for node in best], tuple(place[parents[node]] for node in best)
-        )
+        return sorted(best)
