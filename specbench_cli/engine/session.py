@@ -477,7 +477,7 @@ class Session:
             raise MethodFault(f"this run has no decoder called {name!r}")
         return decoder
 
-    def _law(self, rows: Tensor) -> Tensor:
+    def _distributions(self, rows: Tensor) -> Tensor:
         """What an accept rule is given: the warped distributions; under greedy decoding, which has
         no temperature, softmax."""
         if self.sampling.rule != "greedy":
@@ -517,7 +517,7 @@ class Session:
             scores = self.scores(rows, self._text.position, depths)
             passes = None
             if accept is not None:
-                passes = passing(accept, self._law(rows), draft.tokens, tree, self.random)
+                passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
             outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes)
         self._text.decided = outcome.committed[-1], last
         return outcome

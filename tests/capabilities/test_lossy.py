@@ -112,6 +112,15 @@ def test_the_same_seed_lets_the_same_tokens_pass(decode, measured):
     assert ids[0] == ids[1]
 
 
+def test_sequences_that_are_decoded_together_let_the_same_tokens_pass(decode, measured):
+    together = decode({"name": "lossy"}, batch=3)
+    outputs = [
+        {record.prompt_id: record.output_ids for record in sums(run, "lossy")[0]}
+        for run in (measured[0], together)
+    ]
+    assert outputs[0] == outputs[1]
+
+
 def test_off_it_is_lossless_again(decode):
     run = decode({"name": "lossy", "params": {"control": 0.0}}, limit=3)
     own = [record for record in run.records() if record.label == "lossy"]
