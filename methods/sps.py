@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
 from specbench_cli.api import (
+    AcceptParams,
     Draft,
     LengthParams,
     Method,
@@ -23,7 +24,7 @@ from specbench_cli.api import (
 )
 
 
-class SpsParams(LengthParams):
+class SpsParams(AcceptParams, LengthParams):
     """Parameters of `Sps`."""
 
 
@@ -38,7 +39,7 @@ class Sps(Method):
     `length` may also be a rule, which decides by the draft alone and once a token is kept: the
     output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
     "acceptance-head" is that of `specdec++`, and "oracle", which reads vanilla's output, bounds
-    what any rule can reach.
+    what any rule can reach. With `accept` it is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
     1. Feed the draft the committed tokens that it has not seen: one, or two after full acceptance.

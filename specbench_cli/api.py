@@ -11,7 +11,7 @@ from __future__ import annotations
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`).
 from pydantic import Field
-from specbench_cli.engine.method import Claim, Guarantee, Method
+from specbench_cli.engine.method import Claim, Method
 from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
@@ -25,8 +25,11 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.meter import Metered
 
 # What is proposed, how its tokens were chosen, what became of it.
-from specbench_cli.engine.types import Draft, Law, Origin, Outcome, Step
+from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step
 from specbench_cli.engine.verify.choosing import Pick
+
+# What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
 
 # Chains: how long they get, by a number or by a rule that decides once a token is kept.
 from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
@@ -91,6 +94,8 @@ __all__ = [
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
+    "AcceptParams",
+    "AcceptRule",
     "Artifact",
     "Candidates",
     "Chosen",
@@ -132,6 +137,7 @@ __all__ = [
     "PeerSession",
     "Pick",
     "Preparer",
+    "RandomAccept",
     "Rollouts",
     "Rule",
     "Sampling",

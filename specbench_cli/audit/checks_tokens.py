@@ -49,8 +49,9 @@ def check_tokens(subject: Subject) -> list[Finding]:
 
 def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
     for rule in EXACT_RULES:
-        cases = max(12, CASES // len(subject.variants))
-        for params in subject.promising(rule):
+        variants = list(subject.promising(rule))
+        cases = max(12, CASES // max(1, len(variants)))
+        for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.types import Draft, Guarantee, Outcome, Step
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
-
-Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""What a method promises of its output; the first two are lossless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +70,20 @@ class Method(ABC):
     def __init__(self, params: MethodParams | None = None) -> None:
         self.params = self.Params() if params is None else params
 
+    @property
+    def accept(self) -> AcceptRule | None:
+        """Which draft tokens stand, with these parameters, beside those that the lossless rule
+        takes; None: none do. One that owns its control flow hands it to `session.verify`."""
+        return self.params.rule if isinstance(self.params, AcceptParams) else None
+
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """What the output promises under a decoding rule, with this method's parameters."""
-        return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
+        """What the output promises under a decoding rule, with this method's parameters: no more
+        than its accept rule does."""
+        rule = self.accept
+        own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
+        if rule is None or rule.off:
+            return own
+        return max(own, rule.guarantee, key=get_args(Guarantee).index)
 
     @property
     def upper_bound(self) -> bool:

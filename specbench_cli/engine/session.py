@@ -32,6 +32,7 @@ from specbench_cli.engine.types import (
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
+from specbench_cli.engine.verify.accept import AcceptRule, passing
 from specbench_cli.engine.verify.choosing import Chooser, Pick
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
@@ -426,18 +427,24 @@ class Session:
         """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
         return self._scoring.end()
 
-    def verify(self, draft: Draft, rows: Tensor) -> Outcome:
+    def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
 
+        Args:
+            accept: what stands beside what the lossless rule takes; None: nothing.
         Raises:
-            MethodFault: another number of rows.
+            MethodFault: another number of rows; or nothing for an accept rule to decide: blocks are
+                judged as one, and a replay commits what was recorded.
         """
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
-        return self._decide(draft, rows)
+        if accept is None or accept.off:
+            return self._decide(draft, rows)
+        self._check_rule(accept)
+        return self._decide(draft, rows, accept)
 
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
@@ -470,16 +477,37 @@ class Session:
             raise MethodFault(f"this run has no decoder called {name!r}")
         return decoder
 
-    def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
+    def _distributions(self, rows: Tensor) -> Tensor:
+        """What an accept rule is given: the warped distributions; under greedy decoding, which has
+        no temperature, softmax."""
+        if self.sampling.rule != "greedy":
+            return self.warp(rows)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)
+
+    def _check_rule(self, accept: AcceptRule) -> None:
+        if self._recording is not None:
+            why, instead = "tokens are replayed", "leave out --verify replay"
+        elif self.sampling.rule == "block":
+            why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+        else:
+            return
+        raise MethodFault(
+            f"accept rule {accept.name!r} decides on single tokens, and {why}",
+            f"{instead}; or leave out the accept rule",
+        )
+
+    def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
             outcome, last = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:
+            p = self.warp(rows)
+            passes = passing(accept, p, draft.tokens, tree, self.random)
             try:
                 outcome, last = decide.drawn(
-                    draft, tree, self.warp(rows), self.random, self.sampling.rule
+                    draft, tree, p, self.random, self.sampling.rule, passes
                 )
             except ArithmeticError:
                 self._drafts.inspected(draft)
@@ -487,7 +515,10 @@ class Session:
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._text.position, depths)
-            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores))
+            passes = None
+            if accept is not None:
+                passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
+            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes)
         self._text.decided = outcome.committed[-1], last
         return outcome
 

@@ -118,7 +118,7 @@ class Cell:
             reference=self.reference,
         )
         harness, text = session.harness, session.harness.text
-        steps, extra = Steps(), dict[str, float]()
+        steps, extra = self.counters(), dict[str, float]()
         proposed: list[Proposal] = []
         error = None
         gc.disable()
@@ -165,6 +165,11 @@ class Cell:
             memory=self._memory,
             **known,
         )
+
+    def counters(self) -> Steps:
+        """Those of no step; of relaxed levels where an accept rule is on."""
+        rule = self.arm.method.accept
+        return Steps(relaxed=None if rule is None or rule.off else [])
 
     def fault_of(self, session: Session) -> str | None:
         """What is wrong with an output that came without an error; None if nothing is."""
@@ -268,7 +273,7 @@ class Together:
         device = first.rest()
         reset_peak(device, None)
         batch = first.batch([cell.request for cell in cells], self._known())
-        counted = [(Steps(), dict[str, float](), list[Proposal]()) for _ in cells]
+        counted = [(cell.counters(), dict[str, float](), list[Proposal]()) for cell in cells]
         error = None
         gc.disable()
         try:
@@ -332,6 +337,11 @@ def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
     steps.levels.append(draft.levels if draft else 0)
     steps.nodes.append(draft.nodes if draft else 0)
     steps.tested.append(outcome.tested)
+    relaxed = outcome.origin.count("relaxed")
+    if relaxed and steps.relaxed is None:  # by a rule of the method's own
+        steps.relaxed = [0] * len(steps.accepted)
+    if steps.relaxed is not None:
+        steps.relaxed.append(relaxed)
     steps.accepted.append(outcome.origin.count("accepted"))
     steps.committed.append(len(outcome.committed))
     for name, value in step.extra.items():
