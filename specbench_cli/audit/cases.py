@@ -12,6 +12,7 @@ from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.table_head import make_on_tables
 from specbench_cli.audit.table_model import (
     Pair,
+    RecurrentTable,
     TableDecoder,
     exits_of,
     pair,
@@ -72,6 +73,7 @@ class Case:
         name: how the tables lie to each other.
         tables: of the target and of the draft.
         length: how many tokens are looked at where all outcomes are walked.
+        recurrent: which of "target" and "draft" keep no rows.
     """
 
     name: str
@@ -82,13 +84,15 @@ class Case:
     budget: int = 6
     length: int = 3
     prompt_id: str = "table/0"
+    recurrent: frozenset[str] = frozenset()
 
     def workspace(self) -> Workspace:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
+        kinds = dict.fromkeys(self.recurrent, RecurrentTable)
         decoders = {
-            "target": TableDecoder("target", target, exits_of(target)),
-            "draft": TableDecoder("draft", draft),
+            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
+            "draft": kinds.get("draft", TableDecoder)("draft", draft),
         }
         capacity = len(self.prompt) + self.budget + SPARE
         make = partial(make_on_tables, decoders)
@@ -111,7 +115,8 @@ class Case:
         eos = f", EOS {' '.join(map(str, self.eos))}" if self.eos else ""
         vocab = self.tables[0].shape[-1]
         prompt = " ".join(map(str, self.prompt))
-        tables = f"{self.name} tables of {vocab} tokens"
+        keeps = f", {' and '.join(sorted(self.recurrent))} recurrent" if self.recurrent else ""
+        tables = f"{self.name} tables of {vocab} tokens{keeps}"
         return f"{tables}, {rule}{eos}, budget {self.budget}, after {prompt}"
 
 

@@ -30,6 +30,8 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.recurrent import RecurrentState
+from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify import chain as verify
@@ -140,6 +142,18 @@ FAULTS: tuple[Fault, ...] = (
         _instead(Session, "commit", engine.keeps_the_rejected),
     ),
     Fault("draft state kept for a rejected token", "states", _sps(methods.ForgetsNothing)),
+    Fault(
+        "recurrent state not rolled back",
+        "recurrent",
+        _sps(),
+        _instead(RecurrentState, "_return", engine.returns_nowhere),
+    ),
+    Fault(
+        "tokens that a recurrent state lacks not fed again",
+        "recurrent",
+        _sps(),
+        _instead(Scoring, "_apart", engine.reads_the_root_alone),
+    ),
     Fault("draft positions off by one", "states", _sps(methods.OffByOne)),
     Fault("stale draft state", "states", _sps(methods.SkipsAToken)),
     Fault("bonus lost at full acceptance", "twin draft", _sps(methods.LosesTheBonus)),

@@ -28,6 +28,7 @@ from specbench_cli.engine.types import (
     Law,
     Out,
     Outcome,
+    Source,
     Step,
     Tokens,
 )
@@ -45,12 +46,29 @@ from specbench_cli.errors import MethodFault
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `ids` are the prompt's tokens, template included."""
+    """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
+    reads the prompt otherwise (`Decoder.parted`) those that its text begins with."""
 
     prompt_id: str
     turn: int
     ids: tuple[int, ...]
     stop: StopRule
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls, target: Decoder, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule
+    ) -> Request:
+        """A prompt as a target reads it."""
+        text, source = target.parted(ids)
+        return cls(prompt_id, turn, text, stop, source)
+
+    def state(self, decoder: Decoder, capacity: int) -> State:
+        """A state of a decoder for this request."""
+        state = decoder.new_state(capacity)
+        if self.source is not None:
+            decoder.attach(state, self.source)
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +200,15 @@ class Session:
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        return self._lend(decoder.decoder, slack)
+        state = self._lend(decoder.decoder, slack)
+        source = self.requests[0].source
+        if source is not None:
+            read = decoder.decoder.attach(state, source)
+            if not read and decoder.decoder is self._decoder("target"):
+                raise MethodFault(
+                    f"{decoder.name} reads text alone, and the request holds more beside it"
+                )
+        return state
 
     def reserve(self, nodes: int) -> None:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
@@ -207,6 +233,7 @@ class Session:
             self.sampling,
             self._workspace.capacity,
             self.target.vocab_size,
+            request.source,
         )
         chooser = None if self._own_chance else self._chooser
         worker = self._workspace.transport.hire(

@@ -159,7 +159,9 @@ class Pass:
         """See `evidence.near_ties`; None where outputs are not compared token by token."""
         if self._sampling.draws or self._plan.config.verify == REPLAY:
             return None
-        return near_ties(self.judge, self._answers.prompts, self._answers.vanilla)
+        return near_ties(
+            self.judge, self._answers.prompts, self._answers.vanilla, self._bench.request
+        )
 
     def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
         return any(
@@ -249,7 +251,8 @@ class Pass:
         budget = self._plan.budget(question)
         self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
         self._bench.workspace.reserve(len(prompt.ids) + budget)
-        return Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget))
+        stop = self._bench.stop(budget)
+        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop)
 
     def _cell(
         self,
@@ -331,7 +334,7 @@ class Pass:
         """Run every row a little: lazy set-up, caches and clocks are then as they will be."""
         ids = tuple(self._bench.prompt(question.turns[:1], ()))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
-        request = Request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
+        request = self._bench.request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
         for arm in self._plan.arms * WARM_UP_ROUNDS:
             if arm.label in self.left_out:
                 continue

@@ -174,6 +174,7 @@ class Metered:
         rows = x.ids if isinstance(x, Tokens) else x.rows
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
+        beside = self.decoder.beside(state) if role == "prefill" else 0
         t0 = self._mark()
         out = self.decoder.forward(x, state, **kwargs)
         if early:
@@ -185,7 +186,7 @@ class Metered:
                 role=role,
                 worker=self._worker,
                 batch=rows.shape[0],
-                n_tokens=rows.shape[1],
+                n_tokens=rows.shape[1] + beside,
                 layers=kwargs.get("layers") or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
@@ -197,10 +198,13 @@ class Metered:
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """`Decoder.forward_batch`, recorded as one forward."""
         new = self.decoder.first == 0 and not any(part.state.length() for part in parts)
+        rows = {part.place: part.x.ids.shape[1] for part in parts}
+        if new:
+            for part in parts:
+                rows[part.place] += self.decoder.beside(part.state)
         t0 = self._mark()
         outs = self.decoder.forward_batch(parts, taps=taps)
         t1 = self._mark()
-        rows = {part.place: part.x.ids.shape[1] for part in parts}
         self._meter.record(
             Forward(
                 model=self.decoder.name,
