@@ -40,10 +40,11 @@ def check_conduct(subject: Subject) -> list[Finding]:
     state: Problem | None = None
     count: Problem | None = None
     for params, case in _cases(subject):
-        session = case.open()
+        method = subject.method(params)
+        session = case.open(**case.learnt(method))
         taken: list[Step] = []
         where = f"{passed(params)}; {case}"
-        for step in subject.method(params).generate(session):
+        for step in method.generate(session):
             taken.append(step)
             steps += 1
             rows += sum(held.length() for _, held, _ in session.states())

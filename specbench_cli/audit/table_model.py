@@ -6,13 +6,14 @@ The logits of a row are an entry of a table: by the token before it and by its o
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
@@ -117,6 +118,7 @@ class TableDecoder(Decoder):
     """
 
     reads: type[Tokens | Features] = Tokens
+    module: LearntTable
 
     def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
         self.name = name
@@ -190,6 +192,18 @@ class TableDecoder(Decoder):
         """See `Decoder`: nothing."""
         return rows
 
+    def trainable(self) -> TableDecoder:
+        """A copy that has its entries from a `module`."""
+        made = copy.copy(self)
+        made.module = LearntTable(self.table)
+        made.publish()
+        return made
+
+    def publish(self) -> None:
+        """Say what the module now says."""
+        self.table = self.module.table.detach().clone()
+        self.layers = (*self.layers[:-1], self.table)
+
     def before(self, state: TableState, row: int) -> int:
         """The token before that of a row."""
         return self.read(state, state.rows[row].follows)
@@ -201,6 +215,20 @@ class TableDecoder(Decoder):
         token, position, follows, *_ = state.rows[row]
         due = 0 if follows < 0 else state.rows[follows].position + 1
         return (token + position - due) % self.vocab_size
+
+
+class LearntTable(nn.Module):
+    """A table as a torch module, called as transformers' are."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor) -> Out:
+        """Logits [b, n, V] after each of the ids [b, n]."""
+        before = nn.functional.pad(input_ids[:, :-1], (1, 0))
+        rows = self.table[before, input_ids]
+        return Out(rows, rows)
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:

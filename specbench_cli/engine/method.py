@@ -88,6 +88,11 @@ class Method(ABC):
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether it learns between requests, which takes time: whether it has a `learn`."""
+        return type(self).learn is not Method.learn
+
+    @property
     def timing_free(self) -> bool:
         """Whether, with these parameters, its counters are a function of inputs and seed alone."""
         return not self.uses_costs
@@ -109,6 +114,13 @@ class Method(ABC):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Learn what was committed of the last draft; put the draft's state right."""
+
+    def learn(self, session: Session) -> None:
+        """Learn from a request that has just ended, which delays the next; needs a `state_scope`.
+
+        The only place where weights may change: those of `session.trainable(...).module`. Gradients
+        are on, and gone afterwards; tensors made while decoding take part once they are cloned.
+        """
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import Trained
@@ -34,7 +35,10 @@ class Workspace:
     costs: Callable[[str, int], float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
-    _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
+    # A decoder that goes, as a row's trained copy does, takes its states with it.
+    _states: WeakKeyDictionary[Decoder, dict[tuple[int, int], State]] = field(
+        default_factory=WeakKeyDictionary
+    )
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
     def artifact(self, wanted: Trained) -> Any:
@@ -72,10 +76,10 @@ class Workspace:
 
     def state(self, decoder: Decoder, slack: int, index: int) -> State:
         """The index-th cleared state of a decoder, made at first use and kept."""
-        key = (decoder, slack, index)
-        if key not in self._states:
-            self._states[key] = decoder.new_state(self.capacity + slack)
-        state = self._states[key]
+        own, key = self._states.setdefault(decoder, {}), (slack, index)
+        if key not in own:
+            own[key] = decoder.new_state(self.capacity + slack)
+        state = own[key]
         state.clear()
         return state
 
@@ -92,7 +96,7 @@ class Workspace:
     @property
     def state_bytes(self) -> int:
         """Bytes of all states preallocated so far."""
-        return sum(state.nbytes for state in self._states.values())
+        return sum(state.nbytes for own in self._states.values() for state in own.values())
 
 
 class Loans:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 import traceback
@@ -10,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
@@ -47,7 +46,19 @@ class Measured:
     peak: int | None
     drafts: list[Drafted] | None
     extra: dict[str, float]
+    version: int | None
     error: str | None = None
+
+
+@dataclass(slots=True)
+class Delay:
+    """What learning from one request delays the row's next one by.
+
+    void: whether it was measured while others took too much of the machine.
+    """
+
+    ns: int = 0
+    void: bool = False
 
 
 class Cell:
@@ -57,10 +68,12 @@ class Cell:
         pass_: of the run, from 1.
         measured: the last measurement.
         other_cpu, void: the window's verdict, once it is settled.
+        delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
-    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts.
+    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
+    measurement begins with the same `memory`.
     """
 
     def __init__(
@@ -71,11 +84,12 @@ class Cell:
         workspace: Workspace,
         sampling: Sampling,
         pass_: int,
-        memory: dict[str, Any],
+        memory: Memory,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
         *,
         pictured: bool = False,
+        delayed_by: Delay | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -87,7 +101,9 @@ class Cell:
         self._recording = recording
         self._reference = reference
         self._pictured = pictured
-        self._memory_before = copy.deepcopy(memory)
+        self._memory_before: Saved | None = None
+        self._delayed_by = Delay() if delayed_by is None else delayed_by
+        self.delay = Delay()
         self.measured: Measured | None = None
         self.lost: WorkerLost | None = None
         self.settled = False
@@ -100,8 +116,12 @@ class Cell:
         Nothing is measured once a worker was lost."""
         if self.lost is not None:
             return
-        self._memory.clear()
-        self._memory.update(copy.deepcopy(self._memory_before))
+        if self._memory_before is None:
+            self._memory_before = self._memory.save()
+        else:
+            self._memory.restore(self._memory_before)
+        self.delay.ns = 0
+        learns, version = self.arm.method.learns, self._memory.version
         device = self._workspace.decoders["target"].device
         gc.collect()
         time.sleep(PAUSE_S)
@@ -152,12 +172,27 @@ class Cell:
                 session.meter.forwards,
                 session.last_ns - session.started_ns,
                 session.first_ns - session.started_ns,
+                self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
             drafts=[_drafted(*each) for each in proposed] if self._pictured else None,
             extra=extra,
+            version=version if learns else None,
             error=error,
         )
+        if learns and error is None:
+            self._learn(session, self.measured)
+
+    def _learn(self, session: Session, measured: Measured) -> None:
+        """Have the method learn from what it decoded; its fault fails this cell."""
+        gc.disable()
+        try:
+            self.delay.ns = learn(self.arm.method, session)
+        except Exception as failure:
+            measured.error = _one_line(failure)
+        finally:
+            gc.enable()
+        measured.peak = peak_bytes(session.device)
 
     @property
     def replays(self) -> bool:
@@ -167,6 +202,8 @@ class Cell:
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
         self.settled, self.other_cpu, self.void = True, other_cpu, void
+        self.delay.void = void and self.delay.ns > 0
+        self._memory_before = None
 
     def record(
         self,
@@ -178,8 +215,8 @@ class Cell:
         """The cell as it is written; `verdict` is None for a failed one."""
         assert self.measured is not None
         m, method, peer = self.measured, self.arm.method, self.arm.method.peer
-        failed = m.error is not None
-        ns = Ns() if failed or self.void else Ns(total=m.ns.total) if peer else m.ns
+        failed, void = m.error is not None, self.void or self._delayed_by.void
+        ns = Ns() if failed or void else Ns(total=m.ns.total) if peer else m.ns
         depth = self._workspace.decoders["target"].n_layers
         kinds = [m.trace.kinds[kind] for kind in m.trace.kind]
         whole = sum(kind.model == "target" and kind.layers[1] == depth for kind in kinds)
@@ -211,6 +248,7 @@ class Cell:
             extra=None if failed else m.extra or None,
             target_forwards=None if unseen else whole,
             draft_forwards=None if unseen else drafting,
+            version=m.version,
             forwards=None if unseen else m.trace,
             ns=ns,
             peak_bytes=m.peak,
@@ -219,7 +257,7 @@ class Cell:
             log_likelihood=log_likelihood,
             log_probs=log_probs,
             score=score,
-            void=self.void,
+            void=void,
             error=m.error,
         )
 
