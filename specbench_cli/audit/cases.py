@@ -19,6 +19,8 @@ from specbench_cli.audit.table_model import (
     random_table,
     settled,
 )
+from specbench_cli.engine.learning import Memory, learn
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.sequence import StopRule
@@ -108,6 +110,15 @@ class Case:
         stop = StopRule(frozenset(self.eos), self.budget)
         return Request(self.prompt_id, 0, self.prompt, stop)
 
+    def learnt(self, method: Method) -> dict[str, Any]:
+        """For `open`: of a method that learns, what it keeps once it has learnt from this request;
+        of another one nothing."""
+        if not method.learns:
+            return {}
+        kept: dict[str, Any] = {"workspace": self.workspace(), "memory": Memory()}
+        learn_from(method, self.open(**kept))
+        return kept
+
     def __str__(self) -> str:
         s = self.sampling
         cuts = f" top-k {s.top_k}" * bool(s.top_k) + f" top-p {s.top_p}" * (s.top_p < 1)
@@ -118,6 +129,14 @@ class Case:
         keeps = f", {' and '.join(sorted(self.recurrent))} recurrent" if self.recurrent else ""
         tables = f"{self.name} tables of {vocab} tokens{keeps}"
         return f"{tables}, {rule}{eos}, budget {self.budget}, after {prompt}"
+
+
+def learn_from(method: Method, session: Session) -> None:
+    """Decode a request, and learn from it if the method does."""
+    for _ in method.generate(session):
+        pass
+    if method.learns:
+        learn(method, session)
 
 
 def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:

@@ -49,10 +49,10 @@ def check_conduct(subject: Subject) -> list[Finding]:
     state: Problem | None = None
     count: Problem | None = None
     for params, case in _cases(subject):
-        session = case.open()
+        method = subject.method(params)
+        session = case.open(**case.learnt(method))
         taken: list[Step] = []
         where = f"{passed(params)}; {case}"
-        method = subject.method(params)
         judged = Judged.of(method, case)
         for step in method.generate(session):
             taken.append(step)

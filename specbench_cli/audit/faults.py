@@ -20,6 +20,7 @@ from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit import faulty_engine as engine
+from specbench_cli.audit import faulty_learning as learning
 from specbench_cli.audit import faulty_methods as methods
 from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
@@ -252,5 +253,9 @@ FAULTS: tuple[Fault, ...] = (
         _mirror(length=1),
         _instead(Rollouts, "_take", windows.likeliest_last),
     ),
+    Fault("laws of the version before", "law", _sps(learning.LearnsInTheMiddle, 1)),
+    Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
+    Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
+    Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
 )
 """All of them."""

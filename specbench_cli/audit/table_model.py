@@ -6,13 +6,14 @@ The logits of a row are an entry of a table: by the token before it and by its o
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
 from specbench_cli.engine.models.recurrent import RecurrentState
@@ -130,6 +131,7 @@ class TableDecoder(Decoder):
     """
 
     reads: type[Tokens | Features] = Tokens
+    module: LearntTable
 
     def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
         self.name = name
@@ -204,6 +206,18 @@ class TableDecoder(Decoder):
         """See `Decoder`: nothing."""
         return rows
 
+    def trainable(self) -> TableDecoder:
+        """A copy that has its entries from a `module`."""
+        made = copy.copy(self)
+        made.module = LearntTable(self.table)
+        made.publish()
+        return made
+
+    def publish(self) -> None:
+        """Say what the module now says."""
+        self.table = self.module.table.detach().clone()
+        self.layers = (*self.layers[:-1], self.table)
+
     def before(self, state: TableState, row: int) -> int:
         """The token before that of a row."""
         return self.read(state, state.rows[row].follows)
@@ -264,6 +278,20 @@ class RecurrentTable(TableDecoder):
         out = super().forward(x, read, **how)
         state.write(0, len(read.rows) - len(state.rows), tuple(read.rows))
         return out
+
+
+class LearntTable(nn.Module):
+    """A table as a torch module, called as transformers' are."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor) -> Out:
+        """Logits [b, n, V] after each of the ids [b, n]."""
+        before = nn.functional.pad(input_ids[:, :-1], (1, 0))
+        rows = self.table[before, input_ids]
+        return Out(rows, rows)
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
+from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Meter, Metered
@@ -158,7 +160,7 @@ class Session:
         sampling: Sampling,
         *,
         pass_: int = 1,
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
@@ -174,7 +176,7 @@ class Session:
         self.requests = (request,)
         self.sampling = sampling
         self._pass = pass_
-        self.memory = {} if memory is None else memory
+        self.memory = Memory() if memory is None else memory
         self._chooser = Chooser(
             sampling,
             random
@@ -254,6 +256,29 @@ class Session:
     def artifact(self, wanted: Trained) -> Any:
         """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
+        if not isinstance(made, Decoder):
+            return made
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
+
+    def trainable(self, wanted: str | Trained = "draft") -> Any:
+        """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
+        module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
+
+        Its weights are the parameters of its `module`, which is called as transformers' are,
+        `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
+        request is decoded by those that it began with.
+
+        Raises:
+            MethodFault: there is no such decoder, or it has no torch module.
+        """
+        if isinstance(wanted, str):
+            source: Any = self._decoder(wanted)
+        else:
+            source = self._workspace.artifact(wanted)
+        make = partial(trainable, source, self._workspace.decoders.values())
+        made = self.memory.copy_of(wanted, make)
+        if wanted == "target":
+            made.name = "target's copy"  # whose forwards are none of the target's
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self.harness.meter, role="draft", place=self._place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder, fits
 from specbench_cli.engine.models.hosted import HostedDecoder, ModuleDecoder
+from specbench_cli.engine.models.layers import FusedWeights
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -89,6 +91,34 @@ def module_of(decoder: Decoder) -> Any:
     if decoder not in _MODULES:
         _MODULES[decoder] = _beside(decoder, _FOLDERS[decoder])
     return _MODULES[decoder]
+
+
+class FusedCopy(FusedDecoder):
+    """A fused decoder whose weights are those of a module of its own, as they last were published:
+    that of a loaded decoder, copied, with its name.
+
+    Attributes:
+        module: transformers' own.
+    """
+
+    def __init__(self, source: FusedDecoder) -> None:
+        self.module = module = copy.deepcopy(module_of(source))
+        rotary = type(module.base_model.rotary_emb)(module.config)
+        super().__init__(
+            module.config,
+            module.state_dict(),
+            rotary,
+            name=source.name,
+            device=source.device,
+            dtype=source.dtype,
+        )
+        self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
+
+    def publish(self) -> None:
+        """Compute with the module's weights of now."""
+        config = self.module.config
+        read = self._reader(config, self.module.state_dict())
+        self.weights = FusedWeights(config, read, self._turns)
 
 
 def module_bytes(decoder: Decoder) -> int:
