@@ -111,7 +111,7 @@ def test_a_copy_of_the_target_is_told_from_it(workspace):
     session = opened(workspace)
     made = session.trainable("target")
     made.forward(session.since(0), session.new_state(made))
-    assert session.meter.forwards[0].model == "target's copy"
+    assert session.harness.meter.forwards[0].model == "target's copy"
     assert session.target.name == "target"
 
 
@@ -234,7 +234,7 @@ def test_drafts_get_better_and_the_version_counts_how_often_it_learnt(workspace)
 def test_drafting_with_a_copy_is_drafting(workspace):
     session = opened(workspace)
     decoded(Taught(), session)
-    assert {(f.model, f.role) for f in session.meter.forwards} == {
+    assert {(f.model, f.role) for f in session.harness.meter.forwards} == {
         ("draft", "prefill"), ("target", "prefill"), ("draft", "draft"), ("target", "verify"),
     }  # fmt: skip
 
