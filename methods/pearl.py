@@ -23,6 +23,7 @@ from specbench_cli.api import (
     Session,
     Step,
     Tokens,
+    numbers,
 )
 from specbench_cli.engine.params import AUTO, NumberOrAuto
 
@@ -72,7 +73,7 @@ class PearlDrafter(Drafter):
             assert out.logits is not None
             picks.append(desk.chooser.pick(out.logits[:, -1], at))
             x = Tokens(picks[-1][0][None])
-        ids = torch.cat([token for token, _ in picks]).tolist()
+        ids = numbers(torch.cat([token for token, _ in picks]))
         desk.text += ids
         laws = [q for _, q in picks if q is not None]
         return Message(tuple(ids), torch.cat(laws) if laws else None)

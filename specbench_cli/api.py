@@ -5,6 +5,7 @@
 
 from pydantic import Field
 
+from specbench_cli.engine.host import number, numbers
 from specbench_cli.engine.method import Claim, Guarantee, Method
 from specbench_cli.engine.models.head import Artifact, Head, Trained
 from specbench_cli.engine.params import MethodParams
@@ -35,4 +36,6 @@ __all__ = [
     "Tokens",
     "Trained",
     "UsageError",
+    "number",
+    "numbers",
 ]

@@ -46,7 +46,7 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
             f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
             "flatten trees level by level; ids are the target's",
         )
-    ids = tokens.tolist()
+    ids = host.numbers(tokens)
     check_ids(ids, bounds.vocab)
     tree = check_form(draft, bounds, rule)
     if rule in ("rejection", "block"):
@@ -160,10 +160,11 @@ def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
             (own <= 0) & (draft.law == "iid"),
         )
     )
-    for what, rows in zip(_WRONG, wrong.tolist(), strict=True):
+    for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
         if True in rows:
             node = rows.index(True)
-            raise fault("q", what.format(node=node, sum=float(q[node].sum()), own=float(own[node])))
+            (mass,), (chance,) = host.lists(q[node].sum()[None], own[node][None])
+            raise fault("q", what.format(node=node, sum=mass, own=chance))
 
 
 _WRONG = (
@@ -222,10 +223,15 @@ class Drafts:
         self._sound = Draft(self._nothing if line is None else self._rooted(line))
         return self._sound
 
-    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
+    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """See `Session.tree`."""
-        draft = self.chain(ids)
-        self._sound = draft = Draft(draft.tokens, parents)
+        if not isinstance(ids, Tensor):
+            tokens = self.chain(ids).tokens
+        elif host.near(ids.device):
+            tokens = self.chain(host.numbers(ids)).tokens
+        else:
+            tokens = self._rooted(torch.cat((self._text.end, ids)))
+        self._sound = draft = Draft(tokens, parents)
         return draft
 
     def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
@@ -264,7 +270,7 @@ class Drafts:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        if draft is not self._sound:
+        if not self._holds(draft):
             self.inspected(draft)
         elif draft.nodes:
             self.checked(check_form, draft, self._bounds(), self._chooser.sampling.rule)
@@ -286,6 +292,14 @@ class Drafts:
             check(*args)
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+
+    def _holds(self, draft: Draft) -> bool:
+        """Whether ids and laws of a draft are sound; another form given to sound ids changes nothing
+        in that."""
+        sound = self._sound
+        return draft is sound or (
+            sound is not None and draft.tokens is sound.tokens and draft.q is None
+        )
 
     def _rooted(self, line: Tensor) -> Tensor:
         """Draft tokens behind the last committed one, kept as they go into the target's forward."""

@@ -259,9 +259,12 @@ class Session:
         """
         return self._drafts.chain(ids)
 
-    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
+    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
 
+        Args:
+            ids: of m nodes; [m] int64 for those of `branch` and `candidates` that the host has not
+                seen: only what it reads without a wait is looked at.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """

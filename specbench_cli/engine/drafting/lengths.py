@@ -16,6 +16,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import MethodParams
@@ -171,8 +172,11 @@ class Stopping(Length):
     def goes_on(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # on its way before the wait for the token
-        token = int(pick[0])
-        wanted = signal is None or self.accepts(float(signal))
+        if signal is None:
+            token, wanted = host.number(pick[0]), True
+        else:
+            token, said = host.each(pick[0], signal)
+            wanted = self.accepts(said)
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod

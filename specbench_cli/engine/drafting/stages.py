@@ -188,7 +188,7 @@ class Generator:
             siblings = [trunk[at]]
             for _ in range(sum(place == at and gain > 0 for gain, place in best)):
                 rest = remaining(row.law, siblings)
-                siblings.append(int(self.session.random.categorical(rest)))
+                siblings.append(host.number(self.session.random.categorical(rest)))
             tokens += siblings[1:]
             places += [at] * (len(siblings) - 1)
         q = torch.stack([cast(Tensor, rows[at].law) for at in places])
@@ -208,11 +208,12 @@ class Generator:
         if self.draws:
             q = self.session.warp(logits)
             accepted, last = point_mass(tree, guess.tokens, q, self.session.random)
-            token = int(last)
+            token = host.number(last)
             said = [q[0], *(q[node + 1] for node in accepted)]
             own = [*(guess.tokens[node] for node in accepted), token]
-            pairs = zip(own, said, strict=True)
-            return accepted, token, [Row([x], [math.log(law[x])], law) for x, law in pairs]
+            chances = host.numbers(torch.stack([law[x] for x, law in zip(own, said, strict=True)]))
+            rows = zip(own, chances, said, strict=True)
+            return accepted, token, [Row([x], [math.log(chance)], law) for x, chance, law in rows]
         width = min(self.width, logits.shape[-1])
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
         tokens, values = self.session.ranked(logits, width, ahead=depths)

@@ -142,7 +142,8 @@ def fill(
 ) -> Grown:
     """A draft of a template's shape after the last committed token.
 
-    The model is called once for each level, `levels.begin` included, and waited for.
+    The model is called once for each level, `levels.begin` included. A device that the host waits
+    for keeps the tokens: which of them are wanted is known beforehand.
 
     Args:
         template: no deeper than the `limit` that `propose` was given (`Template.within`).
@@ -151,23 +152,36 @@ def fill(
         how: how children are chosen where tokens are drawn, see `Session.branch`.
     """
     out, rows = first, cast(Tensor, first.logits)[0, -1:]
+    near = host.near(session.device)
     tokens: list[int] = []
+    there: list[Tensor] = []
     laws: list[Tensor] = []
     for ahead, level in enumerate(template.levels()):
         if ahead:
             rows = cast(Tensor, out.logits)[0]
         children, q = session.branch(rows, level.width, how=how, ahead=ahead)
-        said = children.tolist()
-        chosen = [said[row][rank] for row, rank in level.picks]
-        tokens += chosen
+        if near:
+            said = children.tolist()
+            chosen = [said[row][rank] for row, rank in level.picks]
+            tokens += chosen
+            fed: Sequence[int] | Tensor = [chosen[at] for at in level.fed]
+        else:
+            there.append(_take(children, level.picks))
+            fed = there[-1].index_select(0, host.places(level.fed, children.device))
         if q is not None:
             laws.append(q.index_select(0, host.ids(level.rows, q.device)))
         if level.fed:
-            out = levels.feed([chosen[at] for at in level.fed], level.above)
-    draft = session.tree(tokens, template.parents)
+            out = levels.feed(fed, level.above)
+    draft = session.tree(torch.cat(there) if there else tokens, template.parents)
     if laws:
         draft = Draft(draft.tokens, template.parents, law=how, q=torch.cat(laws))
     return Grown(draft, template.fed)
+
+
+def _take(children: Tensor, picks: Iterable[tuple[int, int]]) -> Tensor:
+    """Of children [f, width] those at these rows and ranks."""
+    flat = tuple(row * children.shape[1] + rank for row, rank in picks)
+    return children.flatten().index_select(0, host.places(flat, children.device))
 
 
 @lru_cache

@@ -49,14 +49,14 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
-        ids = tokens.tolist()
+        ids = host.numbers(tokens)
         if q is None:
             path, token = siblings.point_mass(tree, ids, p, random)
         else:
             path, token = siblings.multi_round(
                 tree, ids, q, p, random, replacement=draft.law == "iid"
             )
-        return _of_tree(tree, path, ids, int(token)), token[None]
+        return _of_tree(tree, path, ids, host.number(token)), token[None]
     last = p.shape[0] == draft.nodes
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
@@ -65,7 +65,7 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
     parts = [accepted[None], token[None], tokens]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
-    n, following, *ids = torch.cat(parts).tolist()
+    n, following, *ids = host.numbers(torch.cat(parts))
     if q is not None and not ids.pop():
         raise ArithmeticError("q is not finite")
     return _of_chain(n, ids, following, bonus=not last), token[None]

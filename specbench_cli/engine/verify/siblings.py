@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.verify.chain import residual
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.tree import ROOT, Tree, child_of
@@ -69,7 +70,8 @@ def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> 
 
     def draw(row: int) -> int:
         drawn.append(random.categorical(p[row]))
-        return int(drawn[-1])
+        token: int = host.number(drawn[-1])
+        return token
 
     path = _descend(tree, tokens, draw)
     return path, drawn[-1]
@@ -110,7 +112,7 @@ def multi_round(
         for child in tree.children[node]:
             x = tokens[child]
             d = q[child].double() if replacement else remaining(q[child], tested)
-            if random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None]).item():
+            if host.number(random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None])):
                 path.append(child)
                 break
             r = residual(r, d)
