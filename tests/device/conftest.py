@@ -91,6 +91,8 @@ class FarMode(TorchDispatchMode):
         if len(given) < len(set(map(id, tensors))):  # some are on the CPU
             if given and func in LENIENT:
                 raise WrongDevice(f"{func}: a tensor was left on the CPU")
+            if not given and not self.loading and not _argument(func, args, kwargs, "non_blocking"):
+                raise WrongDevice(f"{func} waits until what it sends is on {FAR}: `host.sent`")
             args, kwargs = tree_map(_known, (args, kwargs))
         try:
             # The generator is the shadows'; fakes need none.
@@ -116,6 +118,13 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation gives, of shadows and of what is on the CPU."""
     with unset_fake_temporarily():
         return func(*map(_real, args), **{key: _real(kwargs[key]) for key in kwargs})
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """What an operation is given for an argument, if anything."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index(name) if name in names else len(args)
+    return kwargs.get(name, args[at] if at < len(args) else None)
 
 
 def _real(given: Any) -> Any:
@@ -192,8 +201,8 @@ class Chance(SeededRandom):
 class Told:
     """A step, and what it took.
 
-    room, left: levels of use before and behind it; waits: who waited for the device, by function; clocks: how often
-    the device's clock was; draws, tests: what was asked of chance.
+    room, left: levels of use before and behind it; waits: who waited for the device, by function;
+    clocks: how often the device's clock was; draws, tests: what was asked of chance.
     """
 
     step: Step
