@@ -19,6 +19,7 @@ from specbench_cli.api import (
     Session,
     Trained,
     best_tree,
+    host,
     tree_of_choices,
     tree_of_widths,
 )
@@ -103,15 +104,13 @@ class Eagle(Method):
         # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
         # the root's first. Parents are told by their places in what was fed last.
         tree = self.tree.within(limit, session.target.vocab_size)
-        tokens: list[int] = []
+        tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
-            said = children.tolist()
-            chosen = [said[parent][rank] for parent, rank in level.picks]
-            tokens += chosen
+            tokens.append(level.take(children))
             if level.fed:  # beside what the head's forward left at their parents
-                out = levels.feed([chosen[at] for at in level.fed], level.above)
+                out = levels.feed(level.inner(tokens[-1]), level.above)
         levels.drop()
         if self.params.shape == "chain":
-            return session.chain(tokens)
-        return session.tree(tokens, tree.parents)
+            return session.chain(host.joined(tokens))
+        return session.tree(host.joined(tokens), tree.parents)

@@ -23,6 +23,8 @@ from specbench_cli.api import (
     Out,
     Session,
     Trained,
+    expand,
+    host,
     most,
     size_of,
 )
@@ -110,6 +112,8 @@ class Eagle2(Method):
         """Step 2: candidates level by level, each with its parent and its value, the logarithm of
         its path's probability by the head alone. That is about how often it will be accepted, so
         that the tree grows where the head is sure of itself, at no forward of the target."""
+        if not host.near(session.device):  # the same there, without a wait a level
+            return expand(self.levels, out, session, k=self.params.width, depth=depth)[:3]
         width = min(self.params.width, session.target.vocab_size)
         tokens, parents, values = list[int](), list[int](), list[float]()
         fed, reach = [ROOT], [0.0]  # the nodes whose children come next, and their values

@@ -24,6 +24,7 @@ from specbench_cli.api import (
     Session,
     Step,
     Tokens,
+    host,
 )
 
 LONGEST = 64
@@ -71,7 +72,7 @@ class PearlDrafter(Drafter):
             out = desk.model.forward(x, state)
             picks.append(desk.chooser.pick(out.rows[-1:], at))
             x = Tokens(picks[-1][0][None])
-        ids = torch.cat([token for token, _ in picks]).tolist()
+        ids = host.numbers(torch.cat([token for token, _ in picks]))
         desk.text += ids
         laws = [q for _, q in picks if q is not None]
         return Message(tuple(ids), torch.cat(laws) if laws else None)

@@ -6,6 +6,7 @@ Candidate Lengths, 2024, arXiv:2405.19715 (COLM 2025).
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
@@ -19,6 +20,7 @@ from specbench_cli.api import (
     Session,
     Tokens,
     Trained,
+    host,
 )
 
 
@@ -80,9 +82,9 @@ class SpecDecPP(Method):
             picks.append(session.pick(out, len(picks)))
             # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
             # one stands. It is on its way before we wait for x_i.
-            chance = self.head(out.hidden[0, -1:]) if len(picks) > 1 else 1.0
-            token = int(picks[-1][0])
-            s *= float(chance)
+            chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
+            token, *said = host.each(picks[-1][0], *chances)
+            s *= math.prod(said)
             # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
             likely = len(picks) >= params.min and 1 - s > params.threshold
             if likely or len(picks) >= params.max or token in self.eos:

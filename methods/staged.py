@@ -297,12 +297,12 @@ class Generator:
             drawn = [trunk[at]]
             for _ in range(sum(place == at and gain > 0 for gain, place in best)):
                 rest = siblings.remaining(row.law, drawn)
-                drawn.append(int(self.session.random.categorical(rest)))
+                drawn.append(host.number(self.session.random.categorical(rest)))
             tokens += drawn[1:]
             places += [at] * (len(drawn) - 1)
             laws.append(row.law)
         q = torch.stack([laws[at] for at in places])
-        ids = torch.tensor(tokens, device=self.session.device)
+        ids = host.ids(tokens, self.session.device)
         return Draft(ids, tuple(at - 1 for at in places), law="wor", q=q)
 
     def _judged(
@@ -318,11 +318,12 @@ class Generator:
         if self.draws:
             q = self.session.warp(logits)
             accepted, last = siblings.point_mass(tree, guess.tokens, q, self.session.random)
-            token = int(last)
+            token = host.number(last)
             laws = [q[0], *(q[node + 1] for node in accepted)]
             own = [*(guess.tokens[node] for node in accepted), token]
-            pairs = zip(own, laws, strict=True)
-            return accepted, token, [Said([x], [math.log(law[x])], law) for x, law in pairs]
+            likely = host.numbers(torch.stack([law[x] for x, law in zip(own, laws, strict=True)]))
+            said = zip(own, likely, laws, strict=True)
+            return accepted, token, [Said([x], [math.log(p)], law) for x, p, law in said]
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
         tokens, values = self.session.ranked(logits, width, ahead=depths)

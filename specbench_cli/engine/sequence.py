@@ -69,12 +69,12 @@ class Recording:
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device) -> None:
-        self._ids = torch.tensor([*ids, END], dtype=torch.int64, device=device)
+        self._ids = host.ids([*ids, END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
         """The tokens [n] recorded at output indices first + depth; `END` beyond the last."""
         end = self._ids.shape[0] - 1
-        at = torch.tensor([min(first + depth, end) for depth in depths], device=self._ids.device)
+        at = host.ids([min(first + depth, end) for depth in depths], self._ids.device)
         return self._ids[at]
 
 

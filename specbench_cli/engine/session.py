@@ -332,10 +332,11 @@ class Session:
 
     # ---- drafts ---------------------------------------------------------------------------------
 
-    def chain(self, ids: Sequence[int], q: Tensor | None = None) -> Draft:
-        """A chain of tokens that the host knows.
+    def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
+        """A chain of tokens that are known.
 
         Args:
+            ids: as of `tree`.
             q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
                 where they were chosen without a draw.
         Raises:
@@ -343,9 +344,12 @@ class Session:
         """
         return self._drafts.chain(ids, q)
 
-    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
+    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
 
+        Args:
+            ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
+                `candidates`: they are looked at only where that takes no wait.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbench_cli.engine import host
 from specbench_cli.engine.drafting.growth import Candidates, best_size, expand, grow, select
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.verify.sampling import Sampling
@@ -127,6 +128,27 @@ def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
     below = [node for node, parent in enumerate(parents) if parent != ROOT]
     assert all(parents[node] < node for node in below)
     assert all(values[node] <= values[parents[node]] for node in below)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS, st.booleans())
+def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sampling, ties):
+    k, depth = shape["k"], shape["depth"]
+    found, fed = [], []
+    for near in (True, False):
+        session, levels, table, first = growth(vocab, seed, sampling, scale=2.0)
+        if ties:
+            table.round_()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "near", lambda device, near=near: near)
+            found.append(expand(levels, first, session, k=k, depth=depth))
+        fed.append((levels.fed, levels.state.ids, levels.state.positions))
+        fed[-1] += ([row.follows for row in levels.state.rows],)
+    assert found[0] == found[1]
+    assert fed[0] == fed[1]
+    kinds = [{type(number) for number in part} for part in found[1]]
+    assert kinds[:3] == [{int}, {int}, {float}]
+    assert kinds[3] <= {int}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])

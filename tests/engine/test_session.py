@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench_cli.engine import host
+from specbench_cli.engine import drafts, host
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Draft, Out, Outcome
@@ -442,6 +442,25 @@ def test_a_law_that_a_method_put_in_place_of_its_picks_is_inspected(open_session
     token, q = session.pick(after(random_table(5, seed=5)[0, :1]))
     with pytest.raises(MethodFault, match="sums to 2"):
         session.score(session.drawn([(token, 2 * q)]))
+
+
+def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
+    session = opened()
+    tokens = session.tree((2, 3), (-1, 0)).tokens
+    asked = []
+    monkeypatch.setattr(drafts, "inspect", lambda draft, *_: asked.append(draft))
+    session.score(Draft(tokens))
+    assert not asked
+    session.state.rollback(0, len(session.tokens()) - 1)
+    session.score(Draft(tokens.clone()))
+    assert len(asked) == 1
+
+
+def test_ids_of_a_tree_are_looked_at_where_that_takes_no_wait(opened, monkeypatch):
+    session = opened()
+    assert session.tree(torch.tensor([2, 4]), (-1, 0)).tokens.tolist() == [2, 4]
+    with pytest.raises(MethodFault, match="id 5 at node 1"):
+        session.tree(torch.tensor([2, 5]), (-1, 0))
 
 
 def test_block_verification_takes_no_trees(open_session, random_table):

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out, Outcome
@@ -147,8 +148,8 @@ class Stopping(Length):
     def goes_on(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # on its way before the wait for the token
-        token = int(pick[0])
-        wanted = signal is None or self.accepts(float(signal))
+        token, *said = host.each(pick[0], *(() if signal is None else (signal,)))
+        wanted = all(map(self.accepts, said))
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_cli.engine import host
+
 FEW = 32
 """Blocks up to this many rows (drafting, verification) take `attend_few` on a CPU."""
 
@@ -195,7 +197,7 @@ class Rotary:
             signs = torch.ones_like(sin)
             signs[:, : self._half] = -1
             tables = (cos, sin * signs)
-        self._tables = tuple(table[:, None].to(self._device) for table in tables)
+        self._tables = tuple(host.sent(table[:, None], self._device) for table in tables)
 
     def arrange(self, weight: Tensor) -> Tensor:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import visible
 from specbench_cli.engine.models.checkpoint import layer_count, max_positions, text_config
 from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
@@ -271,7 +272,7 @@ class HostedDecoder(ModuleDecoder):
         if positions is None:
             steps = torch.arange(n, device=self.device)
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
-            positions = torch.tensor(first, device=self.device)[:, None] + steps
+            positions = host.ids(first, self.device)[:, None] + steps
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,

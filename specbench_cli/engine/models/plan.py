@@ -371,7 +371,7 @@ class Planner:
             if len(starts) == 1:
                 return self._rotary.at(starts[0], n)
             steps = torch.arange(n, device=self._device)
-            positions = torch.tensor(starts, device=self._device)[:, None] + steps
+            positions = host.ids(starts, self._device)[:, None] + steps
         return self._rotary.select(positions.reshape(-1))
 
     def _scratch_for(self, ns: Sequence[int]) -> Scratch:

@@ -190,9 +190,9 @@ def passing(
 def _tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
     """For each node what came of its parent's toss, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
-    law = p.new_tensor((1 - chance, chance)).expand(len(places), 2)
+    law = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
     own = host.ids([places[parent] for parent in parents], p.device)
-    return random.categorical(law)[own].bool()
+    return random.categorical(law.expand(len(places), 2))[own].bool()
 
 
 # ---- parameters ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.types import Law
 from specbench_cli.engine.verify import ranking
 from specbench_cli.engine.verify import sampling as law
@@ -55,7 +56,8 @@ class Chooser:
         if depths is None:
             noise = self.noise(first, rows.shape[0])
         else:
-            noise = self.noise(first, max(depths) + 1)[list(depths)]
+            places = host.places(tuple(depths), rows.device)
+            noise = self.noise(first, max(depths) + 1).index_select(0, places)
         return law.log_warp(rows, self.sampling) + noise
 
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:

@@ -83,7 +83,7 @@ def drawn(
         parts = [stand[None], token[None], tokens, taken]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
-    n, following, *rest = torch.cat(parts).tolist()
+    n, following, *rest = host.numbers(torch.cat(parts))
     if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
@@ -94,7 +94,7 @@ def drawn(
 def _drawn_tree(
     draft: Draft, tree: Tree, p: Tensor, random: Random, passes: Tensor | None
 ) -> Decision:
-    ids, q, replacement = draft.tokens.tolist(), draft.q, draft.law == "iid"
+    ids, q, replacement = host.numbers(draft.tokens), draft.q, draft.law == "iid"
     passed: Collection[int] = ()
     if passes is None:
         if q is None:
@@ -106,8 +106,8 @@ def _drawn_tree(
             take = siblings.by_draw(tree, ids, p, random)
         else:
             take = siblings.by_rounds(tree, ids, q, p, random, replacement=replacement)
-        path, passed, token = siblings.relaxed(tree, take, passes.tolist())
-    return _of_tree(tree, path, ids, int(token), passed), token[None]
+        path, passed, token = siblings.relaxed(tree, take, host.numbers(passes))
+    return _of_tree(tree, path, ids, host.number(token), passed), token[None]
 
 
 def _of_chain(

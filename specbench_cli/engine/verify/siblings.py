@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.verify.chain import residual
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.tree import ROOT, Tree, child_of
@@ -39,7 +40,7 @@ def remaining(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
         q: [..., V], the law of the first draw.
         drawn: the ids of the earlier draws, [..., k] for many laws.
     """
-    at = torch.as_tensor(drawn, dtype=torch.int64, device=q.device)
+    at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
     others = torch.ones_like(left).scatter(-1, at, 0.0)
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, others)
@@ -72,7 +73,8 @@ def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> 
 
     def draw(row: int) -> int:
         drawn.append(random.categorical(p[row]))
-        return int(drawn[-1])
+        token: int = host.number(drawn[-1])
+        return token
 
     path = _descend(tree, tokens, draw)
     return path, drawn[-1]
@@ -130,7 +132,7 @@ def _rounds(
     for child in tree.children[node]:
         x = tokens[child]
         d = q[child].double() if replacement else remaining(q[child], tested)
-        if random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None]).item():
+        if host.number(random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None])):
             return child, r
         r = residual(r, d)
         tested.append(x)
@@ -184,7 +186,7 @@ def by_draw(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> Cal
 
     def take(node: int) -> Taken:
         drawn = random.categorical(p[node + 1])
-        return child_of(tree, tokens, node, int(drawn)), lambda: drawn
+        return child_of(tree, tokens, node, host.number(drawn)), lambda: drawn
 
     return take
 
