@@ -11,7 +11,6 @@ from specbench_cli.commands._training import Data, Out, Resume, Scale, Seed, Smo
 
 if TYPE_CHECKING:
     from specbench_cli.training.corpus import Chat
-    from specbench_cli.training.head_family import Kind
 
 
 class Loss(StrEnum):
@@ -33,7 +32,7 @@ Towards = Annotated[
 ]
 
 
-def _trains(kind: "Kind", help_text: str) -> Callable[..., None]:
+def _trains(kind: str, help_text: str) -> Callable[..., None]:
     """The command that trains heads of a kind."""
 
     def command(
@@ -49,10 +48,10 @@ def _trains(kind: "Kind", help_text: str) -> Callable[..., None]:
     ) -> None:
         from specbench_cli.models import resolve
         from specbench_cli.training.corpus import load_gsm8k
-        from specbench_cli.training.head_family import RECIPES
+        from specbench_cli.training.head_family import SCHEDULES
         from specbench_cli.training.head_trainer import HeadTrainer
 
-        (recipe,) = shared.recipes((RECIPES[kind],), steps_scale, smoke, out, resume)
+        (recipe,) = shared.recipes((SCHEDULES[kind],), steps_scale, smoke, out, resume)
         folder, place = resolve(target).path, shared.device(device)
         problems: Sequence[Chat] = [] if smoke else load_gsm8k(data)
         with shared.bars() as report:

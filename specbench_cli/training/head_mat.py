@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from methods._heads.module import DraftHead
 from specbench_cli.training.head_losses import read_target, unroll
-from specbench_cli.training.heads import DraftHead
 from specbench_cli.training.packing import Encoded
 
 CHAIN = 5

@@ -21,8 +21,14 @@ from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, generated_chats, reply_chats
 from specbench_cli.training.family import read
-from specbench_cli.training.head_family import HeadRecipe, as_stored, build, export
-from specbench_cli.training.head_losses import LOSSES, head_loss, read_target
+from specbench_cli.training.head_family import (
+    HeadSchedule,
+    as_stored,
+    build,
+    export,
+    head_config,
+)
+from specbench_cli.training.head_losses import head_loss, read_target
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import Replies, replied, sample_replies
 from specbench_cli.training.trainer import WORK, Report, deterministic
@@ -70,7 +76,7 @@ class HeadTrainer:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=64, n_held_out=8, fast=False)
 
-    def train(self, recipe: HeadRecipe, loss: str) -> HeadResult:
+    def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
 
         Raises:
@@ -81,7 +87,7 @@ class HeadTrainer:
         claim(folder, {"loss": loss})
         answers = (token for chat in self._sampled for token in _said(chat))
         head = build(recipe, self._model.config, self.seed, answers, self._size).to(self.device)
-        aim = LOSSES[loss][recipe.kind]
+        aim = head.recipe.losses[loss]
         source = {
             "corpus": Corpus(self._encode, self.gsm8k, self.seed),
             "replies": Replies(self._encode.padding, lambda: [*self._sampled, *self._greedy]),
@@ -116,7 +122,8 @@ class HeadTrainer:
             )
         as_stored(head)
         measure(result.curve[-1].step)
-        export(head, self.out / recipe.name, {**self._facts(recipe), "loss": loss})
+        config = head_config(self._model.config, recipe.mlp)
+        export(head, config, self.out / recipe.name, {**self._facts(recipe), "loss": loss})
         return HeadResult(result.curve, result.seconds, log.read())
 
     @torch.no_grad()
@@ -128,7 +135,7 @@ class HeadTrainer:
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
         return sizes.repeat_interleave(parts.shape[-1]).cpu()
 
-    def _facts(self, recipe: HeadRecipe) -> dict[str, Any]:
+    def _facts(self, recipe: HeadSchedule) -> dict[str, Any]:
         """What `config.json` says of where the head comes from."""
         return {"kind": recipe.kind, "target": self.target.name, "target_sha256": self._sha}
 
