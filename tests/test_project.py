@@ -61,17 +61,26 @@ def test_exit_codes_are_the_documented_ones():
     assert documented == {int(code) for code in ExitCode}
 
 
-def test_tree_has_a_line_for_every_module():
-    listed, folders = set(), []
-    for line in block_after("tree").splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name]
-        if not name.endswith("/"):
-            listed.add("".join(folders[: depth + 1]))
-    modules = {path for path in shipped() if path.endswith(".py") and "__init__" not in path}
-    assert {path for path in listed if path.endswith(".py")} == modules
-    assert all((ROOT / path).exists() for path in listed)
+def test_layout_names_every_folder_of_modules():
+    said = set()
+    for line in block_after("layout").splitlines():
+        for name in re.findall(r"\S+/(?=\s|$)", line.split("   ")[0] + " "):
+            folder, _, several = name.rstrip("/").partition("{")
+            inside = several.rstrip("}").split(",") if several else [""]
+            said |= {(folder + each).rstrip("/") for each in inside}
+    modules = {path.rpartition("/")[0] for path in shipped() if path.endswith(".py")}
+    top = {"/".join(folder.split("/")[:2]) for folder in modules} - {"specbench_cli"}
+    rooms = {folder for folder in modules if folder.startswith("specbench_cli/engine/")}
+    packages = {name for name in top if "/_" not in name and not name.startswith("datasets_cfg/")}
+    assert packages | rooms <= said
+    assert all((ROOT / folder).is_dir() for folder in said)
+
+
+@pytest.mark.parametrize("room", ["specbench_cli/engine", "methods"])
+def test_no_room_holds_more_than_fifteen_files(room):
+    folders = [ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())]
+    for folder in folders:
+        assert len(list(folder.glob("*.py"))) <= 15, folder
 
 
 def test_readme_commands_are_one_line_each():

@@ -26,6 +26,7 @@ from specbench_cli.audit import faulty_trees as trees
 from specbench_cli.audit import faulty_windows as windows
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import scoring
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Tape
@@ -206,6 +207,13 @@ FAULTS: tuple[Fault, ...] = (
         _mirror(length=2),
         _instead(Rollouts, "settle", windows.for_another_token),
     ),
+    Fault(
+        "rows of another sequence",
+        "batch",
+        _sps(),
+        _instead(Batch, "score", engine.rows_of_the_next),
+    ),
+    Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
     Fault(
         "a prepared window that ends with the likeliest token",
         "generator",

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Outcome
+from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.random import Random, SeededRandom
 
@@ -82,6 +83,20 @@ def residual_bonus(
 def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
     """Drawn tokens as if they had been chosen: the law is right, fewer stand."""
     return _rejection(tokens, None, p, random)
+
+
+# ---- in place of `Batch.score` ------------------------------------------------------------------
+
+_score = Batch.score
+
+
+def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
+    """Judges a draft by the rows of the next sequence whose draft is as long."""
+    rows = _score(self, drafts)
+    return [
+        next((r for r in (*rows[at + 1 :], own) if r.shape == own.shape), own)
+        for at, own in enumerate(rows)
+    ]
 
 
 # ---- in place of the generator ------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -195,6 +195,16 @@ class ExceedsTheBudget(Sps):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
         return super().propose(session, self.params.levels)
+
+
+class DraftsForTheFirst(Sps):
+    """Drafts for the first sequence of a batch, and proposes that to all."""
+
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """See `Method`."""
+        drafts = [method.propose(session, session.room()) for method, session in members]
+        fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
+        return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
 
 
 class OneTokenLate(Pld):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
@@ -107,9 +108,35 @@ class Method(ABC):
         """Propose at most `limit` levels after the last token; an empty draft is a plain step."""
         raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
 
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """Propose for all sequences that are decoded together and have not ended; called on the
+        method of the first. One after another, unless a method drafts for all at once.
+
+        Args:
+            members: a method object and a session for each sequence.
+        """
+        return [method.propose(session, session.room()) for method, session in members]
+
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Learn what was committed of the last draft; put the draft's state right."""
+        """Learn what was committed of the last draft; roll the draft's state back."""
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
         return draft_and_verify(self, session)
+
+    def generate_batch(self, batch: Batch) -> Iterator[Step]:
+        """Decode the requests of a batch together, with a method object like this one each.
+
+        Raises:
+            MethodFault: the method owns its control flow, which is that of one request.
+        """
+        if not self.batches:
+            raise MethodFault(
+                f"{type(self).name} decodes one request at a time: it has a loop of its own"
+            )
+        return draft_and_verify_batch([type(self)(self.params) for _ in batch.sessions], batch)
+
+    @property
+    def batches(self) -> bool:
+        """Whether several requests can be decoded together: whether it only proposes."""
+        return type(self).generate is Method.generate

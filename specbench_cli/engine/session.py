@@ -7,7 +7,7 @@ batches will; today it holds one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
-from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
@@ -52,6 +52,16 @@ class Request:
     stop: StopRule
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the sessions of a batch have in common, a trace and a lender of states, and the place of
+    one among them."""
+
+    meter: Meter
+    lend: Callable[[Decoder, int], State]
+    place: int
+
+
 class Session:
     """One request being decoded by one method.
 
@@ -80,12 +90,15 @@ class Session:
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._workspace = workspace
         decoder = self._decoder("target")
         self.device = decoder.device
-        self.meter = Meter(self.device)
-        self._lend = workspace.loans()
+        self.meter = Meter(self.device) if shared is None else shared.meter
+        self._lend: Callable[[Decoder, int], State]
+        self._lend = workspace.loans() if shared is None else shared.lend
+        self._place = None if shared is None else shared.place
         self._own_chance = random is None
         self.workers: list[Worker] = []
         self._taken = 0
@@ -103,8 +116,9 @@ class Session:
         )
         self._text = Text(request.ids, request.stop, self.device)
         self._drafts = Drafts(self._text, self.chooser)
-        self.target = Metered(decoder, self.meter, role="verify")
-        self._scoring = Scoring(self.target, self.new_state(self.target), self._text)
+        self.target = Metered(decoder, self.meter, role="verify", place=self._place)
+        state = self.new_state(self.target)
+        self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
         self.begin()
 
@@ -119,7 +133,7 @@ class Session:
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.meter, role="draft")
+        return Metered(self._decoder(name), self.meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -168,7 +182,9 @@ class Session:
     def artifact(self, wanted: Trained) -> Any:
         """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
-        return Metered(made, self.meter, role="draft") if isinstance(made, Decoder) else made
+        if not isinstance(made, Decoder):
+            return made
+        return Metered(made, self.meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
         """Time of a target forward over so many rows, the root's included, as a multiple of that
@@ -360,9 +376,25 @@ class Session:
 
     # ---- the target's steps ---------------------------------------------------------------------
 
+    def part(
+        self,
+        x: Tokens | Features,
+        state: State,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_at: LogitsAt = "last",
+    ) -> Part:
+        """What this sequence brings to a draft model's forward that all of a batch share
+        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
+        return Part(x, state, positions, mask, logits_at, self._place or 0)
+
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        logits = self._scoring.forward(self.since(0), None, "last")
+        self.begun(self._scoring.forward(self.since(0), None, "last"))
+
+    def begun(self, logits: Tensor) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt."""
         self._scoring.keep(range(len(self._text.tokens)))
         first = self._decide(self.chain(()), logits)
         self._text.append(replace(first, origin=("prefill",)))
@@ -375,6 +407,23 @@ class Session:
         """
         x = self._drafts.rows(draft, self.state.length())
         return self._scoring.forward(x, draft, "all")
+
+    def brings(self, draft: Draft | None) -> Part:
+        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
+        that all of a batch share."""
+        if draft is None:
+            return self._scoring.part(self.since(0), None, "last")
+        x = self._drafts.rows(draft, self.state.length())
+        return self._scoring.part(x, draft, "all")
+
+    def takes(self, out: Out) -> Tensor:
+        """Logits of what became of `brings`, as of `score`."""
+        return self._scoring.take(out)
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The target's layers that `tap` asked for."""
+        return self._scoring.layers
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
         """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.

@@ -159,6 +159,14 @@ def make_plan(config: RunConfig) -> Plan:
             f" ({', '.join(arm.label for arm in arms)})",
             hint="add --method pearl, or use --device and --threads, which are for all others",
         )
+    alone = [arm.label for arm in arms if not arm.method.batches]
+    if config.batch > 1 and alone:
+        raise UsageError(
+            f"{', '.join(alone)} decodes one prompt at a time, and --batch {config.batch} decodes"
+            f" {config.batch} together",
+            hint="leave it out, or drop --batch; specbench list methods says which draft beside the"
+            " target or are another program's",
+        )
     tasks = tuple(load_task(name) for name in config.tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):

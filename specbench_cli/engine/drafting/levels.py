@@ -121,7 +121,7 @@ class Levels:
     def _forget(self) -> None:
         """No nodes: the last row that is kept is the root's, or comes before it."""
         self._text = len(self._session.tokens())
-        self._root = self.state.length() - 1  # its position: rows of text stand at their index
+        self._root = self.state.position() - 1  # its position
         self._depth = self.fed = 0
         self._seen, self._left = [b""], None
 

@@ -109,6 +109,19 @@ def attend_many(
     out.copy_(y[0])
 
 
+def attend_together(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
+) -> None:
+    """For b sequences with as many new rows each.
+
+    Args:
+        q, out: [b, heads, rows, d]; k, v: [b, kv heads, seen, d], keys not transposed.
+        bias: [b, 1, rows, seen] to add.
+    """
+    shared = q.shape[1] != k.shape[1]
+    out.copy_(F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared))
+
+
 def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """`attend_few` where heads share keys: they count as rows.
 

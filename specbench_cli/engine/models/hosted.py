@@ -93,7 +93,8 @@ class HostedDecoder(Decoder):
         state.require(max(starts), n)
         if positions is None:
             steps = torch.arange(n, device=self.device)
-            positions = torch.tensor(starts, device=self.device)[:, None] + steps
+            first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
+            positions = torch.tensor(first, device=self.device)[:, None] + steps
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,
