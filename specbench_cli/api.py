@@ -5,8 +5,14 @@
 
 from pydantic import Field
 
+from specbench_cli.engine.drafting.template import (
+    best_tree,
+    fill_from,
+    tree_of_choices,
+    tree_of_widths,
+)
 from specbench_cli.engine.method import Claim, Guarantee, Method
-from specbench_cli.engine.models.head import Artifact, Head, Trained
+from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
@@ -15,12 +21,14 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
+    "NORMED",
     "Artifact",
     "Claim",
     "Desk",
     "Draft",
     "Drafter",
     "EnvironmentFault",
+    "FeatureHead",
     "Features",
     "Field",
     "Guarantee",
@@ -35,4 +43,8 @@ __all__ = [
     "Tokens",
     "Trained",
     "UsageError",
+    "best_tree",
+    "fill_from",
+    "tree_of_choices",
+    "tree_of_widths",
 ]
