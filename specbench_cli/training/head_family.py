@@ -1,4 +1,4 @@
-"""The embedded target's draft heads: schedules, and how a head is built and stored.
+"""Draft heads for a finished target: schedules, and how a head is built and stored.
 
 Files have the tensor names of the published releases, in fp16, and **the upcast is the head**;
 `config.json` says which target's features it was trained on.
@@ -14,12 +14,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.files import HeadShape
 from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, heads
 from methods._heads.recipe import Taught
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.types import Out
+from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
 
 
@@ -45,6 +49,15 @@ class HeadSchedule(Schedule):
             ),
             peak_lr=recipe.peak_lr,
         )
+
+
+def schedule_of(kind: type[FeatureHead]) -> Schedule:
+    """That of a head without a state."""
+    stages = (
+        StagePlan(500, 4, 512, "target", "corpus"),
+        StagePlan(500, 4, 512, "target", "replies"),
+    )
+    return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
 
 
 SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}
@@ -75,6 +88,61 @@ def build(
     head = heads()[schedule.kind].new(shape_of(config), rope, taught)
     head.begin(target.initializer_range)
     return head
+
+
+class TorchTarget(Decoder):
+    """A finished target as heads without a state learn with it: torch's own modules, no forward."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        config = model.config
+        self.name, self._model = "target", model
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
+        self.device, self.dtype, self.weight_bytes = model.device, model.dtype, 0
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
+        """There is none."""
+        raise MethodFault("in training a head's target has no states")
+
+    def forward(self, *_: Any, **__: Any) -> Out:
+        """There is none."""
+        raise MethodFault("in training a head's target has no forward: it gives features alone")
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        rows: Tensor = self._model.model.embed_tokens(ids)
+        return rows
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        normed: Tensor = self._model.model.norm(rows)
+        return normed
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        logits: Tensor = self._model.lm_head(rows)
+        return logits
+
+
+def build_stateless(
+    kind: type[FeatureHead], target: LlamaForCausalLM, seed: int
+) -> tuple[FeatureHead, int]:
+    """A freshly initialised head without a state, and how many levels it says.
+
+    Raises:
+        UsageError: what it says is not logits of levels.
+    """
+    torch.manual_seed(seed)
+    head = kind(TorchTarget(target)).to(target.device)
+    with torch.no_grad():
+        said = head(torch.zeros(1, head.width, device=target.device))
+    if said.dim() != 3 or said.shape[1:] != (1, head.vocab_size):
+        raise UsageError(
+            f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"
+            f" trained here makes logits [levels, 1, {head.vocab_size}]",
+            "docs/heads.md",
+        )
+    return head, len(said)
 
 
 def most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from methods._heads.module import DraftHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
-from specbench_cli.engine.models.head import NORMED
+from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
 from specbench_cli.training.packing import Batch
 
@@ -63,7 +63,7 @@ def read_target(target: LlamaForCausalLM, ids: Tensor, taps: tuple[int, ...]) ->
 
 
 def unroll(
-    head: DraftHead,
+    head: DraftHead | FeatureHead,
     target: LlamaForCausalLM,
     ids: Tensor,
     read: Read,
@@ -76,11 +76,21 @@ def unroll(
         ids: [sequences, n].
         read: of these ids.
         slots: [sequences, slots], places of the text whose features are the last that are known:
-            the first step at slot t reads token t+1 and says token t+2.
+            the first step at slot t reads token t+1 and says token t+2. A head without a state
+            says all of its levels from the slot's features.
     """
     last = ids.shape[1] - 1
     starts = torch.arange(last + 1, device=ids.device) - read.chats.positions
     start = starts.gather(1, slots)
+    if isinstance(head, FeatureHead):
+        rows = take(read.features, slots)
+        levels = head(rows.flatten(0, 1)).unflatten(1, slots.shape)
+        for step, logits in enumerate(levels[:steps]):
+            at = slots + step + 1
+            inside = at.clamp(max=last)
+            valid = (at <= last) & (starts.gather(1, inside) == start)
+            yield Step(logits, rows, inside, valid)
+        return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
     weight = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
@@ -99,7 +109,9 @@ def unroll(
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
 
 
-def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: bool) -> Loss:
+def head_loss(
+    head: DraftHead | FeatureHead, target: LlamaForCausalLM, aim: Objective, fast: bool
+) -> Loss:
     """The loss of a packed batch; features are computed with it, none are stored.
 
     Args:
@@ -121,7 +133,7 @@ def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: b
                 weight = weights.gather(1, step.at) * step.valid
                 each = torch.zeros_like(weight)
                 if aim.ce:
-                    entropy, known = _cross_entropy(step, said, batch, head, aim.text)
+                    entropy, known = _cross_entropy(step, said, batch, said_by(head), aim.text)
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:
@@ -143,8 +155,13 @@ def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: b
     return drawn
 
 
+def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
+    """The ids that a head's logits are about; None: all."""
+    return None if isinstance(head, FeatureHead) else head.says
+
+
 def _cross_entropy(
-    step: Step, said: Tensor, batch: Batch, head: DraftHead, text: bool
+    step: Step, said: Tensor, batch: Batch, says: Tensor | None, text: bool
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy at each slot, and whether the head can say what it should."""
     logits = step.logits.float()
@@ -154,8 +171,8 @@ def _cross_entropy(
         return entropy.view_as(labels), torch.ones_like(labels, dtype=torch.bool)
     wanted = take(said, step.at)
     known = torch.ones(wanted.shape[:2], dtype=torch.bool, device=wanted.device)
-    if head.says is not None:
-        among = wanted[..., head.says]
+    if says is not None:
+        among = wanted[..., says]
         known = among.amax(-1) >= wanted.amax(-1)
         wanted = among
     return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), known

@@ -165,15 +165,20 @@ class FeatureHead(nn.Module, Artifact):
 
     Args:
         target: the decoder that it drafts for: `hidden_size`, `vocab_size`, `n_layers`; `unembed`
-            gives logits of rows as its output matrix reads them, `embed` rows of ids.
+            gives logits of rows that its output matrix reads, `embed` gives rows of ids. In
+            training they are torch's own, and no forward is there.
         sizes: the subclass's further arguments, to be kept in config.json.
 
     Attributes:
         taps: the target's layers whose outgoing rows it reads side by side, or `NORMED`.
         width: numbers of a row that it reads.
+        peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
+            level's loss beside that of the level before it.
     """
 
     taps: tuple[int, ...] = (NORMED,)
+    peak_lr: ClassVar[float] = 1e-3
+    decay: ClassVar[float] = 0.8
     n_layers = 1
 
     def __init__(self, target: Decoder, **sizes: Any) -> None:
