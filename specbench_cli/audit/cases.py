@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_head import make_on_tables
+from specbench_cli.audit.table_head import TableFeatureHead, make_on_tables
 from specbench_cli.audit.table_model import (
     Pair,
     RecurrentTable,
@@ -22,7 +22,8 @@ from specbench_cli.audit.table_model import (
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
@@ -42,15 +43,30 @@ def nominal_costs(model: str, rows: int) -> float:
 
 
 class Watched(Session):
-    """A session that remembers every state it handed out, with the model it is a state of."""
+    """A session that remembers every state it handed out, with the model it is a state of, and the
+    heads that have none."""
 
     held: list[tuple[Decoder, State]]
+    stateless: tuple[FeatureHead, ...] = ()
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""
         state = super().new_state(decoder, slack)
         self.__dict__.setdefault("held", []).append((decoder.decoder, state))
         return state
+
+    def artifact(self, wanted: Trained) -> Any:
+        """See `Session`."""
+        made = super().artifact(wanted)
+        if isinstance(made, MeteredHead):
+            self.stateless = (*self.stateless, made.head)
+        return made
+
+    @property
+    def drafted_by_tables(self) -> bool:
+        """Whether models drafted, and all of them say what their tables do."""
+        exact = (isinstance(head, TableFeatureHead) and head.exact for head in self.stateless)
+        return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""

@@ -107,9 +107,17 @@ class Scoring:
 
     def features(self, tokens: Tokens) -> Features:
         """Tokens beside the features that are kept; see `Session.unread`."""
+        return Features(tokens.ids, self._taped.read()[None])
+
+    def newest(self) -> Tensor:
+        """See `Session.features`."""
+        return self._taped.last()
+
+    @property
+    def _taped(self) -> Tape:
         if self._tape is None:
             raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
-        return Features(tokens.ids, self._tape.read()[None])
+        return self._tape
 
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
         """Logits [n, V] of a forward over the root and a draft, or over the prompt."""

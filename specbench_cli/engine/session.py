@@ -18,8 +18,8 @@ from torch import Tensor
 from specbench_cli.engine.drafts import Drafts, check_rows
 from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.models.head import Trained
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
@@ -254,8 +254,10 @@ class Session:
         return worker
 
     def artifact(self, wanted: Trained) -> Any:
-        """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
+        """A trained module of the run; a head comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
+        if isinstance(made, FeatureHead):
+            return MeteredHead(made, self.harness.meter, place=self._place)
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self.harness.meter, role="draft", place=self._place)
@@ -288,7 +290,7 @@ class Session:
         over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
         return self._workspace.cost("target", rows)
 
-    def draft_cost(self, model: Metered, rows: int = 1) -> float:
+    def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
         """Time of a draft model's or head's forward, in that of a target forward over one row."""
         return self._workspace.cost(model.name, rows)
 
@@ -329,6 +331,15 @@ class Session:
             MethodFault: `tap` was not called.
         """
         return self._scoring.features(self.since(length + 1))
+
+    def features(self) -> Tensor:
+        """What a head without a state reads: the target's features [1, width] of the token before
+        the last committed one, those that this one was chosen from.
+
+        Raises:
+            MethodFault: `tap` was not called, or there was no prefill.
+        """
+        return self._scoring.newest()
 
     # ---- drafts ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
@@ -55,10 +55,10 @@ class Workspace:
         return Loans(self, sequences)
 
     @property
-    def heads(self) -> dict[str, Decoder]:
+    def heads(self) -> dict[str, Decoder | FeatureHead]:
         """The trained modules that can be run forward, by their names in traces."""
         made = self._artifacts.values()
-        return {each.name: each for each in made if isinstance(each, Decoder)}
+        return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
     def cost(self, model: str, rows: int) -> float:
         """Relative time of a forward; raises MethodFault where none was measured."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.encoded import EncodedDecoder
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
@@ -202,7 +202,7 @@ class Bench:
                 "engine": type(head).__name__,
             }
             for wanted, files in self._heads.items()
-            if isinstance(head := self.workspace.artifact(wanted), Decoder)
+            if isinstance(head := self.workspace.artifact(wanted), Decoder | FeatureHead)
         }
 
     def heads(self) -> dict[str, Mapping[str, Any]]:

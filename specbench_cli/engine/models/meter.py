@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
 
 
@@ -219,3 +221,47 @@ class Metered:
             )
         )
         return outs
+
+
+class MeteredHead:
+    """A head without a state whose every forward is recorded. Everything else is the head's own.
+
+    Args:
+        place: see `Metered`.
+    """
+
+    def __init__(
+        self, head: FeatureHead, meter: Meter, *, role: Role = "draft", place: int | None = None
+    ) -> None:
+        self.head = head
+        self._meter = meter
+        self._role: Role = role
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.head, name)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Tensor, *more: Any, **named: Any) -> Any:
+        """`FeatureHead.forward`, recorded."""
+        mark = self._meter.clock.mark
+        t0 = mark()
+        out = self.head(rows, *more, **named)
+        t1 = mark()
+        n = len(rows)
+        self._meter.record(
+            Forward(
+                model=self.head.name,
+                role=self._role,
+                worker=0,
+                batch=1,
+                n_tokens=n,
+                layers=(0, self.head.n_layers),
+                t0_ns=t0,
+                t1_ns=t1,
+                rows=None if self._place is None else {self._place: n},
+            )
+        )
+        return out
+
+    forward = __call__
