@@ -193,7 +193,7 @@ def test_a_session_hands_it_out_behind_its_meter(open_session, table):
     session = open_session(table, table, prompt=(3, 1, 4))
     head = session.artifact(Trained(Lines))
     head(torch.randn(1, V, dtype=torch.float64))
-    assert [f.model for f in session.meter.forwards] == ["lines"]
+    assert [f.model for f in session.harness.meter.forwards] == ["lines"]
 
 
 # ---- what is drafted from it --------------------------------------------------------------------
