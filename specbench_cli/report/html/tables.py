@@ -20,6 +20,7 @@ from specbench_cli.report.html.columns import (
     Cell,
     Column,
     Figure,
+    number,
     param,
     percent,
     word,
@@ -51,7 +52,7 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
-    shown = RANK + FIGURES + _quality(summary)
+    shown = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
     tables = [
         ("lossless", "Lossless methods", summary.lossless, shown),
         ("lossy", "Lossy methods", summary.lossy, shown + RELAXED),
@@ -70,7 +71,7 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    figures = (*RANK, *FIGURES, *_quality(summary))
+    figures = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
         shown = figures if lossless else figures + RELAXED
@@ -210,6 +211,14 @@ def _plain(value: object) -> Cell:
         return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
     except ValueError:
         return word(shown, "long" if len(shown) > _SHORT else "")
+
+
+def _work(summary: Summary) -> tuple[Figure, ...]:
+    """The target's work, where parts of it drafted."""
+    return tuple(
+        (Column("work", note.removeprefix("work: ")), lambda row: number(row.work))
+        for note in text.work(summary)
+    )
 
 
 def _quality(summary: Summary) -> tuple[Figure, ...]:
