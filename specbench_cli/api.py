@@ -5,6 +5,7 @@
 
 from pydantic import Field
 
+from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.drafting.template import (
     best_tree,
     fill_from,
@@ -12,6 +13,7 @@ from specbench_cli.engine.drafting.template import (
     tree_of_widths,
 )
 from specbench_cli.engine.method import Claim, Guarantee, Method
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
@@ -33,6 +35,7 @@ __all__ = [
     "Field",
     "Guarantee",
     "Head",
+    "Levels",
     "Message",
     "Method",
     "MethodFault",
@@ -43,6 +46,7 @@ __all__ = [
     "Tokens",
     "Trained",
     "UsageError",
+    "Weights",
     "best_tree",
     "fill_from",
     "tree_of_choices",
