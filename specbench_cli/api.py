@@ -9,7 +9,7 @@ from specbench_cli.engine.method import Claim, Guarantee, Method
 from specbench_cli.engine.models.head import Artifact, Head, Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
+from specbench_cli.engine.types import Draft, Features, Hidden, Outcome, Step, Tokens
 from specbench_cli.engine.workers.drafter import Desk, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
@@ -25,6 +25,7 @@ __all__ = [
     "Field",
     "Guarantee",
     "Head",
+    "Hidden",
     "Message",
     "Method",
     "MethodFault",

@@ -7,7 +7,7 @@ batches will; today it holds one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Scoring
+from specbench_cli.engine.scoring import Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -29,6 +29,7 @@ from specbench_cli.engine.types import (
     Origin,
     Out,
     Outcome,
+    Sublayer,
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
@@ -134,6 +135,31 @@ class Session:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
         return Metered(self._decoder(name), self.meter, role="draft", place=self._place)
 
+    def partial(
+        self,
+        layers: tuple[int, int] | None = None,
+        skip: Iterable[int | Sublayer] = (),
+        *,
+        keep: bool = False,
+    ) -> Partial:
+        """Some of the target as a draft model; its forwards count as drafting, by their share.
+
+        On `session.state` it needs no prefill: it reads the target's own rows of the text. What it
+        writes there is forgotten before the target scores. It can have a state of its own too.
+
+        Args:
+            layers: half-open range of those that run; default: all. An early exit is (0, E), and
+                (E, F) goes on from `Hidden` rows that leave it.
+            skip: what is passed over: layers, or sublayers as (layer, "attention"), (layer, "mlp").
+            keep: whether the target's next score goes on from what (0, E) made of the tokens
+                scored, which costs one wait for the device.
+        Raises:
+            MethodFault: the target has no such layers.
+        """
+        meter, place = self.meter, self._place
+        over = frozenset(skip)
+        return Partial(self._scoring, meter, layers=layers, skip=over, keep=keep, place=place)
+
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
         return self._lend(decoder.decoder, slack)
@@ -191,8 +217,9 @@ class Session:
         return self._workspace.cost("target", rows)
 
     def draft_cost(self, model: Metered, rows: int = 1) -> float:
-        """Time of a draft model's or head's forward, in that of a target forward over one row."""
-        return self._workspace.cost(model.name, rows)
+        """Time of a draft model's or head's forward, in that of a target forward over one row; of
+        a part of the target, its share of a whole forward's."""
+        return model.portion * self._workspace.cost(model.name, rows)
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
@@ -229,7 +256,8 @@ class Session:
 
     @property
     def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows."""
+        """The target's state, of which `score` writes and `commit` keeps rows; `partial` drafts
+        behind them."""
         return self._scoring.state
 
     @property
@@ -390,7 +418,7 @@ class Session:
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        self.begun(self._scoring.forward(self.since(0), None, "last"))
+        self.begun(self._scoring.forward(self.since(self._scoring.ready()), None, "last"))
 
     def begun(self, logits: Tensor) -> None:
         """Commit the first token, of logits [1, V] behind the prompt."""
@@ -404,15 +432,15 @@ class Session:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        x = self._drafts.rows(draft, self.state.length())
+        x = self._drafts.rows(draft, self._scoring.ready(keep=True))
         return self._scoring.forward(x, draft, "all")
 
     def brings(self, draft: Draft | None) -> Part:
         """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
         that all of a batch share."""
         if draft is None:
-            return self._scoring.part(self.since(0), None, "last")
-        x = self._drafts.rows(draft, self.state.length())
+            return self._scoring.part(self.since(self._scoring.ready()), None, "last")
+        x = self._drafts.rows(draft, self._scoring.ready())
         return self._scoring.part(x, draft, "all")
 
     def takes(self, out: Out) -> Tensor:
@@ -432,7 +460,7 @@ class Session:
         Raises:
             MethodFault: as `score`; or the target has no such layer.
         """
-        x = self._drafts.rows(draft, self.state.length())
+        x = self._drafts.rows(draft, self._scoring.ready())
         return self._scoring.begin(x, draft, layer)
 
     def end_score(self) -> Tensor:

@@ -64,6 +64,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        *text.work(summary),
         *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
         *text.evidence(summary),
@@ -98,6 +99,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "params_from": row.params_from,
             "mat": row.mat,
             "accept": row.acceptance_rate,
+            "work": row.work,
             "tokens_per_s": row.tokens_per_s,
             "target": row.share_target,
             "draft": row.share_draft,
@@ -123,8 +125,12 @@ def _drawn(summary: Summary) -> list[Text]:
         _Column("time goes to", _bar, "<", 2),
         _Column("output", _output, "<"),
     ]
+    if text.has_partial(summary.rows):
+        columns.insert(6, _Column("work", lambda row: Text(text.number(row.work))))
     if any(row.params_from not in (None, "default") for row in summary.rows):
-        columns.insert(7, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2))
+        columns.insert(
+            -2, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
+        )
     lines = _grid(columns, summary.rows)
     if summary.lossy:
         split = 1 + len(summary.lossless)

@@ -19,6 +19,7 @@ from specbench_cli.report.html.columns import (
     Cell,
     Column,
     Figure,
+    number,
     param,
     percent,
     word,
@@ -50,9 +51,10 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
+    shown = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
     tables = [
-        ("lossless", "Lossless methods", summary.lossless, RANK + FIGURES + _quality(summary)),
-        ("lossy", "Lossy methods", summary.lossy, RANK + FIGURES + _quality(summary)),
+        ("lossless", "Lossless methods", summary.lossless, shown),
+        ("lossy", "Lossy methods", summary.lossy, shown),
     ]
     notes = {
         "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
@@ -68,7 +70,7 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    shown = (*RANK, *FIGURES, *_quality(summary))
+    shown = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
         rows = tuple(
@@ -207,6 +209,14 @@ def _plain(value: object) -> Cell:
         return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
     except ValueError:
         return word(shown, "long" if len(shown) > _SHORT else "")
+
+
+def _work(summary: Summary) -> tuple[Figure, ...]:
+    """The target's work, where parts of it drafted."""
+    return tuple(
+        (Column("work", note.removeprefix("work: ")), lambda row: number(row.work))
+        for note in text.work(summary)
+    )
 
 
 def _quality(summary: Summary) -> tuple[Figure, ...]:
