@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,11 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Outcome
+from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
+from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random, SeededRandom
+from specbench_cli.engine.verify.tree import Tree
 
 # ---- in place of `Session.warp`, `verify.rejection` and `verify.residual` -----------------------
 
@@ -27,6 +33,7 @@ def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
 
 _warp = Session.warp
 _rejection = verify.rejection
+_apart = Scoring._apart
 
 
 def unwarped_bonus(self: Session, rows: Tensor) -> Tensor:
@@ -84,6 +91,35 @@ def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
     return _rejection(tokens, None, p, random)
 
 
+# ---- in place of `Batch.score` ------------------------------------------------------------------
+
+_score = Batch.score
+
+
+def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
+    """Judges a draft by the rows of the next sequence whose draft is as long."""
+    rows = _score(self, drafts)
+    return [
+        next((r for r in (*rows[at + 1 :], own) if r.shape == own.shape), own)
+        for at, own in enumerate(rows)
+    ]
+
+
+# ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------
+
+
+def all_accepted(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
+    """Relaxed tokens as accepted ones."""
+    return tuple("accepted" for _ in path)
+
+
+def asked_a_row_late(
+    rule: AcceptRule | None, p: Tensor, tokens: Tensor, tree: Tree | None, random: Random
+) -> Tensor | None:
+    """Each draft token at its own row of the target, which is that of the token behind it."""
+    return accept.passing(rule, torch.cat((p[1:], p[-1:])), tokens, tree, random)
+
+
 # ---- in place of the generator ------------------------------------------------------------------
 
 
@@ -116,6 +152,16 @@ def eos_last_only(
     if len(new) <= room and new[-1] in self.eos:
         return len(new), "eos"
     return (room, "length") if len(new) >= room else (len(new), None)
+
+
+def returns_nowhere(self: Any, seq: int, n: int, firm: int) -> None:
+    """Leaves a recurrent state as the last forward left it."""
+    del self._stops[seq][:-1]
+
+
+def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
+    """Of the committed tokens that a recurrent target lacks, reads the last one only."""
+    return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
 
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:

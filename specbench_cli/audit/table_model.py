@@ -6,15 +6,17 @@ The logits of a row are an entry of a table: by the token before it and by its o
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
+from specbench_cli.engine.models.recurrent import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Tokens, skipped
 
 
@@ -32,14 +34,20 @@ class Row(NamedTuple):
     before: int = 0
 
 
+LEFT_OUT = -2
+"""What a row follows whose neighbour was left out of a state."""
+
+
 class TableState:
     """The rows that were fed, and at each layer how many of them went through it."""
+
+    by_row = True
 
     def __init__(self, capacity: int, n_layers: int = 1) -> None:
         self.capacity = capacity
         self.rows: list[Row] = []
         self.lengths = [0] * n_layers
-        self.kept = 0
+        self.kept = self.left_out = 0
 
     @property
     def ids(self) -> list[int]:
@@ -57,7 +65,16 @@ class TableState:
 
     def position(self, seq: int = 0) -> int:
         """See `State`."""
-        return self.rows[self.lengths[0] - 1].position + 1 if self.lengths[0] else 0
+        return self.lengths[0] + self.left_out
+
+    def select(self, rows: Sequence[int], seq: int = 0) -> None:
+        """See `KVState.select`: rows whose neighbour was left out follow nothing that is held."""
+        place = {row: at for at, row in enumerate(rows)}
+        kept = [self.rows[row] for row in rows]
+        self.left_out += len(self.rows) - len(kept)
+        self.rows = [row._replace(follows=place.get(row.follows, LEFT_OUT)) for row in kept]
+        self.lengths = [len(kept)] * len(self.lengths)
+        self.kept = len(kept)
 
     def append(self, rows: Sequence[Row], layers: Iterable[int] | None = None) -> None:
         """Write rows, at all layers or at some. Raises ValueError where there is no room for
@@ -84,22 +101,15 @@ class TableState:
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """See `State`."""
+        n = max(0, n - self.left_out)
         for layer in range(len(self.lengths)) if layers is None else layers:
             self.lengths[layer] = min(self.lengths[layer], n)
         del self.rows[max(self.lengths) :]
         self.kept = min(self.kept, len(self.rows))
 
-    def snapshot(self) -> object:
-        """See `State`."""
-        return list(self.rows), list(self.lengths), self.kept
-
-    def restore(self, handle: object) -> None:
-        """See `State`."""
-        rows, lengths, self.kept = cast(tuple[list[Row], list[int], int], handle)
-        self.rows, self.lengths = list(rows), list(lengths)
-
     def clear(self) -> None:
         """See `State`."""
+        self.left_out = 0
         self.rollback(0, 0)
 
     @property
@@ -124,6 +134,7 @@ class TableDecoder(Decoder):
     """
 
     reads: type[Tokens | Features] = Tokens
+    module: LearntTable
 
     def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
         self.name = name
@@ -137,7 +148,7 @@ class TableDecoder(Decoder):
         self.dtype = table.dtype
         self.weight_bytes = table.nbytes
 
-    def new_state(self, capacity: int, n_seqs: int = 1) -> TableState:
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
         """See `Decoder`."""
         return TableState(capacity, self.n_layers)
 
@@ -164,7 +175,8 @@ class TableDecoder(Decoder):
         start = state.length(0, run[0] if run else low)
         if isinstance(x, Tokens | Features):
             n = x.ids.shape[1]
-            at = range(start, start + n) if positions is None else positions[0].tolist()
+            next_ = start + state.left_out
+            at = range(next_, next_ + n) if positions is None else positions[0].tolist()
             follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
             features = x.rows[0] if isinstance(x, Features) else [None] * n
             fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
@@ -212,6 +224,18 @@ class TableDecoder(Decoder):
         """See `Decoder`: nothing."""
         return rows
 
+    def trainable(self) -> TableDecoder:
+        """A copy that has its entries from a `module`."""
+        made = copy.copy(self)
+        made.module = LearntTable(self.table)
+        made.publish()
+        return made
+
+    def publish(self) -> None:
+        """Say what the module now says."""
+        self.table = self.module.table.detach().clone()
+        self.layers = (*self.layers[:-1], self.table)
+
     def before(self, state: TableState, row: int) -> int:
         """The token before that of a row."""
         return self.read(state, state.rows[row].follows)
@@ -221,8 +245,71 @@ class TableDecoder(Decoder):
         if row < 0:
             return 0
         token, position, follows, *_ = state.rows[row]
+        if follows == LEFT_OUT:
+            return token
         due = 0 if follows < 0 else state.rows[follows].position + 1
         return (token + position - due) % self.vocab_size
+
+
+class RecurrentTableState(RecurrentState):
+    """What a recurrent table remembers: the rows that it read, whole."""
+
+    left_out = 0
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows read."""
+        return self.held(0) or ()
+
+    @property
+    def ids(self) -> list[int]:
+        """The id of each row."""
+        return [row.id for row in self.rows]
+
+    @property
+    def positions(self) -> list[int]:
+        """The position that each row was computed at."""
+        return [row.position for row in self.rows]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows, as `TableState` has them by layer."""
+        return [self.length()]
+
+
+class RecurrentTable(TableDecoder):
+    """The same logits from a state that only knows the ends of forwards."""
+
+    trees = False
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
+        """See `Decoder`."""
+        return RecurrentTableState(n_seqs, capacity)
+
+    def forward(self, x: Input, state: State, **how: Any) -> Out:
+        """See `Decoder`; whole forwards over chains."""
+        if how.get("mask") is not None or how.get("layers") not in (None, (0, self.n_layers)):
+            raise no_trees(self)
+        assert isinstance(state, RecurrentTableState)
+        read = TableState(state.capacity, self.n_layers)
+        read.append(state.rows)
+        out = super().forward(x, read, **how)
+        state.write(0, len(read.rows) - len(state.rows), tuple(read.rows))
+        return out
+
+
+class LearntTable(nn.Module):
+    """A table as a torch module, called as transformers' are."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor) -> Out:
+        """Logits [b, n, V] after each of the ids [b, n]."""
+        before = nn.functional.pad(input_ids[:, :-1], (1, 0))
+        rows = self.table[before, input_ids]
+        return Out(rows, rows)
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:
@@ -319,6 +406,8 @@ def rows_out_of_place(
     lengths = state.lengths if layers is None else [state.lengths[layer] for layer in layers]
     if len(set(lengths)) > 1:
         return f"layers of {state.lengths} rows"
+    if state.left_out:
+        return _selection_out_of_place(state, due)
     if lengths and lengths[0] > len(due) and not beyond:
         return f"{lengths[0]} rows for {len(due)} committed tokens"
     for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
@@ -327,4 +416,14 @@ def rows_out_of_place(
     for row, position in enumerate(state.positions[: len(due)]):
         if position != row:
             return f"row {row} was computed at position {position}"
+    return None
+
+
+def _selection_out_of_place(state: TableState, due: Sequence[int]) -> str | None:
+    """The same of a state that holds chosen rows alone: each is of the text at its position."""
+    for at, row in enumerate(state.rows):
+        if row.position >= len(due):
+            return f"row {at} stands at position {row.position} of {len(due)} committed tokens"
+        if row.id != due[row.position]:
+            return f"row {at} holds token {row.id} where the text has {due[row.position]}"
     return None

@@ -8,10 +8,11 @@ states are its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 from torch import Tensor
 
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.session import Request, Session, Shared
 from specbench_cli.engine.types import Draft, Forward
@@ -39,7 +40,7 @@ class Batch:
         sampling: Sampling,
         *,
         pass_: int = 1,
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         recordings: Mapping[int, Sequence[int]] | None = None,
         references: Mapping[int, Sequence[int]] | None = None,
         kind: type[Session] = Session,
@@ -48,7 +49,7 @@ class Batch:
         self.meter = Meter(target.device)
         self._target = Metered(target, self.meter, role="verify")
         self._taken = 0
-        lend, kept = workspace.loans(), {} if memory is None else memory
+        lend, kept = workspace.loans(len(requests)), Memory() if memory is None else memory
         self.sessions = tuple(
             kind(
                 workspace,
@@ -58,7 +59,7 @@ class Batch:
                 memory=kept,
                 recording=(recordings or {}).get(place),
                 reference=(references or {}).get(place),
-                shared=Shared(self.meter, lend, place),
+                shared=Shared(self.meter, partial(lend, place=place), place),
             )
             for place, request in enumerate(requests)
         )
@@ -66,13 +67,13 @@ class Batch:
     def begin(self) -> None:
         """Start the timer of all."""
         for session in self.sessions:
-            session.begin()
+            session.harness.begin()
 
     def prefill(self) -> None:
         """Run all prompts through the target in one forward; commit each one's first token."""
         nothing = [(session, None) for session in self.sessions]
         for session, logits in zip(self.sessions, self._forward(nothing), strict=True):
-            session.begun(logits)
+            session.harness.begun(logits)
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
         """One target forward over the last committed tokens and the drafts of some sequences.
@@ -90,6 +91,6 @@ class Batch:
         return self.meter.forwards[first:]
 
     def _forward(self, drafts: Sequence[tuple[Session, Draft | None]]) -> list[Tensor]:
-        parts = [session.brings(draft) for session, draft in drafts]
-        outs = self._target.forward_batch(parts, taps=drafts[0][0].taps)
-        return [session.takes(out) for (session, _), out in zip(drafts, outs, strict=True)]
+        parts = [session.harness.brings(draft) for session, draft in drafts]
+        outs = self._target.forward_batch(parts, taps=drafts[0][0].harness.taps)
+        return [session.harness.takes(out) for (session, _), out in zip(drafts, outs, strict=True)]

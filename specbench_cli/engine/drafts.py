@@ -1,4 +1,4 @@
-"""The drafts of a session: made of tokens that were chosen, drawn or delivered, and checked."""
+"""The drafts of a session: made of tokens that were chosen or drawn, and checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
             f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
             "flatten trees level by level; ids are the target's",
         )
-    ids = tokens.tolist()
+    ids = host.numbers(tokens)
     check_ids(ids, bounds.vocab)
     tree = check_form(draft, bounds, rule)
     if rule in ("rejection", "block"):
@@ -160,10 +160,11 @@ def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
             (own <= 0) & (draft.law == "iid"),
         )
     )
-    for what, rows in zip(_WRONG, wrong.tolist(), strict=True):
+    for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
         if True in rows:
             node = rows.index(True)
-            raise fault("q", what.format(node=node, sum=float(q[node].sum()), own=float(own[node])))
+            (mass,), (chance,) = host.lists(q[node].sum()[None], own[node][None])
+            raise fault("q", what.format(node=node, sum=mass, own=chance))
 
 
 _WRONG = (
@@ -214,27 +215,18 @@ class Drafts:
         self._sound: Draft | None = None
         self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
 
-    def chain(self, ids: Sequence[int]) -> Draft:
+    def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
         """See `Session.chain`."""
-        self.checked(check_ids, ids, self._chooser.vocab_size)
-        text = self._text
-        line = host.ids([text.tokens[-1], *ids], text.device) if ids else None
-        self._sound = Draft(self._nothing if line is None else self._rooted(line))
-        return self._sound
-
-    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
-        """See `Session.tree`."""
-        draft = self.chain(ids)
-        self._sound = draft = Draft(draft.tokens, parents)
+        draft = Draft(self._tokens(ids))
+        if q is not None and self._chooser.sampling.draws:
+            self.checked(check_shape, q, (draft.nodes, self._chooser.vocab_size))
+            draft = Draft(draft.tokens, law="iid", q=q)
+        self._sound = draft
         return draft
 
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """See `Session.delivered`."""
-        draft = self.chain(ids)
-        if q is not None and self._chooser.sampling.draws:
-            whole = (draft.nodes, self._chooser.vocab_size)
-            self.checked(check_shape, q, whole)
-            self._sound = draft = Draft(draft.tokens, law="iid", q=q)
+    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
+        """See `Session.tree`."""
+        self._sound = draft = Draft(self._tokens(ids), parents)
         return draft
 
     def pick(self, out: Out, ahead: int) -> Pick:
@@ -264,7 +256,7 @@ class Drafts:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        if draft is not self._sound:
+        if not self._holds(draft):
             self.inspected(draft)
         elif draft.nodes:
             self.checked(check_form, draft, self._bounds(), self._chooser.sampling.rule)
@@ -286,6 +278,25 @@ class Drafts:
             check(*args)
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+
+    def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Ids [m] on the device, looked at if that takes no wait."""
+        text = self._text
+        if isinstance(ids, Tensor):
+            if not host.near(ids.device):
+                return self._rooted(torch.cat((text.end, ids)))
+            ids = host.numbers(ids)
+        self.checked(check_ids, ids, self._chooser.vocab_size)
+        if not ids:
+            return self._nothing
+        return self._rooted(host.ids([text.tokens[-1], *ids], text.device))
+
+    def _holds(self, draft: Draft) -> bool:
+        """Whether ids and laws of a draft are known to be sound; ids are in any form."""
+        sound = self._sound
+        return draft is sound or (
+            sound is not None and draft.tokens is sound.tokens and draft.q is None
+        )
 
     def _rooted(self, line: Tensor) -> Tensor:
         """Draft tokens behind the last committed one, kept as they go into the target's forward."""

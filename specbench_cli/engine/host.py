@@ -3,29 +3,63 @@
 Between two forwards a processor's caches hold the models' weights and nothing else, so that every
 call of torch costs several times what it costs in a loop of its own. What is small is worked out on
 the host in plain Python; here is how it gets there and back.
+
+A step waits for its device in `wait` alone, so that its waits can be counted; what is sent to a
+device is sent by `sent`, without a wait (docs/device.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Ids = list[int] | Tensor
+"""Token ids [n], on the host where that takes no wait for the device that chose them."""
+
+
+def near(device: torch.device) -> bool:
+    """Whether the host reads what is on a device without a wait."""
+    return device.type == "cpu"
+
+
+def wait(tensor: Tensor) -> Any:
+    """The numbers of a tensor that is not `near`; the one place where a step waits for them."""
+    return tensor.tolist()
+
+
+def numbers(tensor: Tensor) -> Any:
+    """A tensor's numbers, nested as it is, with one wait for its device."""
+    return tensor.tolist() if near(tensor.device) else wait(tensor)
+
+
+def number(tensor: Tensor) -> Any:
+    """The number that a tensor of one holds, with one wait for its device."""
+    return tensor.item() if near(tensor.device) else wait(tensor.reshape(()))
+
 
 def lists(*tensors: Tensor) -> list[list[Any]]:
     """Numbers of tensors of one dimension, all on one device, with one wait for it."""
-    if len(tensors) == 1 or tensors[0].device.type == "cpu":
-        return [tensor.tolist() for tensor in tensors]
+    if len(tensors) == 1 or near(tensors[0].device):
+        return [numbers(tensor) for tensor in tensors]
     return in_one(*tensors)
+
+
+def each(*tensors: Tensor) -> list[Any]:
+    """The number that each of several tensors of one holds, with one wait for their device."""
+    if near(tensors[0].device):
+        return [tensor.item() for tensor in tensors]
+    return [found for (found,) in in_one(*(tensor.reshape(1) for tensor in tensors))]
 
 
 def in_one(*tensors: Tensor) -> list[list[Any]]:
     """As `lists`, by one transfer: what counts where the device is not the host."""
     # Whole numbers up to 2**53 and float32 survive in float64.
-    flat = torch.cat([tensor.double() for tensor in tensors]).tolist()
+    flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
     found, end = [], 0
     for tensor in tensors:
         start, end = end, end + tensor.shape[0]
@@ -38,4 +72,23 @@ def ids(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -
     """Whole numbers as [n] or [r, n] int64 on a device."""
     if device.type == "cpu":
         return torch.from_numpy(np.array(values, dtype=np.int64))
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return sent(torch.tensor(values, dtype=torch.int64), device)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device; what was launched there before is not waited for."""
+    return tensor.to(device, non_blocking=True)
+
+
+def joined(parts: Sequence[Ids]) -> Ids:
+    """Ids of several parts, one after another."""
+    there = [part for part in parts if isinstance(part, Tensor)]
+    if there:
+        return torch.cat(there)
+    return [token for part in parts for token in part]
+
+
+@lru_cache(maxsize=1024)
+def places(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """As `ids`, of numbers that come again and again; not to be changed."""
+    return ids(values, device)

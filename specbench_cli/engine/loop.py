@@ -10,11 +10,12 @@ import torch
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.errors import MethodFault
 
 
 class Proposer(Protocol):
-    """The part of a method that the loop drives."""
+    """The part of a method that the loop drives; `accept`, its accept rule, may be left out."""
 
     def start(self, session: Session) -> None:
         """Get ready for a prompt."""
@@ -43,19 +44,18 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     # 1. Prefill: the draft's, then the target's, which commits the first token.
     method.start(session)
     session.prefill()
-    session.forwards()
     while session.finish is None:
         # 2. Draft.
         draft = method.propose(session, session.room())
         # 3. Score the draft in one target forward and verify it.
         try:
-            outcome = session.verify(draft, session.score(draft))
+            outcome = session.verify(draft, session.score(draft), *_accept(method))
         except MethodFault as fault:
             raise _named(method, fault) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
         method.observe(session, committed)
-        yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())
+        yield session.step(draft, committed)
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             rows = batch.score(pairs)
             forwards = batch.forwards()
             for (method, session), draft, logits in zip(live, drafts, rows, strict=True):
-                outcome = session.verify(draft, logits)
+                outcome = session.verify(draft, logits, *_accept(method))
                 # 4. Commit; what has come to its end leaves.
                 committed = session.commit(outcome)
                 method.observe(session, committed)
@@ -91,7 +91,13 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             raise _named(live[0][0], fault) from None
 
 
+def _accept(method: Proposer) -> tuple[AcceptRule, ...]:
+    """The method's accept rule, if it has one."""
+    rule: AcceptRule | None = getattr(method, "accept", None)
+    return () if rule is None else (rule,)
+
+
 def _named(method: Proposer, fault: MethodFault) -> MethodFault:
     """A fault in a draft that names the method."""
     name = getattr(method, "name", type(method).__name__)
-    return MethodFault(f"{name}, {fault.message}", fault.hint)
+    return type(fault)(f"{name}, {fault.message}", fault.hint)

@@ -1,23 +1,25 @@
 """A session: all that a method may touch while it decodes one request.
 
 It holds the text and its one stop rule, the drafts made for it, the target behind a meter, the one
-verifier and the two sources of chance, each a part of its own. Requests come as a tuple because
-batches will; today it holds one.
+verifier and the two sources of chance, each a part of its own. What the harness reads of it, and no
+method, is its `Harness`; implementations that decode by themselves get a `PeerSession`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
+from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.models.head import Trained
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
@@ -26,31 +28,50 @@ from specbench_cli.engine.types import (
     Features,
     Forward,
     Law,
-    Origin,
     Out,
     Outcome,
+    Source,
+    Step,
     Sublayer,
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
+from specbench_cli.engine.verify.accept import AcceptRule, passing
 from specbench_cli.engine.verify.choosing import Chooser, Pick
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workers.drafter import Brief, Drafter
 from specbench_cli.engine.workers.transport import Hiring, Worker
-from specbench_cli.engine.workspace import Loans, Workspace
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `ids` are the prompt's tokens, template included."""
+    """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
+    reads the prompt otherwise (`Decoder.parted`) those that its text begins with."""
 
     prompt_id: str
     turn: int
     ids: tuple[int, ...]
     stop: StopRule
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls, target: Decoder, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule
+    ) -> Request:
+        """A prompt as a target reads it."""
+        text, source = target.parted(ids)
+        return cls(prompt_id, turn, text, stop, source)
+
+    def state(self, decoder: Decoder, capacity: int) -> State:
+        """A state of a decoder for this request."""
+        state = decoder.new_state(capacity)
+        if self.source is not None:
+            decoder.attach(state, self.source)
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +80,64 @@ class Shared:
     one among them."""
 
     meter: Meter
-    lend: Loans
+    lend: Callable[[Decoder, int], State]
     place: int
+
+
+class Harness:
+    """The measuring program's half of a session: timer, trace, workers, and the session's share in
+    the forwards of a batch. Methods leave it alone.
+
+    Attributes:
+        text: what is decoded: when it began, when its tokens were there, how each came to be.
+        meter: the trace of all forwards.
+        workers: the drafters at work beside the target.
+        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+    """
+
+    def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
+        self._session, self.text = session, session._text
+        self.meter, self.reference = meter, reference
+        self.workers: list[Worker] = []
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Start the timer: the ids are on the device, the states cleared and preallocated."""
+        if self.text.device.type == "cuda":
+            torch.cuda.synchronize(self.text.device)
+        self.meter.clock.restart()
+        self.text.start()
+
+    def forwards(self) -> Sequence[Forward]:
+        """The forwards since the last call, for the step that they led to."""
+        first, self._taken = self._taken, len(self.meter.forwards)
+        return self.meter.forwards[first:]
+
+    def brings(self, draft: Draft | None) -> Part:
+        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
+        that all of a batch share."""
+        session = self._session
+        if draft is None:
+            return session._scoring.part(session.since(session._scoring.ready()), None, "last")
+        x = session._drafts.rows(draft, session._scoring.ready())
+        return session._scoring.part(x, draft, "all")
+
+    def takes(self, out: Out) -> Tensor:
+        """Logits of what became of `brings`, as of `score`."""
+        return self._session._scoring.take(out)
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The target's layers that `Session.tap` asked for."""
+        return self._session._scoring.layers
+
+    def begun(self, logits: Tensor) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt."""
+        session = self._session
+        session._scoring.keep(range(len(self.text.tokens)))
+        first = session._decide(session.chain(()), logits)
+        self.text.append(replace(first, origin=("prefill",)))
+        self.forwards()  # these are no step's
 
 
 class Session:
@@ -69,13 +146,10 @@ class Session:
     Attributes:
         requests: what is decoded (one request today).
         target: the target behind a meter; its forwards count as verification.
+        device: where the target computes.
         sampling: the decoding rule.
-        pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
-        chooser: how draft tokens are chosen.
-        meter: the trace of all forwards.
         memory: what the method keeps between prompts when its state scope is "run".
-        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
-        workers: the drafters at work beside the target.
+        harness: for the measuring program.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
@@ -87,7 +161,7 @@ class Session:
         sampling: Sampling,
         *,
         pass_: int = 1,
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
@@ -96,18 +170,15 @@ class Session:
         self._workspace = workspace
         decoder = self._decoder("target")
         self.device = decoder.device
-        self.meter = Meter(self.device) if shared is None else shared.meter
+        self._lend: Callable[[Decoder, int], State]
         self._lend = workspace.loans() if shared is None else shared.lend
         self._place = None if shared is None else shared.place
         self._own_chance = random is None
-        self.workers: list[Worker] = []
-        self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
-        self.pass_ = pass_
-        self.memory = {} if memory is None else memory
-        self.reference = reference
-        self.chooser = Chooser(
+        self._pass = pass_
+        self.memory = Memory() if memory is None else memory
+        self._chooser = Chooser(
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
@@ -115,25 +186,20 @@ class Session:
             decoder.vocab_size,
         )
         self._text = Text(request.ids, request.stop, self.device)
-        self._drafts = Drafts(self._text, self.chooser)
-        self.target = Metered(decoder, self.meter, role="verify", place=self._place)
+        meter = Meter(self.device) if shared is None else shared.meter
+        self.harness = Harness(self, meter, reference)
+        self._drafts = Drafts(self._text, self._chooser)
+        self.target = Metered(decoder, meter, role="verify", place=self._place)
         state = self.new_state(self.target)
         self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the timer: the ids are on the device, the states cleared and preallocated."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.meter.clock.restart()
-        self._text.start()
+        self.harness.begin()
 
     # ---- what there is --------------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.meter, role="draft", place=self._place)
+        return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
 
     def partial(
         self,
@@ -156,13 +222,21 @@ class Session:
         Raises:
             MethodFault: the target has no such layers.
         """
-        meter, place = self.meter, self._place
+        meter, place = self.harness.meter, self._place
         over = frozenset(skip)
         return Partial(self._scoring, meter, layers=layers, skip=over, keep=keep, place=place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        return self._lend(decoder.decoder, slack)
+        state = self._lend(decoder.decoder, slack)
+        source = self.requests[0].source
+        if source is not None:
+            read = decoder.decoder.attach(state, source)
+            if not read and decoder.decoder is self._decoder("target"):
+                raise MethodFault(
+                    f"{decoder.name} reads text alone, and the request holds more beside it"
+                )
+        return state
 
     def reserve(self, nodes: int) -> None:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
@@ -182,13 +256,14 @@ class Session:
         brief = Brief(
             request.prompt_id,
             request.turn,
-            self.pass_,
+            self._pass,
             request.ids,
             self.sampling,
             self._workspace.capacity,
             self.target.vocab_size,
+            request.source,
         )
-        chooser = None if self._own_chance else self.chooser
+        chooser = None if self._own_chance else self._chooser
         worker = self._workspace.transport.hire(
             Hiring(
                 kind,
@@ -196,27 +271,52 @@ class Session:
                 brief,
                 self._workspace.decoders,
                 self._workspace.recipes,
-                self.meter,
+                self.harness.meter,
                 self._lend,
                 chooser,
             )
         )
-        self.workers.append(worker)
+        self.harness.workers.append(worker)
         return worker
 
     def artifact(self, wanted: Trained) -> Any:
-        """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
+        """A trained module of the run; a head comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
+        if isinstance(made, FeatureHead):
+            return MeteredHead(made, self.harness.meter, place=self._place)
         if not isinstance(made, Decoder):
             return made
-        return Metered(made, self.meter, role="draft", place=self._place)
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
+
+    def trainable(self, wanted: str | Trained = "draft") -> Any:
+        """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
+        module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
+
+        Its weights are the parameters of its `module`, which is called as transformers' are,
+        `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
+        request is decoded by those that it began with.
+
+        Raises:
+            MethodFault: there is no such decoder, or it has no torch module.
+        """
+        if isinstance(wanted, str):
+            source: Any = self._decoder(wanted)
+        else:
+            source = self._workspace.artifact(wanted)
+        make = partial(trainable, source, self._workspace.decoders.values())
+        made = self.memory.copy_of(wanted, make)
+        if wanted == "target":
+            made.name = "target's copy"  # whose forwards are none of the target's
+        if not isinstance(made, Decoder):
+            return made
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
         """Time of a target forward over so many rows, the root's included, as a multiple of that
         over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
         return self._workspace.cost("target", rows)
 
-    def draft_cost(self, model: Metered, rows: int = 1) -> float:
+    def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
         """Time of a draft model's or head's forward, in that of a target forward over one row; of
         a part of the target, its share of a whole forward's."""
         return model.portion * self._workspace.cost(model.name, rows)
@@ -225,65 +325,30 @@ class Session:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
 
-    def module(self, name: str) -> Any:
-        """transformers' own module of a decoder; for peers."""
-        if self._workspace.modules is None:
-            raise MethodFault(f"this run holds no transformers module of {name!r}")
-        return self._workspace.modules(name)
+    # ---- the text -------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Any:
-        """transformers' own tokenizer of the target; for peers."""
-        return self._workspace.tokenizer
-
-    def tokens(self, seq: int = 0) -> Sequence[int]:
+    def tokens(self) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
         return self._text.tokens
 
-    def output(self, seq: int = 0) -> Sequence[int]:
+    def output(self) -> Sequence[int]:
         """The committed ids."""
         return self._text.output
-
-    @property
-    def origin(self) -> Sequence[Origin]:
-        """How each committed token came to be."""
-        return self._text.origin
 
     @property
     def finish(self) -> Finish | None:
         """Why the output ended; None while it has not."""
         return self._text.finish
 
-    @property
-    def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows; `partial` drafts
-        behind them."""
-        return self._scoring.state
-
-    @property
-    def started_ns(self) -> int:
-        """When the timer was started."""
-        return self._text.started_ns
-
-    @property
-    def first_ns(self) -> int:
-        """When the first token was there."""
-        return self._text.first_ns
-
-    @property
-    def last_ns(self) -> int:
-        """When the latest tokens were there."""
-        return self._text.last_ns
-
-    def room(self, seq: int = 0) -> int:
+    def room(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
         return self._text.room
 
-    def since(self, length: int, seq: int = 0) -> Tokens:
+    def since(self, length: int) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
         return self._text.since(length)
 
-    def unread(self, length: int, seq: int = 0) -> Features:
+    def unread(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
         `length` + 1 on, each beside the target's features of the token before it.
 
@@ -294,47 +359,54 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def chain(self, ids: Sequence[int]) -> Draft:
-        """A chain of tokens chosen without a draw.
+    def features(self) -> Tensor:
+        """What a head without a state reads: the target's features [1, width] of the token before
+        the last committed one, those that this one was chosen from.
 
         Raises:
-            MethodFault: an id outside the target's vocabulary.
+            MethodFault: `tap` was not called, or there was no prefill.
         """
-        return self._drafts.chain(ids)
+        return self._scoring.newest()
 
-    def tree(self, ids: Sequence[int], parents: tuple[int, ...]) -> Draft:
+    # ---- drafts ---------------------------------------------------------------------------------
+
+    def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
+        """A chain of tokens that are known.
+
+        Args:
+            ids: as of `tree`.
+            q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
+                where they were chosen without a draw.
+        Raises:
+            MethodFault: an id outside the target's vocabulary, or q of another shape.
+        """
+        return self._drafts.chain(ids, q)
+
+    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
 
+        Args:
+            ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
+                `candidates`: they are looked at only where that takes no wait.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
         return self._drafts.tree(ids, parents)
-
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """A chain that a worker drew, token after token.
-
-        Args:
-            ids: its tokens.
-            q: [m, V], the laws that they were drawn from; None where they were chosen without.
-        Raises:
-            MethodFault: an id outside the target's vocabulary, or q of another shape.
-        """
-        return self._drafts.delivered(ids, q)
 
     # ---- laws and chance ------------------------------------------------------------------------
 
     @property
     def random(self) -> Random:
         """The primitives `categorical` and `bernoulli`."""
-        return self.chooser.random
+        return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V] stand for under this session's temperature and cuts."""
-        return self.chooser.warp(rows)
+        """The laws [..., V] that logits stand for under this session's temperature and cuts."""
+        return self._chooser.warp(rows)
 
-    def noise(self, first: int, n: int = 1, seq: int = 0) -> Tensor:
+    def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
-        return self.chooser.noise(first, n)
+        return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Decision scores of logits [n, V] at output positions first...: their argmax is the
@@ -343,7 +415,7 @@ class Session:
         Args:
             depths: how far behind `first` each row stands; default: one after another.
         """
-        return self.chooser.scores(rows, first, depths)
+        return self._chooser.scores(rows, first, depths)
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
@@ -375,7 +447,7 @@ class Session:
         Returns:
             (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
         """
-        return self.chooser.branch(rows, width, self._text.position + ahead, how)
+        return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
@@ -392,16 +464,21 @@ class Session:
             session decides by.
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.candidates(rows, width, self._text.position, depths)
+        return self._chooser.candidates(rows, width, self._text.position, depths)
 
     def ranked(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.ranked(rows, width, self._text.position, depths)
+        return self._chooser.ranked(rows, width, self._text.position, depths)
 
     # ---- the target's steps ---------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The target's state, of which `score` writes and `commit` keeps rows."""
+        return self._scoring.state
 
     def part(
         self,
@@ -418,13 +495,8 @@ class Session:
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        self.begun(self._scoring.forward(self.since(self._scoring.ready()), None, "last"))
-
-    def begun(self, logits: Tensor) -> None:
-        """Commit the first token, of logits [1, V] behind the prompt."""
-        self._scoring.keep(range(len(self._text.tokens)))
-        first = self._decide(self.chain(()), logits)
-        self._text.append(replace(first, origin=("prefill",)))
+        length = self._scoring.ready()
+        self.harness.begun(self._scoring.forward(self.since(length), None, "last"))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -434,23 +506,6 @@ class Session:
         """
         x = self._drafts.rows(draft, self._scoring.ready(keep=True))
         return self._scoring.forward(x, draft, "all")
-
-    def brings(self, draft: Draft | None) -> Part:
-        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
-        that all of a batch share."""
-        if draft is None:
-            return self._scoring.part(self.since(self._scoring.ready()), None, "last")
-        x = self._drafts.rows(draft, self._scoring.ready())
-        return self._scoring.part(x, draft, "all")
-
-    def takes(self, out: Out) -> Tensor:
-        """Logits of what became of `brings`, as of `score`."""
-        return self._scoring.take(out)
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """The target's layers that `tap` asked for."""
-        return self._scoring.layers
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
         """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
@@ -467,21 +522,29 @@ class Session:
         """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
         return self._scoring.end()
 
-    def verify(self, draft: Draft, rows: Tensor) -> Outcome:
+    def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
 
+        Args:
+            accept: what stands beside what the lossless rule takes; None: nothing.
         Raises:
-            MethodFault: another number of rows.
+            MethodFault: another number of rows; or nothing for an accept rule to decide: blocks are
+                judged as one, and a replay commits what was recorded.
         """
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
-        return self._decide(draft, rows)
+        if accept is None or accept.off:
+            return self._decide(draft, rows)
+        self._check_rule(accept)
+        return self._decide(draft, rows, accept)
 
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
+
+        Whoever made it, this alone moves the text on.
 
         Returns:
             the outcome as far as it was committed; `finish` is set if the output ends here.
@@ -493,22 +556,13 @@ class Session:
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         return committed
 
-    def adopt(self, outcome: Outcome) -> Outcome:
-        """Take what a peer decoded with its own means; cut and appended, no state is touched.
+    def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
+        """A step to yield: a draft, what was committed of it, and the forwards since the last step.
 
-        A peer tells its steps once it has all of them: they arrived with the first one told.
+        Args:
+            extra: counts of the method's own; records hold their sums.
         """
-        first = self._text.position == 0
-        arrived = self.last_ns
-        kept = self._text.append(outcome)
-        if not first:
-            self._text.last_ns = arrived
-        return kept
-
-    def forwards(self) -> Sequence[Forward]:
-        """The forwards since the last call, for the step that they led to."""
-        first, self._taken = self._taken, len(self.meter.forwards)
-        return self.meter.forwards[first:]
+        return Step(0, draft, committed, self.harness.forwards(), extra)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -518,16 +572,37 @@ class Session:
             raise MethodFault(f"this run has no decoder called {name!r}")
         return decoder
 
-    def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
+    def _distributions(self, rows: Tensor) -> Tensor:
+        """What an accept rule is given: the warped distributions; under greedy decoding, which has
+        no temperature, softmax."""
+        if self.sampling.rule != "greedy":
+            return self.warp(rows)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)
+
+    def _check_rule(self, accept: AcceptRule) -> None:
+        if self._recording is not None:
+            why, instead = "tokens are replayed", "leave out --verify replay"
+        elif self.sampling.rule == "block":
+            why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+        else:
+            return
+        raise MethodFault(
+            f"accept rule {accept.name!r} decides on single tokens, and {why}",
+            f"{instead}; or leave out the accept rule",
+        )
+
+    def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
-            outcome, self._text.root = decide.chosen(draft, tree, choices)
+            outcome, last = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:
+            p = self.warp(rows)
+            passes = passing(accept, p, draft.tokens, tree, self.random)
             try:
-                outcome, self._text.root = decide.drawn(
-                    draft, tree, self.warp(rows), self.random, self.sampling.rule
+                outcome, last = decide.drawn(
+                    draft, tree, p, self.random, self.sampling.rule, passes
                 )
             except ArithmeticError:
                 self._drafts.inspected(draft)
@@ -535,5 +610,45 @@ class Session:
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._text.position, depths)
-            outcome, self._text.root = decide.chosen(draft, tree, ranking.argmax(scores))
+            passes = None
+            if accept is not None:
+                passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
+            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes)
+        self._text.decided = outcome.committed[-1], last
         return outcome
+
+
+class PeerSession(Session):
+    """One request being decoded by somebody else's implementation, with its own means.
+
+    It gets transformers' own objects, and hands over what it decoded (`adopt`) in place of having
+    it verified and committed.
+    """
+
+    @property
+    def pass_(self) -> int:
+        """The pass of the run, from 1; under rejection another pass draws anew."""
+        return self._pass
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' own tokenizer of the target."""
+        return self._workspace.tokenizer
+
+    def module(self, name: str) -> Any:
+        """transformers' own module of a decoder of the run, "target" or "draft"."""
+        if self._workspace.modules is None:
+            raise MethodFault(f"this run holds no transformers module of {name!r}")
+        return self._workspace.modules(name)
+
+    def adopt(self, outcome: Outcome) -> Outcome:
+        """Take what was decoded: cut by the stop rule and appended; no state is touched.
+
+        A peer tells its steps once it has all of them: they arrived with the first one told.
+        """
+        first = self._text.position == 0
+        arrived = self._text.last_ns
+        kept = self._text.append(outcome)
+        if not first:
+            self._text.last_ns = arrived
+        return kept

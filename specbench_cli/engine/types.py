@@ -15,7 +15,11 @@ Law = Literal["point", "iid", "wor"]
 """How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
-"""How a committed token came to be."""
+"""How a committed token came to be. accepted: drafted, and taken by the lossless rule. relaxed:
+drafted, rejected by it, and let pass by a lossy accept rule."""
+
+Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
+"""What a method promises of its output, the strongest first; the first two are lossless."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
 """What a forward was for."""
@@ -49,13 +53,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeds:
-    """Rows that stand for token embeddings (image patches), shape [b, n, hidden]."""
-
-    rows: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Hidden:
     """Input rows of layer `layers[0]`, to go on from an exit layer, shape [b, n, hidden]."""
 
@@ -71,8 +68,21 @@ class Features:
     rows: Tensor
 
 
-Input = Tokens | Embeds | Hidden | Features
+Input = Tokens | Hidden | Features
 """What goes into a forward; which of them a decoder takes is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a model reads of a request beside its text; see `Decoder.attach`.
+
+    ids: the input of an encoder.
+    images: what an image processor makes of images ("pixel_values"), as the module's forward takes
+        it; their places in the text hold the family's image token.
+    """
+
+    ids: tuple[int, ...] = ()
+    images: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,12 @@ class Out:
     logits: Tensor | None
     hidden: Tensor
     taps: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor:
+        """The logits of a forward over one sequence that was asked for some, [r, V]."""
+        assert self.logits is not None
+        return self.logits[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +146,9 @@ class Draft:
 class Outcome:
     """What verification decided.
 
-    path: accepted nodes, as indices into `Draft.tokens`, root side first.
-    committed: the accepted ids, then the recovered, bonus or plain one.
+    path: nodes that stand, accepted and relaxed ones, as indices into `Draft.tokens`, root side
+        first.
+    committed: their ids, then the recovered, bonus or plain one.
     origin: how each committed token came to be.
     tested: levels that verification reached, the rejected one included.
     """

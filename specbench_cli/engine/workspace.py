@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
 
@@ -34,7 +36,10 @@ class Workspace:
     costs: Callable[[str, int], float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
-    _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
+    # A decoder that goes, as a row's trained copy does, takes its states with it.
+    _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
+        default_factory=WeakKeyDictionary
+    )
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
     def artifact(self, wanted: Trained) -> Any:
@@ -45,15 +50,15 @@ class Workspace:
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
 
-    def loans(self) -> Loans:
-        """States for one request."""
-        return Loans(self)
+    def loans(self, sequences: int = 1) -> Loans:
+        """States for one request, or for several that are decoded together."""
+        return Loans(self, sequences)
 
     @property
-    def heads(self) -> dict[str, Decoder]:
+    def heads(self) -> dict[str, Decoder | FeatureHead]:
         """The trained modules that can be run forward, by their names in traces."""
         made = self._artifacts.values()
-        return {each.name: each for each in made if isinstance(each, Decoder)}
+        return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
     def cost(self, model: str, rows: int) -> float:
         """Relative time of a forward; raises MethodFault where none was measured."""
@@ -70,12 +75,26 @@ class Workspace:
             self.capacity = capacity
             self._states.clear()
 
-    def state(self, decoder: Decoder, slack: int, index: int) -> State:
-        """The index-th cleared state of a decoder, made at first use and kept."""
-        key = (decoder, slack, index)
-        if key not in self._states:
-            self._states[key] = decoder.new_state(self.capacity + slack)
-        state = self._states[key]
+    def state(
+        self, decoder: Decoder, slack: int, index: int, sequences: int = 1, place: int = 0
+    ) -> State:
+        """The index-th cleared state of a decoder, made at first use and kept.
+
+        Args:
+            sequences: how many are decoded together, of which `place` says which; their rows lie
+                beside each other where the decoder's states can.
+        """
+        own, key = self._states.setdefault(decoder, {}), (slack, index, sequences)
+        if key not in own:
+            room = self.capacity + slack
+            pool = decoder.new_state(room, sequences)
+            if sequences == 1:
+                own[key] = [pool]
+            elif isinstance(pool, KVState):
+                own[key] = [pool.line(each) for each in range(sequences)]
+            else:
+                own[key] = [decoder.new_state(room) for _ in range(sequences)]
+        state = own[key][place]
         state.clear()
         return state
 
@@ -92,20 +111,22 @@ class Workspace:
     @property
     def state_bytes(self) -> int:
         """Bytes of all states preallocated so far."""
-        return sum(state.nbytes for state in self._states.values())
+        held = (states for own in self._states.values() for states in own.values())
+        return sum(state.nbytes for states in held for state in states)
 
 
 class Loans:
-    """The states that one request holds: each is lent once.
+    """The states that one request holds, or several together: each is lent once.
 
-    Called with a decoder, and rows of its state beyond the longest sequence.
+    Called with a decoder, rows of its state beyond the longest sequence, and the request's place.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, sequences: int = 1) -> None:
         self._workspace = workspace
-        self._lent: dict[tuple[Decoder, int], int] = {}
+        self._sequences = sequences
+        self._lent: dict[tuple[Decoder, int, int], int] = {}
 
-    def __call__(self, decoder: Decoder, slack: int) -> State:
-        key = (decoder, slack)
+    def __call__(self, decoder: Decoder, slack: int, place: int = 0) -> State:
+        key = (decoder, slack, place)
         index = self._lent[key] = self._lent.get(key, -1) + 1
-        return self._workspace.state(decoder, slack, index)
+        return self._workspace.state(decoder, slack, index, self._sequences, place)

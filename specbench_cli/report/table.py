@@ -68,7 +68,9 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
         *text.evidence(summary),
+        *text.learning(summary),
         *text.quality(summary),
+        *text.controls(summary),
         *text.warnings(summary, facts),
     ]
 
@@ -99,6 +101,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "params_from": row.params_from,
             "mat": row.mat,
             "accept": row.acceptance_rate,
+            "relaxed": row.relaxed,
             "work": row.work,
             "tokens_per_s": row.tokens_per_s,
             "target": row.share_target,
@@ -125,11 +128,14 @@ def _drawn(summary: Summary) -> list[Text]:
         _Column("time goes to", _bar, "<", 2),
         _Column("output", _output, "<"),
     ]
+    if any(row.relaxed is not None for row in summary.rows):
+        columns.insert(6, _Column("relaxed", lambda row: Text(text.percent(row.relaxed))))
     if text.has_partial(summary.rows):
         columns.insert(6, _Column("work", lambda row: Text(text.number(row.work))))
     if any(row.params_from not in (None, "default") for row in summary.rows):
+        bar = len(columns) - 2
         columns.insert(
-            -2, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
+            bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
         )
     lines = _grid(columns, summary.rows)
     if summary.lossy:

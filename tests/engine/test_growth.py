@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbench_cli.engine import host
 from specbench_cli.engine.drafting.growth import Candidates, best_size, expand, grow, select
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.verify.sampling import Sampling
@@ -129,13 +130,34 @@ def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
     assert all(values[node] <= values[parents[node]] for node in below)
 
 
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS, st.booleans())
+def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sampling, ties):
+    k, depth = shape["k"], shape["depth"]
+    found, fed = [], []
+    for near in (True, False):
+        session, levels, table, first = growth(vocab, seed, sampling, scale=2.0)
+        if ties:
+            table.round_()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "near", lambda device, near=near: near)
+            found.append(expand(levels, first, session, k=k, depth=depth))
+        fed.append((levels.fed, levels.state.ids, levels.state.positions))
+        fed[-1] += ([row.follows for row in levels.state.rows],)
+    assert found[0] == found[1]
+    assert fed[0] == fed[1]
+    kinds = [{type(number) for number in part} for part in found[1]]
+    assert kinds[:3] == [{int}, {int}, {float}]
+    assert kinds[3] <= {int}
+
+
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_a_tree_takes_a_call_of_the_draft_for_each_level(growth, depth, k):
     session, levels, _, first = growth(4)
-    before = len(session.meter.forwards) - 1  # `begin` is the first of them
+    before = len(session.harness.meter.forwards) - 1  # `begin` is the first of them
     grow(levels, first, session, k=k, depth=depth, nodes=20)
-    calls = session.meter.forwards[before:]
+    calls = session.harness.meter.forwards[before:]
     assert len(calls) == depth
     assert all((call.model, call.role) == ("draft", "draft") for call in calls)
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench_cli.engine import host
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.drafting.template import (
     SPARSE_25,
@@ -152,10 +153,10 @@ def ready(open_session, random_table):
 )
 def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
     session, levels, first, table = ready()
-    before = len(session.meter.forwards) - 1
+    before = len(session.harness.meter.forwards) - 1
     grown = fill(template, levels, first, session)
     assert grown.draft.parents == template.parents
-    assert len(session.meter.forwards) - before == template.depth
+    assert len(session.harness.meter.forwards) - before == template.depth
     ids, tree = grown.draft.tokens.tolist(), tree_of(template.parents)
     for node, ranks in enumerate(template.nodes):
         text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
@@ -177,6 +178,24 @@ def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
             law = session.warp(table[text[-2], text[-1]])
             torch.testing.assert_close(draft.q[node], law)
     session.verify(draft, session.score(draft))
+
+
+@pytest.mark.parametrize("how", ["point", "iid", "wor"])
+@pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda sampling: sampling.rule)
+@pytest.mark.parametrize("template", [SPARSE_25, tree_of_widths((2, 2)), tree_of_widths((1, 1, 1))])
+def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sampling, how):
+    drafts, fed = [], []
+    for near in (True, False):
+        session, levels, first, _ = ready(sampling)
+        monkeypatch.setattr(host, "near", lambda device, near=near: near)
+        drafts.append(fill(template, levels, first, session, how=how).draft)
+        fed.append(levels.state.rows)
+        session.commit(session.verify(drafts[-1], session.score(drafts[-1])))
+    here, there = drafts
+    assert here.tokens.tolist() == there.tokens.tolist()
+    assert (here.parents, here.law) == (there.parents, there.law)
+    assert here.q is there.q is None or torch.equal(here.q, there.q)
+    assert fed[0] == fed[1]
 
 
 def test_the_rows_of_an_accepted_path_stay(ready):

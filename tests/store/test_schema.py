@@ -169,6 +169,9 @@ def test_valid_record_passes(make_record):
         ("ns.host", {"ns": Ns(100, 20, 80, 10, 65, None)}),
         ("ns.total", {"ns": Ns(101, 20, 80, 10, 65, 5)}),
         ("ns.decode", {"ns": Ns(100, 20, 80, 10, 65, 6)}),
+        ("ns.total", {"ns": Ns(100, 20, 80, 10, 65, 5, 40)}),
+        ("ns.learn", {"ns": Ns(60, 20, 80, 10, 65, 5, -40)}),
+        ("version", {"version": -1}),
     ],
 )
 def test_broken_invariant_is_named(make_record, field, changes):
@@ -246,8 +249,8 @@ def test_message_that_cannot_have_been_is_named(make_record, message, why):
 def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     def forward(model: str, role: str, t0: int, used: bool = True) -> SimpleNamespace:
         return SimpleNamespace(
-            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), share=1.0, t0_ns=t0,
-            t1_ns=t0 + 5, used=used,
+            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), share=1.0,
+            t0_ns=t0, t1_ns=t0 + 5, used=used,
         )  # fmt: skip
 
     sent = SimpleNamespace(sender=0, receiver=1, t0_ns=3, t1_ns=4, nbytes=64)

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import AUTO, NumberOrAuto
@@ -99,7 +101,12 @@ def grow(
 
 
 def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> Candidates:
-    """Feed the best `k` nodes of each level but the last; see `grow`. Waits once a level."""
+    """Feed the best `k` nodes of each level but the last; see `grow`.
+
+    On a device that the host waits for, levels are chosen there, and one wait brings them all.
+    """
+    if not host.near(session.device):
+        return _expand_there(levels, first, session, k=k, depth=depth)
     width = min(k, session.target.vocab_size)
     children, gains = session.ranked(cast(Tensor, first.logits)[0, -1:], width)
     tokens, values = children[0], gains[0]
@@ -123,6 +130,31 @@ def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) 
             values += [value + gain for gain in worth]
         fed += nodes
     return Candidates(tokens, parents, values, fed)
+
+
+def _expand_there(
+    levels: Levels, first: Out, session: Session, *, k: int, depth: int
+) -> Candidates:
+    """As `expand`, candidate for candidate, with one wait."""
+    width = min(k, session.target.vocab_size)
+    children, gains = session.candidates(cast(Tensor, first.logits)[0, -1:], width)
+    tokens, values = children.flatten(), gains.double().flatten()  # of the newest level
+    found = [(tokens, torch.full_like(tokens, ROOT), values)]
+    fed = [tokens[:0]]
+    best, start = torch.arange(width, device=tokens.device), 0
+    for ahead in range(1, depth):
+        if ahead == 1:
+            out = levels.feed(tokens, [0] * width)
+        else:
+            best = values.sort(descending=True, stable=True).indices[:k]
+            out = levels.feed(tokens[best], best // width)
+        fed.append(start + best)
+        start += len(tokens)
+        children, gains = session.candidates(cast(Tensor, out.logits)[0], width, ahead=ahead)
+        tokens, values = children.flatten(), (values[best, None] + gains).flatten()
+        found.append((tokens, fed[-1].repeat_interleave(width), values))
+    parts = [torch.cat(list(part)) for part in (*zip(*found, strict=True), fed)]
+    return Candidates(*host.lists(*parts))
 
 
 def select(found: Candidates, nodes: int, size: Size | None = None) -> Chosen:

@@ -40,7 +40,8 @@ class Levels:
         self._session, self.model, self.state = session, model, state
         self.fed = self._depth = 0
         self._text = self._root = 0  # length of the text, and its last token's position, at `begin`
-        self._seen = [b""]  # what each node of the last level sees of those fed, a byte a node
+        # What each node of the last level sees of those fed: a byte a node, or [n, fed] bool.
+        self._seen: list[bytes] | Tensor = [b""]
         self._left: Tensor | None = None  # what a head's last forward left: the root's, a level's
         self._forget()
 
@@ -60,14 +61,18 @@ class Levels:
         return out
 
     def feed(
-        self, tokens: Sequence[int] | Tensor, parents: Sequence[int], rows: Tensor | None = None
+        self,
+        tokens: Sequence[int] | Tensor,
+        parents: Sequence[int] | Tensor,
+        rows: Tensor | None = None,
     ) -> Out:
         """One forward over n nodes of the next level.
 
         Args:
             tokens: n ids; [n] int64 where only the device knows them.
             parents: each one's parent by its place in the last `feed`; the first level's parent is
-                the root, and 0.
+                the root, and 0. [n] int64 where only the device knows them: never of the first
+                level, and of every one behind such a level.
             rows: [n, w], for heads: features of the parents; default: what the head's own forward
                 over them left (`Out.hidden`).
         Returns:
@@ -77,22 +82,28 @@ class Levels:
         ids = tokens[None] if isinstance(tokens, Tensor) else host.ids([tokens], device)
         if rows is None and self._left is not None:
             if self.fed:
-                rows = self._left.index_select(0, _index(tuple(parents), device))
+                rows = self._left.index_select(0, _placed(parents, device))
             else:
                 rows = self._left.expand(n, -1)
         x = Tokens(ids) if rows is None else Features(ids, rows[None])
         self._depth, self.fed = self._depth + 1, self.fed + n
-        blank = bytes(n)
-        self._seen = [
-            self._seen[parent] + blank[:at] + b"\1" + blank[at + 1 :]
-            for at, parent in enumerate(parents)
-        ]
+        if isinstance(parents, Tensor):
+            seen = self._sight().index_select(0, parents)
+            self._seen = torch.cat((seen, torch.eye(n, dtype=torch.bool, device=device)), 1)
+        else:
+            assert not isinstance(self._seen, Tensor), "their parents' places are on the device"
+            blank = bytes(n)
+            self._seen = [
+                self._seen[parent] + blank[:at] + b"\1" + blank[at + 1 :]
+                for at, parent in enumerate(parents)
+            ]
         if self.fed == self._depth:  # a chain so far, as any text
             out = self.model.forward(x, self.state, logits_at="all")
         else:
             positions = _positions(n, self._root + self._depth, device)
-            mask = _mask(tuple(self._seen), device)
-            out = self.model.forward(x, self.state, positions=positions, mask=mask, logits_at="all")
+            out = self.model.forward(
+                x, self.state, positions=positions, mask=self._sight(), logits_at="all"
+            )
         if self._left is not None:
             self._left = out.hidden[0]
         return out
@@ -118,6 +129,12 @@ class Levels:
         """Forget all nodes: a head's rows are made anew of the target's true features."""
         self.keep(())
 
+    def _sight(self) -> Tensor:
+        """[n, fed] bool: what each node of the last level sees of those fed."""
+        if isinstance(self._seen, Tensor):
+            return self._seen
+        return _mask(tuple(self._seen), self._session.device)
+
     def _forget(self) -> None:
         """No nodes: the last row that is kept is the root's, or comes before it."""
         self._text = len(self._session.tokens())
@@ -129,9 +146,9 @@ class Levels:
 # What levels of a few nodes need comes again and again; nobody changes it.
 
 
-@lru_cache(maxsize=1024)
-def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
-    return host.ids(places, device)
+def _placed(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """[n] int64."""
+    return parents if isinstance(parents, Tensor) else host.places(tuple(parents), device)
 
 
 @lru_cache(maxsize=4096)
@@ -144,4 +161,4 @@ def _positions(n: int, position: int, device: torch.device) -> Tensor:
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
     """[n, fed] bool from what each of n nodes sees."""
     cells = bytearray(b"".join(seen))
-    return torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1).to(device)
+    return host.sent(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)

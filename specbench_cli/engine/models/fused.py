@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.attention import Rotary, Table
+from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
 from specbench_cli.engine.models.linear import Form
@@ -249,7 +249,7 @@ class FusedStack(Decoder):
         for at in span:
             seen = next(views) if not over or (at, "attention") not in over else None
             mlp = not over or (at, "mlp") not in over
-            h = self._run_layer(self._stack[at], h, plan.scratch, plan.table, seen, mlp)
+            h = self._run_layer(self._stack[at], h, plan, seen, mlp)
             if at in taps:
                 tapped.append((at, h.clone()))  # the next layer adds to h
         return h, tapped
@@ -258,8 +258,7 @@ class FusedStack(Decoder):
         self,
         layer: Layer,
         h: Tensor,
-        scratch: Scratch,
-        table: Table,
+        plan: Plan,
         views: tuple[View, ...] | None,
         mlp: bool,
     ) -> Tensor:
@@ -269,8 +268,9 @@ class FusedStack(Decoder):
             views: None where its attention is passed over.
             mlp: whether its MLP is not.
         """
+        scratch = plan.scratch
         if views is not None:
-            h = self._attend(layer, h, scratch, table, views)
+            h = self._attend(layer, h, plan, views)
         if not mlp:
             return h
         normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
@@ -278,22 +278,16 @@ class FusedStack(Decoder):
         torch._C._nn.silu_(scratch.gate)
         return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
 
-    def _attend(
-        self,
-        layer: Layer,
-        h: Tensor,
-        scratch: Scratch,
-        table: Table,
-        views: tuple[View, ...],
-    ) -> Tensor:
+    def _attend(self, layer: Layer, h: Tensor, plan: Plan, views: tuple[View, ...]) -> Tensor:
         """A layer's attention, as `_run_layer`."""
+        scratch = plan.scratch
         layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
-        self._turn(scratch.turning, table)
-        for (q, mixed, row), (new, k, v, bias, attend) in zip(scratch.lines, views, strict=True):
-            new.copy_(row)
+        self._turn(scratch.turning, plan.table)
+        for (q, mixed, row), (write, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+            write(row)
             attend(q, k, v, bias, mixed)
         return layer.out.add_to(h, scratch.mixed)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,27 +29,6 @@ class LayerShape:
         return max(self.key_dim, self.value_dim)
 
 
-class Snapshot:
-    """Lengths to come back to, and the lowest row of each layer that was overwritten since."""
-
-    __slots__ = ("__weakref__", "committed", "lengths", "lowest")
-
-    def __init__(self, lengths: list[list[int]], committed: list[list[int]]) -> None:
-        self.lengths = [list(row) for row in lengths]
-        self.committed = [list(row) for row in committed]
-        self.lowest = [list(row) for row in lengths]  # rows from the end on may change freely
-
-    def wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
-        """Take note that rows from `row` on were written."""
-        lowest = self.lowest[seq]
-        for layer in layers:
-            lowest[layer] = min(lowest[layer], row)
-
-    def spoiled(self) -> bool:
-        """Whether a row of the snapshot is gone."""
-        return self.lowest != self.lengths
-
-
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
@@ -66,7 +44,10 @@ class KVState(State):
         offsets: by sequence, how many rows were left out (`select`): a row's position is its number
             and that; read only.
         plans: what the decoder keeps of how it worked on this state, by a key of its own.
+        pool: of a `line`, the state that it is one of; else None. place: its place there.
     """
+
+    by_row = True
 
     def __init__(
         self,
@@ -76,25 +57,42 @@ class KVState(State):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        within: tuple[KVState, int] | None = None,
     ) -> None:
+        self.pool: KVState | None = None
+        self.place = 0
+        if within is not None:
+            self.pool, self.place = within
         self.shapes = tuple(shapes)
         self.n_seqs = n_seqs
         self.capacity = capacity
-        # Zeroed: rows that were never written take part in masked products, where NaN would spread.
-        self.buffers = [
-            torch.zeros(
-                (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
-                dtype=dtype,
-                device=device,
-            )
-            for shape, same in groupby(self.shapes)
-        ]
+        self.buffers: list[Tensor]
+        if self.pool is not None:
+            self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
+        else:
+            # Zeroed: rows that were never written take part in masked products, where NaN would
+            # spread.
+            self.buffers = [
+                torch.zeros(
+                    (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
+                    dtype=dtype,
+                    device=device,
+                )
+                for shape, same in groupby(self.shapes)
+            ]
         self._layers = [layer for buffer in self.buffers for layer in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
+        self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
         self.plans: dict[tuple[int, ...], Any] = {}
-        self._snapshots: WeakSet[Snapshot] = WeakSet()
+
+    def line(self, seq: int) -> KVState:
+        """A cleared state of one sequence alone, in the memory of this one's `seq`."""
+        like = self.buffers[0]
+        return type(self)(
+            self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -131,9 +129,6 @@ class KVState(State):
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
         """Count n rows more, written by a forward after each layer's last one."""
         lengths = self.lengths[seq]
-        if self._snapshots:
-            for layer in layers:
-                self._wrote(seq, (layer,), lengths[layer])
         for layer in layers:
             lengths[layer] += n
 
@@ -167,64 +162,50 @@ class KVState(State):
             committed[layer] = base + bisect_left(firm, have)
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from position n on.
-
-        Raises:
-            ValueError: n is among positions whose rows were left out.
-        """
+        """Forget all rows from position n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
         if self.offsets[seq]:
-            n -= self.offsets[seq]
-            if n < 0:
-                raise ValueError(f"{-n} rows too many were left out to go back so far")
+            n = bisect_left(self.positions(seq), n)
+            if n < len(self._selected[seq]):  # what comes next follows the last one that is left
+                kept = self._selected[seq] = self._selected[seq][:n]
+                self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
             if lengths[layer] > n:
                 lengths[layer] = n
                 committed[layer] = min(committed[layer], n)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Keep the committed rows with these numbers (increasing) and leave the others out.
+        """Keep the rows with these numbers (increasing), commit them, and leave the others out.
 
         Their positions, and those of rows to come, stay what they were: attention sinks and a
         recent window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse choice.
         A model's own sliding window then counts rows.
 
         Raises:
-            ValueError: numbers that do not increase or name no row, or rows not committed.
+            ValueError: numbers that do not increase or name no row, or layers of unlike lengths.
         """
         have = self.lengths[seq][0]
-        if set(self.lengths[seq]) | set(self._committed[seq]) - {have} != {have}:
-            raise ValueError("rows are selected between steps, when all are committed")
+        if set(self.lengths[seq]) != {have}:
+            raise ValueError("rows are selected of layers that hold as many each")
         kept = list(rows)
         if any(a >= b for a, b in pairwise(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < have):
             raise ValueError(f"rows {kept} are no increasing numbers below {have}")
+        held = self.positions(seq)
         self._committed[seq] = [0] * len(self.shapes)
         self.commit(seq, kept)
         self.offsets[seq] += have - len(kept)
+        self._selected[seq] = [held[row] for row in kept]
 
-    def snapshot(self) -> Snapshot:
-        """A handle to come back to; costs nothing but the lengths."""
-        handle = Snapshot(self.lengths, self._committed)
-        self._snapshots.add(handle)
-        return handle
-
-    def restore(self, handle: object) -> None:
-        """Return to a snapshot.
-
-        Raises:
-            ValueError: the handle is not of this state, or one of its rows was overwritten since.
-        """
-        if not isinstance(handle, Snapshot) or handle not in self._snapshots:
-            raise ValueError("this is no snapshot of this state")
-        if handle.spoiled():
-            raise ValueError("rows of the snapshot were overwritten since it was taken")
-        self.lengths = [list(row) for row in handle.lengths]
-        self._committed = [list(row) for row in handle.committed]
+    def positions(self, seq: int = 0) -> list[int]:
+        """Position of each row."""
+        chosen, offset = self._selected[seq], self.offsets[seq]
+        have = self.lengths[seq][0]
+        return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
-        self.offsets = [0] * self.n_seqs
         for seq in range(self.n_seqs):
+            self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
@@ -238,8 +219,6 @@ class KVState(State):
             first = base + still
             index = host.ids(kept, rows.device)
             rows.narrow(2, first, len(kept)).copy_(rows.index_select(2, index))
-            if kept:
-                self._wrote(seq, layers, first)
 
     def _rows(self, layers: Sequence[int], seq: int) -> Tensor:
         """Rows of consecutive layers of one shape, a view [layers, 2 heads, capacity, dim]."""
@@ -249,7 +228,3 @@ class KVState(State):
                 return buffer[layers[0] - first : layers[-1] - first + 1, seq]
             first += len(buffer)
         raise IndexError(f"no layer {layers[0]}")
-
-    def _wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
-        for handle in self._snapshots:
-            handle.wrote(seq, layers, row)

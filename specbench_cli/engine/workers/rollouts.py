@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.workers.drafter import Desk
@@ -37,7 +38,7 @@ def guesses(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> li
         by how many tokens stand; none behind which no window would be of use.
     """
     found: list[Guess] = []
-    for stand, row in enumerate(ranked.tolist()[: max(0, limit - 1)]):
+    for stand, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
         rejected = window[stand] if stand < len(window) else None
         kept = [token for token in row if token != rejected]
         found += [(stand, token) for token in kept[:width]]
@@ -121,7 +122,8 @@ class Rollouts:
         else:
             self._take(stand, branch)
         self._branches, self._levels = {}, []
-        tokens = torch.cat([token for token, _ in self._picks]).tolist() if self._picks else []
+        picked = [token for token, _ in self._picks]
+        tokens = host.numbers(torch.cat(picked)) if picked else []
         laws = [q for _, q in self._picks if q is not None]
         self._desk.text += tokens
         return Window(
@@ -154,8 +156,8 @@ class Rollouts:
         stands = [stand for stand, _ in ordered]
         heights = [min(self._length, self._limit - stand - 1) for stand in stands]
         device, first = self._desk.device, len(self._desk.text) - self._root
-        tokens = torch.tensor([token for _, token in ordered], dtype=torch.int64, device=device)
-        behind = torch.tensor(stands, dtype=torch.int64, device=device)
+        tokens = host.ids([token for _, token in ordered], device)
+        behind = host.ids(stands, device)
         seen = torch.arange(first, device=device) < behind[:, None]
         for level in range(max(heights, default=0)):
             n, more = (sum(height > at for height in heights) for at in (level, level + 1))

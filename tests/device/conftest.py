@@ -1,0 +1,342 @@
+"""A CUDA device that is not there: fake tensors say where tensors are, shadows what is in them.
+
+torch's fake tensors know a device, a shape and a dtype, and refuse to be mixed with tensors of
+another device. Here each has a shadow beside it, a tensor on the CPU that everything is done on as
+well: the host is answered with true numbers, and a decode gives true tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from specbench_cli import registry
+from specbench_cli.audit.cases import nominal_costs
+from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.engine import host
+from specbench_cli.engine.drafting import levels
+from specbench_cli.engine.models import meter
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Forward, Step
+from specbench_cli.engine.verify import tree
+from specbench_cli.engine.verify.random import SeededRandom
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+
+CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
+CAPACITY = 128
+GREEDY = Sampling()
+BEGINNING = (17, 4, 60, 33, 8, 17, 4)
+KEPT = (host.places, levels._positions, levels._mask, tree.rows_of)
+"""What keeps tensors by their device: no fake one may outlive its mode there."""
+
+ATEN = torch.ops.aten
+LENIENT = {ATEN.copy_.default, ATEN.index.Tensor, ATEN.index_put_.default, ATEN.index_put.default}
+"""What takes a tensor that was left on the CPU too, by a transfer that nobody asked for."""
+
+
+class WrongDevice(RuntimeError):
+    """A tensor left on the CPU, or one that is fetched from the device in passing."""
+
+
+class FarMode(TorchDispatchMode):
+    """While entered, tensors can be made on `FAR`.
+
+    Attributes:
+        loading: whether all may be read that is there, as often as one likes: models are made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loading = False
+        self._fake = FakeTensorMode()
+
+    def __enter__(self) -> Any:
+        self._fake.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._fake.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = {id(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)}
+        if not given and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
+            return _done(func, args, kwargs)
+        if len(given) < len(set(map(id, tensors))):  # some are on the CPU
+            if given and func in LENIENT:
+                raise WrongDevice(f"{func}: a tensor was left on the CPU")
+            if not given and not self.loading and not _argument(func, args, kwargs, "non_blocking"):
+                raise WrongDevice(f"{func} waits until what it sends is on {FAR}: `host.sent`")
+            args, kwargs = tree_map(_known, (args, kwargs))
+        try:
+            # The generator is the shadows'; fakes need none.
+            settings = {key: kwargs[key] for key in kwargs if key != "generator"}
+            out = func(*args, **settings)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            if not self.loading:
+                raise
+            return tree_map(_lifted, _done(func, args, kwargs))
+        shadows = tree_leaves(_done(func, args, kwargs))
+        for fake, shadow in zip(tree_leaves(out), shadows, strict=True):
+            if not isinstance(fake, FakeTensor) or id(fake) in given:
+                continue
+            if fake.device != FAR:
+                if self.loading:
+                    return shadow
+                raise WrongDevice(f"{func} fetches a tensor from {FAR}")
+            fake.shadow = shadow
+        return out
+
+
+def _done(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives, of shadows and of what is on the CPU."""
+    with unset_fake_temporarily():
+        return func(*map(_real, args), **{key: _real(kwargs[key]) for key in kwargs})
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """What an operation is given for an argument, if anything."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index(name) if name in names else len(args)
+    return kwargs.get(name, args[at] if at < len(args) else None)
+
+
+def _real(given: Any) -> Any:
+    if isinstance(given, FakeTensor):
+        return given.shadow
+    if isinstance(given, list | tuple):
+        return [_real(part) for part in given]
+    return CPU if isinstance(given, torch.device) else given
+
+
+def _known(given: Any) -> Any:
+    """A tensor on the CPU as a fake that says so."""
+    if not isinstance(given, Tensor) or isinstance(given, FakeTensor):
+        return given
+    fake: Any = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=CPU)
+    with unset_fake_temporarily():
+        fake.shadow = given.clone()  # what is made of it on the device is another tensor
+    return fake
+
+
+def _lifted(given: Any) -> Any:
+    """A shadow as a tensor on the device."""
+    if not isinstance(given, Tensor):
+        return given
+    fake: Any = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=FAR)
+    fake.shadow = given
+    return fake
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Have torch take `FAR` for a device: a build without CUDA has no guard for its kind.
+
+    Fake tensors need none that does anything; torch sets one itself where it was built with CUDA,
+    and that of the meta device will do.
+    """
+    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    kinds = torch._C._autograd.DeviceType  # type: ignore[attr-defined]
+    name = {"darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "libc10.so")
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, meta = kinds.CUDA.value, kinds.Meta.value
+    missing = guards[cuda] is None
+    if missing:
+        guards[cuda] = guards[meta]
+    yield
+    if missing:
+        guards[cuda] = None
+
+
+# ---- decoding there -----------------------------------------------------------------------------
+
+
+Places = Mapping[str, Path]
+
+
+class Chance(SeededRandom):
+    """Draws of a generator on the CPU, for tensors of any device; counted."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling.seed, "far/0", 0, 1, CPU)
+        self.draws = self.tests = 0
+
+    def categorical(self, p: Tensor) -> Tensor:
+        self.draws += 1
+        return super().categorical(p)
+
+    def bernoulli(self, a: Tensor) -> Tensor:
+        self.tests += 1
+        return super().bernoulli(a)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A step, and what it took.
+
+    room, left: levels of use before and behind it; waits: who waited for the device, by function;
+    clocks: how often the device's clock was; draws, tests: what was asked of chance.
+    """
+
+    step: Step
+    room: int
+    waits: tuple[str, ...]
+    clocks: int
+    draws: int
+    tests: int
+    left: int
+
+
+class Far:
+    """Models on `FAR`, and on the CPU, of the same weights; and decoding with them.
+
+    Args:
+        places: their checkpoints, by role.
+
+    Attributes:
+        mode: what those on `FAR` are used in.
+        waited: who waited for the device so far, by function.
+        clocks: how often the device's clock was waited for.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self.mode, self.waited, self.clocks = FarMode(), list[str](), 0
+        self._places = places
+        self._made: dict[Hashable, Workspace] = {}
+        # What was said once is said again, so that there is something to look up.
+        self.prompt = BEGINNING
+        said, _ = self.decode("vanilla", device=CPU)
+        self.prompt = (*BEGINNING, *said, *BEGINNING)
+
+    @contextmanager
+    def on(self, device: torch.device, *, loading: bool = False) -> Iterator[None]:
+        """Work on a device, as in a step; or as while models are made."""
+        self.mode.loading = loading
+        with self.mode if device == FAR else nullcontext():
+            yield
+
+    def workspace(
+        self, device: torch.device, dtype: torch.dtype, places: Places, hosted: bool
+    ) -> Workspace:
+        """The models, made at first use: fused, or transformers' own."""
+        key = (device, dtype, tuple(places.values()), hosted)
+        if key not in self._made:
+            with self.on(device, loading=True):
+                decoders = {
+                    role: load_decoder(
+                        place, name=role, device=device, dtype=dtype, host_module=hosted
+                    )
+                    for role, place in places.items()
+                }
+            self._made[key] = Workspace(
+                decoders,
+                CAPACITY,
+                make=lambda wanted: wanted.kind.random(decoders),
+                costs=nominal_costs,
+            )
+        return self._made[key]
+
+    def decode(
+        self,
+        name: str,
+        params: dict[str, Any] | None = None,
+        sampling: Sampling = GREEDY,
+        *,
+        device: torch.device = FAR,
+        dtype: torch.dtype = torch.float32,
+        budget: int = 10,
+        recording: Sequence[int] | None = None,
+        places: Places | None = None,
+        hosted: bool = False,
+    ) -> tuple[list[int], list[Told]]:
+        """Decode by a method: the output, and its steps, of which the first waited in prefill."""
+        kind = registry.load(name)
+        method = kind(kind.Params(**params or {}))
+        workspace = self.workspace(device, dtype, places or self._places, hosted)
+        with self.on(device, loading=True):
+            for wanted in method.artifacts():
+                workspace.artifact(wanted)
+        chance, told = Chance(sampling), list[Told]()
+        request = Request("far/0", 0, self.prompt, StopRule(frozenset(), budget))
+        with self.on(device):
+            session = Session(workspace, request, sampling, random=chance, recording=recording)
+            room, before = budget - 2, (len(self.waited), self.clocks, 0, 0)
+            for step in method.generate(session):
+                after = (len(self.waited), self.clocks, chance.draws, chance.tests)
+                _, *counts = (b - a for a, b in zip(before, after, strict=True))
+                waits = tuple(self.waited[before[0] :])
+                told.append(Told(step, room, waits, *counts, left=session.room()))
+                room, before = told[-1].left, after
+            return list(session.output()), told
+
+
+class Clock(meter.HostClock):
+    """The device's clock: it counts who waits for it."""
+
+    def __init__(self, far: Far) -> None:
+        super().__init__()
+        self._far = far
+
+    def resolve(self, forwards: Sequence[Forward]) -> None:
+        self._far.clocks += 1
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
+    """The device, with a target of two layers, and a draft that is the first, which says most."""
+    folder = tmp_path_factory.mktemp("far")
+    target = copy.deepcopy(tiny_models().oracle)
+    for part in (target.model.layers[1].self_attn.o_proj, target.model.layers[1].mlp.down_proj):
+        part.weight *= 0.3
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = 1
+    draft = type(target)(config)
+    draft.load_state_dict(target.state_dict(), strict=False)
+    places = {"target": folder / "target", "draft": folder / "draft"}
+    target.save_pretrained(places["target"])
+    draft.save_pretrained(places["draft"])
+    made = Far(places)
+
+    def wait(tensor: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] == host.__name__:
+            frame = cast(FrameType, frame.f_back)
+        made.waited.append(frame.f_code.co_name)
+        return tensor.shadow.tolist()
+
+    with pytest.MonkeyPatch.context() as patch, _guarded():
+        patch.setattr(host, "wait", wait)
+        patch.setattr(meter, "CudaClock", lambda _: Clock(made))
+        patch.setattr(torch.cuda, "synchronize", lambda _: None)
+        for kept in KEPT:
+            kept.cache_clear()
+        yield made
+        for kept in KEPT:
+            kept.cache_clear()

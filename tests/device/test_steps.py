@@ -1,0 +1,167 @@
+"""Whole steps of every method on a device that is not there: where tensors are, and who waits.
+
+What a step must wait for is in `CASES`; docs/device.md says why.
+"""
+
+import pytest
+import torch
+
+from specbench_cli import registry
+from specbench_cli.engine.verify.sampling import Sampling
+
+CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
+GROWN = {"shape": "dynamic", "width": 3, "depth": 4, "nodes": 8}
+RULES = (
+    Sampling(),
+    Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3),
+    Sampling("rejection", 0.8, seed=3),
+)
+
+
+def verification(told, draws):
+    """One wait; where tokens of a tree are drawn, one for each draw and test beside those for its
+    ids, for the last token, and for the inspection of laws that `session.branch` gave."""
+    draft = told.step.draft
+    if not draws or draft.parents is None:
+        return 1
+    return 2 + told.draws if draft.q is None else 4 + told.tests
+
+
+def nothing(told, draws):
+    return 0
+
+
+def each_token(told, draws):
+    """The rule looks at every token before the next is drafted."""
+    return told.step.draft.nodes
+
+
+def once(told, draws):
+    """The best of all levels come at once."""
+    return min(1, told.step.draft.nodes)
+
+
+def each_forward(told, draws):
+    """What comes of a forward decides what n-grams on the host propose next."""
+    return sum(forward.role == "draft" for forward in told.step.forwards)
+
+
+def each_draw(told, draws):
+    """As `each_forward`; a draw each, and twice for the last of a forward and its probability."""
+    return told.draws - 1 + 2 * each_forward(told, draws) if draws else each_forward(told, draws)
+
+
+def window(told, draws):
+    """The drafter's ids."""
+    return 1
+
+
+def outcomes(told, draws):
+    """The drafter's ids of the next window, and the outcomes that windows are prepared for."""
+    return (told.left > 0) + (told.room > 1)
+
+
+CASES = {
+    "vanilla": [({}, nothing)],
+    "sps": [
+        ({"length": 3}, nothing),
+        ({"length": "heuristic"}, nothing),
+        ({"length": "confidence", "max": 3}, each_token),
+        ({"length": "entropy", "max": 3}, each_token),
+        ({"length": "acceptance-head", "max": 3}, each_token),
+        ({"length": "oracle", "max": 3}, each_token),
+        ({"length": 3, "accept": "threshold"}, nothing),
+        ({"length": 3, "accept": "typical"}, nothing),
+        ({"length": 3, "accept": "random", "rate": 0.5}, nothing),
+    ],
+    "specdec++": [({"max": 3}, each_token)],
+    "pld": [({"length": 4, "ngram": 1}, nothing)],
+    "sps-tree": [
+        ({"widths": (2, 2, 1)}, nothing),
+        ({"widths": (2, 2, 1), "law": "iid"}, nothing),
+        ({"widths": (2, 2, 1), "law": "point"}, nothing),
+        (GROWN, once),
+    ],
+    "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
+    "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
+    "eagle2": [({"depth": 4, "width": 3}, once)],
+    "eagle3": [({"depth": 4, "width": 3}, once)],
+    "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
+    "pearl": [({}, window)],
+    "mirror": [({"length": 3}, outcomes)],
+    "ssd": [({"length": 3}, outcomes)],
+}
+"""By method: parameters, and what a step waits for beside its verification."""
+
+CLOCKS = {"pearl": (1, 1), "mirror": (3, 1), "ssd": (2, 1)}
+"""How often a step asks a drafter for the times of its forwards, which waits for its stream: once
+an order; in a step behind which there is no room for a window."""
+
+
+def cases():
+    for name, rows in CASES.items():
+        for at, (params, waits) in enumerate(rows):
+            for sampling in RULES if at == 0 else (RULES[0], RULES[2]):
+                words = "-".join(map(str, (name, *params.values(), sampling.rule)))
+                yield pytest.param(name, params, waits, sampling, id=words.replace(" ", ""))
+
+
+def test_every_method_has_its_case():
+    assert set(CASES) == {name for name, entry in registry.METHODS.items() if not entry.peer}
+
+
+def told_alike(here, there):
+    """Whether two decodes took the same steps to the same output."""
+    (output, steps), (other, others) = here, there
+    pairs = [
+        [(each.step.draft.parents, each.step.outcome) for each in run] for run in (steps, others)
+    ]
+    return output == other and pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases()])
+def test_a_step_is_the_cpus_and_waits_as_often_as_it_must(far, name, params, waits, sampling):
+    there = far.decode(name, params, sampling)
+    assert told_alike(far.decode(name, params, sampling, device=CPU), there)
+    for told in there[1][1:]:  # the first one has prefill in it
+        due = verification(told, sampling.draws) + waits(told, sampling.draws)
+        assert len(told.waits) == due, (told.step.draft, told.waits)
+        assert told.clocks == CLOCKS.get(name, (0, 0))[told.room < 2]
+    assert sum(told.step.draft.nodes for told in there[1]) or name == "vanilla"
+
+
+@pytest.mark.parametrize("sampling", RULES, ids=lambda sampling: sampling.rule)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("vanilla", {}), ("sps", {"length": 3}), ("eagle2", {"depth": 3, "width": 3}), ("mirror", {})],
+)
+def test_half_precision_takes_the_same_way(far, name, params, sampling):
+    here, there = (
+        far.decode(name, params, sampling, dtype=torch.bfloat16, device=device, budget=6)
+        for device in (CPU, FAR)
+    )
+    assert told_alike(here, there)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "gemma2"])
+def test_models_of_every_kind_work_there(far, tiny_checkpoint, family):
+    places = {"target": tiny_checkpoint(family), "draft": tiny_checkpoint(family, seed=1)}
+    here, there = (
+        far.decode("sps-tree", GROWN, device=device, budget=6, places=places)
+        for device in (CPU, FAR)
+    )
+    assert told_alike(here, there)
+    assert all(len(told.waits) == 2 for told in there[1][1:] if told.step.draft.nodes)
+
+
+@pytest.mark.parametrize("name", ["sps", "eagle2"])
+def test_transformers_own_module_takes_the_same_steps(far, name):
+    here, there = (far.decode(name, device=device, budget=6, hosted=True) for device in (CPU, FAR))
+    assert told_alike(here, there)
+
+
+def test_a_recording_is_walked_with_one_wait_a_step(far):
+    here, _ = far.decode("vanilla", device=CPU)
+    output, steps = far.decode("eagle2", {"depth": 3}, recording=here)
+    assert output == here
+    assert {len(told.waits) for told in steps[1:] if told.step.draft.nodes} == {2}
