@@ -13,9 +13,9 @@ from specbench_cli.report.html.columns import (
     EVIDENCE,
     FIGURES,
     GROUP,
+    LOSSY,
     METHOD,
     RANK,
-    RELAXED,
     SWEEP,
     Cell,
     Column,
@@ -51,10 +51,9 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
-    shown = RANK + FIGURES + _quality(summary)
     tables = [
-        ("lossless", "Lossless methods", summary.lossless, shown),
-        ("lossy", "Lossy methods", summary.lossy, shown + RELAXED),
+        ("lossless", "Lossless methods", summary.lossless, RANK + FIGURES + _quality(summary)),
+        ("lossy", "Lossy methods", summary.lossy, RANK + LOSSY + _quality(summary)),
     ]
     notes = {
         "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
@@ -70,10 +69,9 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    figures = (*RANK, *FIGURES, *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
-        shown = figures if lossless else figures + RELAXED
+        shown = (*RANK, *(FIGURES if lossless else LOSSY), *_quality(summary))
         rows = tuple(
             (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
             for family, of_family in summary.families.items()
