@@ -190,7 +190,9 @@ def controls(summary: Summary) -> list[str]:
             if rule
             else f"a row of {name} whose accept rule is RandomAccept({rate})"
         )
-        lines.append(f"no control: {row.label} let {rate} of the rejected levels pass: add {how}")
+        lines.append(
+            f"no control lets as many pass as {row.label}, {rate} of the rejected levels: add {how}"
+        )
     return lines
 
 

@@ -13,9 +13,9 @@ from specbench_cli.report.html.columns import (
     EVIDENCE,
     FIGURES,
     GROUP,
+    LOSSY,
     METHOD,
     RANK,
-    RELAXED,
     SWEEP,
     Cell,
     Column,
@@ -52,10 +52,10 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
-    shown = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
+    rest = (*_work(summary), *_quality(summary))
     tables = [
-        ("lossless", "Lossless methods", summary.lossless, shown),
-        ("lossy", "Lossy methods", summary.lossy, shown + RELAXED),
+        ("lossless", "Lossless methods", summary.lossless, (*RANK, *FIGURES, *rest)),
+        ("lossy", "Lossy methods", summary.lossy, (*RANK, *LOSSY, *rest)),
     ]
     notes = {
         "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
@@ -71,10 +71,10 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    figures = (*RANK, *FIGURES, *_work(summary), *_quality(summary))
+    rest = (*_work(summary), *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
-        shown = figures if lossless else figures + RELAXED
+        shown = (*RANK, *(FIGURES if lossless else LOSSY), *rest)
         rows = tuple(
             (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
             for family, of_family in summary.families.items()
