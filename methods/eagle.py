@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from methods._heads.claims import reported
 from methods._heads.eagle import EagleHead
-from methods._heads.layer import LayerHead
-from methods._heads.method import HeadMethod, HeadParams
-from specbench_cli.api import Claim, Draft, Field, MethodParams, Session
-from specbench_cli.engine.drafting.template import best_tree, fill, tree_of_choices, tree_of_widths
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    best_tree,
+    host,
+    tree_of_choices,
+    tree_of_widths,
+)
 
 AUTHORS = tree_of_choices(
     tuple(map(int, ranks))
@@ -26,9 +34,10 @@ AUTHORS = tree_of_choices(
 """The tree of the authors' code: each node by the ranks of the children on its path."""
 
 
-class EagleParams(HeadParams):
+class EagleParams(MethodParams):
     """Parameters of `Eagle`."""
 
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
     shape: Literal["tree", "chain"] = Field(
         "tree", description="a static tree, or the likeliest token alone at every level"
     )
@@ -40,7 +49,7 @@ class EagleParams(HeadParams):
     )
 
 
-class Eagle(HeadMethod):
+class Eagle(Method):
     """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
 
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
@@ -61,27 +70,16 @@ class Eagle(HeadMethod):
     name: ClassVar[str] = "eagle"
     Params: ClassVar[type[MethodParams]] = EagleParams
     params: EagleParams
-    head: ClassVar[type[LayerHead]] = EagleHead
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
-    claims: ClassVar[tuple[Claim, ...]] = reported(
-        ("Vicuna 7B", "2.90x"),
-        ("Vicuna 13B", "3.07x"),
-        ("LLaMA2-chat 70B", "3.01x"),
-    )
-    citation: ClassVar[str] = """
-        @inproceedings{li2024eagle,
-          title = {{EAGLE}: Speculative Sampling Requires Rethinking Feature Uncertainty},
-          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
-          booktitle = {ICML},
-          year = {2024},
-          eprint = {2401.15077},
-          archiveprefix = {arXiv},
-        }
-    """
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head."""
+        return (Trained(EagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
-        """Choose the tree and make room for it."""
+        """Choose the tree, make room for it, and have the target keep what the head reads."""
         params = self.params
         if params.shape == "chain":
             whole = tree_of_widths((1,) * params.depth)
@@ -90,16 +88,29 @@ class Eagle(HeadMethod):
         else:
             whole = best_tree(params.nodes, depth=params.depth)
         self.tree = whole.within(params.depth, session.target.vocab_size)
-        session.reserve(len(self.tree.nodes))
-        self.ready(session, fed=len(self.tree.nodes))
+        size = len(self.tree.nodes)
+        session.reserve(size)
+        head = session.artifact(*self.artifacts())
+        session.tap(head.taps)  # the second-to-top features: what the target's output matrix reads
+        self.levels = Levels(session, head, session.new_state(head, slack=size))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        first = levels.begin(session.unread(levels.state.length()))
+        # 1. True features of what was committed; the row of its last token is the root's.
+        out = levels.begin(session.unread(levels.state.length()))
+        # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
+        # the root's first. Parents are told by their places in what was fed last.
         tree = self.tree.within(limit, session.target.vocab_size)
-        draft = fill(tree, levels, first, session).draft
+        tokens: list[host.Ids] = []
+        for ahead, level in enumerate(tree.levels()):
+            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
+            tokens.append(level.take(children))
+            if level.fed:  # beside what the head's forward left at their parents
+                out = levels.feed(level.inner(tokens[-1]), level.above)
         levels.drop()
-        return draft if self.params.shape == "tree" else Draft(draft.tokens)
+        if self.params.shape == "chain":
+            return session.chain(host.joined(tokens))
+        return session.tree(host.joined(tokens), tree.parents)

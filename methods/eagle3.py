@@ -9,14 +9,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from methods._heads.claims import reported
 from methods._heads.eagle3 import Eagle3Head
-from methods._heads.layer import LayerHead
-from methods._heads.method import GrowingTree
-from specbench_cli.api import Claim
+from specbench_cli.api import (
+    AUTO,
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Nodes,
+    Session,
+    Trained,
+    expand,
+    most,
+    select,
+    size_of,
+)
 
 
-class Eagle3(GrowingTree):
+class Eagle3Params(MethodParams):
+    """Parameters of `Eagle3`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    nodes: Nodes = Field(
+        16,
+        description="size of the tree (59 and the root in the authors' code), or auto: as many as"
+        " pay at what forwards cost here",
+    )
+    depth: int = Field(5, ge=1, description="levels of the tree: one forward of the head each")
+    width: int = Field(
+        4, ge=1, description="nodes fed at a level, and children of each (10 in the authors' code)"
+    )
+
+
+class Eagle3(Method):
     """EAGLE-3: a head over three of the target's layers, trained on its own drafts, grows the tree.
 
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
@@ -37,21 +63,44 @@ class Eagle3(GrowingTree):
     """
 
     name: ClassVar[str] = "eagle3"
-    head: ClassVar[type[LayerHead]] = Eagle3Head
+    Params: ClassVar[type[MethodParams]] = Eagle3Params
+    params: Eagle3Params
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
-    claims: ClassVar[tuple[Claim, ...]] = reported(
-        ("Vicuna 13B", "5.6x"),
-        ("LLaMA-3.1-Instruct 8B", "4.4x"),
-        ("LLaMA-3.3-Instruct 70B", "4.1x"),
-    )
-    citation: ClassVar[str] = """
-        @inproceedings{li2025eagle3,
-          title = {{EAGLE-3}: Scaling up Inference Acceleration of Large Language Models via
-            Training-Time Test},
-          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
-          booktitle = {NeurIPS},
-          year = {2025},
-          eprint = {2503.01840},
-          archiveprefix = {arXiv},
-        }
-    """
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
+
+    @property
+    def uses_costs(self) -> bool:
+        """To choose the tree's size."""
+        return self.params.nodes == AUTO
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head: a layer, and an output matrix over a part of the target's vocabulary."""
+        return (Trained(Eagle3Head, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree, and have the target keep what the head reads."""
+        params = self.params
+        session.reserve(most(params.nodes))
+        head = session.artifact(*self.artifacts())
+        session.tap(head.taps)  # a low, a middle and a high layer, not EAGLE's one below the output
+        fed = params.width * (params.depth - 1)
+        self.levels = Levels(session, head, session.new_state(head, slack=fed))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        params, levels = self.params, self.levels
+        depth = min(params.depth, limit)
+        if depth < 1:
+            return session.chain(())
+        # 1. Low, middle and high rows side by side, which the head makes one feature g of.
+        first = levels.begin(session.unread(levels.state.length()))
+        # 2. Grow as EAGLE-2 does. Below the root there is no g: the head reads the row that it left
+        # at the parent itself. It never learnt to predict g there; it was trained on what comes of
+        # that over several levels (training-time test), and may leave whatever serves.
+        found = expand(levels, first, session, k=params.width, depth=depth)
+        levels.drop()
+        # 3. The best of all levels. What the reduced vocabulary lacks is worth -inf: left out.
+        size = size_of(session, levels.model, params.nodes, width=params.width, depth=depth)
+        ids, parents, _ = select(found, most(params.nodes), size)
+        return session.tree(ids, parents)

@@ -27,10 +27,20 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Step
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Origin
-from specbench_cli.engine.verify.sampling import Sampling, key_of
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Origin,
+    Outcome,
+    PeerSession,
+    Sampling,
+    Session,
+    Step,
+    StopRule,
+    key_of,
+)
 
 Proposal = tuple[int, Tensor]
 """Where in the output candidates were asked for, and their ids [m]."""
@@ -44,6 +54,7 @@ class HfVanilla(Method):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens in one call, then the steps they came in."""
+        assert isinstance(session, PeerSession)
         prompt = session.since(0).ids
         start = prompt.shape[1]
         proposals: list[Proposal] = []
@@ -66,7 +77,7 @@ class HfVanilla(Method):
         """What this kind of decoding adds to the target's generation settings."""
         return {}
 
-    def assistant(self, session: Session) -> dict[str, Any]:
+    def assistant(self, session: PeerSession) -> dict[str, Any]:
         """The draft model, if there is one."""
         return {}
 
@@ -84,7 +95,7 @@ class HfAssisted(HfVanilla):
     Params: ClassVar[type[MethodParams]] = HfAssistedParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
-    def assistant(self, session: Session) -> dict[str, Any]:
+    def assistant(self, session: PeerSession) -> dict[str, Any]:
         """The draft, whose own settings hold what transformers reads there."""
         draft = _bare(session.module("draft"))
         draft.generation_config.update(
@@ -217,7 +228,9 @@ def _extensions(session: Session, start: int) -> dict[str, Any]:
     return extensions
 
 
-def _report(session: Session, output: list[int], proposals: Sequence[Proposal]) -> Iterator[Step]:
+def _report(
+    session: PeerSession, output: list[int], proposals: Sequence[Proposal]
+) -> Iterator[Step]:
     """Hand the output over in the pieces it came in."""
     starts = [start for start, _ in proposals]
     for (start, candidates), end in zip(proposals, [*starts[1:], len(output)], strict=True):
@@ -260,7 +273,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _seeded(session: Session) -> Iterator[None]:
+def _seeded(session: PeerSession) -> Iterator[None]:
     """torch's global generators, which transformers draws from, seeded by what is decoded.
 
     Afterwards they are as they were.

@@ -7,14 +7,20 @@ Speculative Decoding: Breaking the Serial Barrier in LLM Inference, 2025, arXiv:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import ClassVar
 
-from torch import Tensor
-
-from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Session, Step
-from specbench_cli.engine.workers.rollouts import Guess, Rollouts, guesses
-from specbench_cli.engine.workers.windows import Preparer, Windows, decode
+from specbench_cli.api import (
+    Field,
+    Guess,
+    Method,
+    MethodParams,
+    Preparer,
+    Rollouts,
+    Session,
+    Step,
+    Windows,
+    guesses,
+)
 
 
 class MirrorParams(MethodParams):
@@ -30,7 +36,7 @@ class MirrorParams(MethodParams):
 
 
 class MirrorDrafter(Preparer):
-    """Prepares a window for every outcome that the target names."""
+    """The draft's side: it prepares a window for every outcome that the target names."""
 
     def start(self) -> None:
         """Prefill the draft."""
@@ -70,35 +76,30 @@ class Mirror(Method):
     params: MirrorParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     workers: ClassVar[int] = 2
-    claims: ClassVar[tuple[Claim, ...]] = (
-        Claim(speedup="2.8x to 5.8x", source="abstract of arXiv:2510.13161"),
-    )
-    citation: ClassVar[str] = """
-        @misc{bhendawade2025mirror,
-          title = {Mirror Speculative Decoding: Breaking the Serial Barrier in {LLM} Inference},
-          author = {Bhendawade, Nikhil and Nishu, Kumari and Kundu, Arnav and Bartels, Chris and
-            Cho, Minsik and Belousova, Irina},
-          year = {2025},
-          eprint = {2510.13161},
-          url = {https://arxiv.org/abs/2510.13161}
-        }
-        """
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
-        windows = Windows(session, MirrorDrafter, self.params)
-        return decode(session, windows, partial(self.score, session, windows))
-
-    def score(self, session: Session, windows: Windows, draft: Draft) -> Tensor:
-        """Steps 2 and 3, the target's half: its logits [m + 1, V]."""
         width, target = self.params.candidates, session.target
-        if not width or session.room() < 2:  # there is nothing to prepare
-            return session.score(draft)
-        windows.complete()
-        # 2.
-        early = session.begin_score(draft, self.params.layer or max(1, target.n_layers // 2))
-        wide = min(width + 1, target.vocab_size)
-        best, _ = session.candidates(early, wide, ahead=range(len(early)))
-        # 3.
-        windows.prepare(guesses(best, windows.ids, width, session.room()))
-        return session.end_score()
+        exit_layer = self.params.layer or max(1, target.n_layers // 2)
+        windows = Windows(session, MirrorDrafter, self.params)
+        session.prefill()
+        windows.settle(session.output())
+        while session.finish is None:
+            # 1. `counts` says whether it had been prepared.
+            draft, counts = windows.next()
+            if not width or session.room() < 2:  # there is nothing to prepare
+                rows = session.score(draft)
+            else:
+                # 2. Half of the target, then its word so far on what may follow each token.
+                windows.complete()
+                early = session.begin_score(draft, exit_layer)
+                wide = min(width + 1, target.vocab_size)
+                best, _ = session.candidates(early, wide, ahead=range(len(early)))
+                # 3. The other half, beside which the drafter prepares for (how many tokens stand,
+                # the one behind them).
+                windows.prepare(guesses(best, windows.ids, width, session.room()))
+                rows = session.end_score()
+            # 4. Rows of the whole target alone.
+            outcome = session.commit(session.verify(draft, rows))
+            windows.settle(outcome.committed)
+            yield session.step(draft, outcome, **counts)

@@ -10,20 +10,30 @@ from typing import ClassVar
 
 from pydantic import field_validator
 
-from methods._heads.layer import LayerHead
-from methods._heads.method import HeadMethod, HeadParams
 from methods._heads.mtp import MtpHead
-from specbench_cli.api import Draft, Field, MethodParams, Outcome, Session
-from specbench_cli.engine.drafting.lengths import LengthParams, LengthRule, rule_of
+from specbench_cli.api import (
+    Draft,
+    Field,
+    LengthParams,
+    LengthRule,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    Trained,
+    rule_of,
+)
 
 
-class MtpParams(HeadParams, LengthParams):
+class MtpParams(LengthParams):
     """Parameters of `Mtp`."""
 
     length: int | LengthRule = Field(
         3,
         description="draft tokens a step, one forward of the layer each, or the rule that decides",
     )
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
 
     @field_validator("length")
     @classmethod
@@ -33,7 +43,7 @@ class MtpParams(HeadParams, LengthParams):
         return value
 
 
-class Mtp(HeadMethod):
+class Mtp(Method):
     """Multi-token prediction: a layer trained with the target drafts a chain, fed its own output.
 
     Exact because each token is drawn from the layer's law q, or taken without a draw, and stands
@@ -53,26 +63,24 @@ class Mtp(HeadMethod):
     name: ClassVar[str] = "mtp"
     Params: ClassVar[type[MethodParams]] = MtpParams
     params: MtpParams
-    head: ClassVar[type[LayerHead]] = MtpHead
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    citation: ClassVar[str] = """
-        @misc{deepseek2024v3,
-          title = {{DeepSeek-V3} Technical Report},
-          author = {{DeepSeek-AI}},
-          year = {2024},
-          eprint = {2412.19437},
-          archiveprefix = {arXiv},
-        }
-    """
 
     @property
     def upper_bound(self) -> bool:
         """The oracle is one."""
         return self.params.length == "oracle"
 
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The layer."""
+        return (Trained(MtpHead, self.params.head),)
+
     def start(self, session: Session) -> None:
-        """Get the layer ready."""
-        self.ready(session, fed=self.params.levels - 1)
+        """Have the target keep what the layer reads."""
+        head = session.artifact(*self.artifacts())
+        session.tap(head.taps)
+        fed = self.params.levels - 1
+        self.levels = Levels(session, head, session.new_state(head, slack=fed))
         self.length = rule_of(self.params, session)
 
     def propose(self, session: Session, limit: int) -> Draft:
@@ -81,8 +89,10 @@ class Mtp(HeadMethod):
             return session.chain(())
         levels = self.levels
         self.length.begin()
+        # 1. True rows of what was committed.
         out = levels.begin(session.unread(levels.state.length()))
         picks = [session.pick(out)]
+        # 2. From here on the layer reads its own output, as if it were the target's.
         while self.length.more(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))

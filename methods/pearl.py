@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from specbench_cli.api import (
-    Claim,
+    AUTO,
     Desk,
     Drafter,
     Field,
     Message,
     Method,
     MethodParams,
+    NumberOrAuto,
     Session,
     Step,
     Tokens,
-    numbers,
+    host,
 )
-from specbench_cli.engine.params import AUTO, NumberOrAuto
 
 LONGEST = 64
 """The largest window under "auto": it makes the largest forward that is measured."""
@@ -70,10 +70,9 @@ class PearlDrafter(Drafter):
         x, picks = desk.since(state.length()), []
         for at in range(desk.position, desk.position + window):
             out = desk.model.forward(x, state)
-            assert out.logits is not None
-            picks.append(desk.chooser.pick(out.logits[:, -1], at))
+            picks.append(desk.chooser.pick(out.rows[-1:], at))
             x = Tokens(picks[-1][0][None])
-        ids = numbers(torch.cat([token for token, _ in picks]))
+        ids = host.numbers(torch.cat([token for token, _ in picks]))
         desk.text += ids
         laws = [q for _, q in picks if q is not None]
         return Message(tuple(ids), torch.cat(laws) if laws else None)
@@ -106,20 +105,6 @@ class Pearl(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     workers: ClassVar[int] = 2
     bonus: ClassVar[bool] = False
-    claims: ClassVar[tuple[Claim, ...]] = (
-        Claim(speedup="up to 4.43x", source="abstract of arXiv:2408.11850v3"),
-    )
-    citation: ClassVar[str] = """
-        @inproceedings{liu2025pearl,
-          title = {{PEARL}: Parallel Speculative Decoding with Adaptive Draft Length},
-          author = {Liu, Tianyu and Li, Yun and Lv, Qitan and Liu, Kai and Zhu, Jianchen and Hu,
-            Winston and Sun, Xiao},
-          booktitle = {International Conference on Learning Representations},
-          year = {2025},
-          eprint = {2408.11850},
-          url = {https://openreview.net/forum?id=QOXrVMiHGK}
-        }
-        """
 
     @property
     def uses_costs(self) -> bool:
@@ -130,7 +115,6 @@ class Pearl(Method):
         """Decode the session's request."""
         drafter, most = session.hire(PearlDrafter, self.params), self._window(session)
         session.prefill()
-        session.forwards()
         pending: tuple[int, ...] = ()
         laws: Tensor | None = None  # q of the pending tokens, and of the first one behind them
         told = session.tokens()[-1:]
@@ -140,12 +124,12 @@ class Pearl(Method):
             window = max(1, min(most, session.room() - len(pending)))
             drafter.send(Message((stands, window, *told)))
             # 2.
-            rows = session.score(session.delivered(pending, laws))
+            rows = session.score(session.chain(pending, laws))
             # 3.
             drafted = drafter.receive()
             if drafted.rows is not None:
                 laws = torch.cat((drafted.rows[:0] if laws is None else laws, drafted.rows[:1]))
-            draft = session.delivered((*pending, drafted.ints[0]), laws)
+            draft = session.chain((*pending, drafted.ints[0]), laws)
             outcome = session.verify(draft, rows)
             # 4.
             committed = session.commit(outcome)
@@ -155,7 +139,7 @@ class Pearl(Method):
                 laws = None if drafted.rows is None else drafted.rows[1:]
             else:
                 pending, told, laws = (), outcome.committed[-1:], None
-            yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())
+            yield session.step(draft, committed)
 
     def _window(self, session: Session) -> int:
         """The smallest window that takes the draft as long as the target takes to verify it."""

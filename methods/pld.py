@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Session
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session
 
 
 class PldParams(MethodParams):
@@ -42,24 +42,6 @@ class Pld(Method):
     name: ClassVar[str] = "pld"
     Params: ClassVar[type[MethodParams]] = PldParams
     params: PldParams
-    claims: ClassVar[tuple[Claim, ...]] = (
-        Claim(
-            speedup="2x to 4x",
-            models="Mistral-7B-Instruct-v0.1",
-            task="input-grounded tasks",
-            temperature=0.0,
-            hardware="A100 40GB",
-            source="README of github.com/apoorvumang/prompt-lookup-decoding",
-        ),
-    )
-    citation: ClassVar[str] = """
-        @misc{saxena2023pld,
-          title = {Prompt Lookup Decoding},
-          author = {Saxena, Apoorv},
-          year = {2023},
-          url = {https://github.com/apoorvumang/prompt-lookup-decoding},
-        }
-    """
 
     def start(self, session: Session) -> None:
         """An empty index; `propose` fills it with the prompt first and then with what was

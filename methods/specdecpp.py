@@ -6,19 +6,29 @@ Candidate Lengths, 2024, arXiv:2405.19715 (COLM 2025).
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
-from specbench_cli.api import Claim, Draft, Field, Method, MethodParams, Outcome, Session, Trained
-from specbench_cli.engine.drafting import lengths as stopping
-from specbench_cli.engine.drafting.lengths import draft_chain
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Trained,
+    host,
+)
 
 
 class SpecDecPPParams(MethodParams):
     """Parameters of `SpecDecPP`."""
 
     threshold: float = Field(
-        stopping.REJECTION,
+        0.3,
         ge=0,
         le=1,
         description="stop once a rejection is likelier than this (stop_threshold)",
@@ -36,11 +46,11 @@ class SpecDecPP(Method):
     Differs from the authors' code: nothing in what is drafted.
 
     One step, with s = 1, the predicted chance that all tokens drafted so far stand:
-    1. Feed the draft the newest token (at first, all that it has not seen); draw x_i. An EOS ends
-       the draft.
+    1. Feed the draft the newest token (at first, all that it has not seen); draw x_i.
     2. The draft has now made a row of x_{i-1}: s := s * head(row). The first token has none before
        it, and the newest is never scored.
-    3. Draft another token while i < min, or while i < max and 1 - s <= threshold.
+    3. Draft another token while i < min, or while i < max and 1 - s <= threshold. An EOS ends the
+       draft.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     5. Forget the draft's rows of rejected tokens.
     """
@@ -49,31 +59,6 @@ class SpecDecPP(Method):
     Params: ClassVar[type[SpecDecPPParams]] = SpecDecPPParams
     params: SpecDecPPParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
-    claims: ClassVar[tuple[Claim, ...]] = tuple(
-        Claim(
-            speedup=speedup,
-            models="Llama-2-chat 70B, draft 7B",
-            task=task,
-            temperature=1,
-            hardware="2 x A100 80GB, bf16",
-            source="figure in the repository of arXiv:2405.19715",
-        )
-        for speedup, task in (
-            ("2.04x", "Alpaca"),
-            ("2.23x", "HumanEval"),
-            ("2.26x", "GSM8K"),
-        )
-    )
-    citation: ClassVar[str] = """
-        @misc{huang2024specdecpp,
-          title = {{SpecDec++}: Boosting Speculative Decoding via Adaptive Candidate Lengths},
-          author = {Huang, Kaixuan and Guo, Xudong and Wang, Mengdi},
-          year = {2024},
-          eprint = {2405.19715},
-          archiveprefix = {arXiv},
-          note = {COLM 2025},
-        }
-    """
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained head."""
@@ -84,15 +69,28 @@ class SpecDecPP(Method):
         self.model = session.draft()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
-        (head,) = map(session.artifact, self.artifacts())
-        params = self.params
-        self.length = stopping.AcceptanceHead(
-            session, params.max, params.threshold, head, least=params.min
-        )
+        (self.head,) = map(session.artifact, self.artifacts())
+        self.eos = session.requests[0].stop.eos
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        return draft_chain(session, self.model, self.state, self.length, limit)
+        params, picks, s = self.params, list[Pick](), 1.0
+        x = session.since(self.state.length())
+        while len(picks) < limit:
+            # 1. x_i ~ q_i.
+            out = self.model.forward(x, self.state)
+            picks.append(session.pick(out, len(picks)))
+            # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
+            # one stands. It is on its way before we wait for x_i.
+            chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
+            token, *said = host.each(picks[-1][0], *chances)
+            s *= math.prod(said)
+            # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
+            likely = len(picks) >= params.min and 1 - s > params.threshold
+            if likely or len(picks) >= params.max or token in self.eos:
+                break
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: the last committed token has no row yet."""

@@ -10,11 +10,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 from methods._heads.acceptance import AcceptanceHead
-from specbench_cli.api import Draft, Method, Outcome, Session, Trained
-from specbench_cli.engine.drafting.lengths import LengthParams, draft_chain, rule_of
+from specbench_cli.api import (
+    AcceptParams,
+    Draft,
+    LengthParams,
+    Method,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Trained,
+    rule_of,
+)
 
 
-class SpsParams(LengthParams):
+class SpsParams(AcceptParams, LengthParams):
     """Parameters of `Sps`."""
 
 
@@ -29,7 +39,7 @@ class Sps(Method):
     `length` may also be a rule, which decides by the draft alone and once a token is kept: the
     output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
     "acceptance-head" is that of `specdec++`, and "oracle", which reads vanilla's output, bounds
-    what any rule can reach.
+    what any rule can reach. With `accept` it is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
     1. Feed the draft the committed tokens that it has not seen: one, or two after full acceptance.
@@ -43,25 +53,6 @@ class Sps(Method):
     params: SpsParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    citation: ClassVar[str] = """
-        @inproceedings{leviathan2023fast,
-          title = {Fast Inference from Transformers via Speculative Decoding},
-          author = {Leviathan, Yaniv and Kalman, Matan and Matias, Yossi},
-          booktitle = {ICML},
-          year = {2023},
-          eprint = {2211.17192},
-          archiveprefix = {arXiv},
-        }
-
-        @misc{chen2023accelerating,
-          title = {Accelerating Large Language Model Decoding with Speculative Sampling},
-          author = {Chen, Charlie and Borgeaud, Sebastian and Irving, Geoffrey and
-            Lespiau, Jean-Baptiste and Sifre, Laurent and Jumper, John},
-          year = {2023},
-          eprint = {2302.01318},
-          archiveprefix = {arXiv},
-        }
-    """
 
     @property
     def upper_bound(self) -> bool:
@@ -81,9 +72,23 @@ class Sps(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        return draft_chain(session, self.model, self.state, self.length, limit)
+        picks: list[Pick] = []  # each a token x and, where it was drawn, the law q that it is from
+        self.length.begin()
+        # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
+        x = session.since(self.state.length())
+        while len(picks) < limit:
+            # 2. x ~ q, the draft's law behind all tokens so far. Once kept it stays, and only then
+            # the rule is asked: to take it back for what it is would make q another law.
+            out = self.model.forward(x, self.state)
+            picks.append(session.pick(out, len(picks)))
+            if not self.length.more(out, picks[-1]):
+                break
+            x = Tokens(picks[-1][0][None])
+        # 3. The engine: x stands with probability min(1, p(x) / q(x)); the token behind those that
+        # stand is from norm(max(p - q, 0)) where one was rejected, else from p.
+        return session.drawn(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: keep the rows of what was committed, but for the last token, which has none."""
+        """Step 4: rows of what was committed stay; the last token of it has none."""
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         self.length.observe(outcome)

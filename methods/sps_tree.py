@@ -13,11 +13,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session
-from specbench_cli.engine.drafting.growth import Grown, Nodes, grow, most, size_of
-from specbench_cli.engine.drafting.levels import Levels
-from specbench_cli.engine.drafting.template import fill, tree_of_widths
-from specbench_cli.engine.params import AUTO
+from specbench_cli.api import (
+    AUTO,
+    Draft,
+    Field,
+    Grown,
+    Levels,
+    Method,
+    MethodParams,
+    Nodes,
+    Outcome,
+    Session,
+    fill,
+    grow,
+    most,
+    size_of,
+    tree_of_widths,
+)
 
 
 def _listed(value: Any) -> Any:
@@ -78,37 +90,6 @@ class SpsTree(Method):
     Params: ClassVar[type[MethodParams]] = SpsTreeParams
     params: SpsTreeParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
-    citation: ClassVar[str] = """
-        @inproceedings{miao2024specinfer,
-          title = {{SpecInfer}: Accelerating Large Language Model Serving with Tree-based
-            Speculative Inference and Verification},
-          author = {Miao, Xupeng and Oliaro, Gabriele and Zhang, Zhihao and Cheng, Xinhao and
-            Wang, Zeyu and Zhang, Zhengxin and others},
-          booktitle = {ASPLOS},
-          year = {2024},
-          eprint = {2305.09781},
-          archiveprefix = {arXiv},
-        }
-
-        @misc{jeon2024rsd,
-          title = {Recursive Speculative Decoding: Accelerating {LLM} Inference via Sampling Without
-            Replacement},
-          author = {Jeon, Wonseok and Gagrani, Mukul and Goel, Raghavv and Park, Junyoung and
-            Lee, Mingu and Lott, Christopher},
-          year = {2024},
-          eprint = {2402.14160},
-          archiveprefix = {arXiv},
-        }
-
-        @inproceedings{li2024eagle2,
-          title = {{EAGLE-2}: Faster Inference of Language Models with Dynamic Draft Trees},
-          author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
-          booktitle = {EMNLP},
-          year = {2024},
-          eprint = {2406.16858},
-          archiveprefix = {arXiv},
-        }
-    """
 
     @property
     def uses_costs(self) -> bool:
@@ -135,13 +116,17 @@ class SpsTree(Method):
         if limit < 1:
             self.grown = Grown(session.chain(()), ())
             return self.grown.draft
+        # 1. The row of the last committed token, which is the root: its children come from it.
         first = levels.begin(session.since(levels.state.length()))
+        # 2. Either the likeliest children where their paths are likeliest, ...
         if params.shape == "dynamic":
             nodes, width, depth = params.nodes, params.width, min(params.depth, limit)
             size = size_of(session, levels.model, nodes, width=width, depth=depth)
             self.grown = grow(
                 levels, first, session, k=width, depth=depth, nodes=most(nodes), size=size
             )
+        # ... or `widths` children at each level, drawn one after another as `law` says; siblings
+        # drawn without replacement are never tested in vain.
         else:
             shape = self.shape.within(limit, session.target.vocab_size)
             self.grown = fill(shape, levels, first, session, how=params.law)

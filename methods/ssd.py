@@ -7,14 +7,19 @@ github.com/sgl-project/sglang/issues/27462.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import ClassVar
 
-from torch import Tensor
-
-from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Step
-from specbench_cli.engine.workers.rollouts import Guess, Rollouts
-from specbench_cli.engine.workers.windows import Preparer, Windows, decode
+from specbench_cli.api import (
+    Field,
+    Guess,
+    Method,
+    MethodParams,
+    Preparer,
+    Rollouts,
+    Session,
+    Step,
+    Windows,
+)
 
 
 class SsdParams(MethodParams):
@@ -27,16 +32,17 @@ class SsdParams(MethodParams):
 
 
 class SsdDrafter(Preparer):
-    """Prepares a window for every outcome that the draft itself thinks likely."""
+    """The draft's side: it prepares a window for every outcome that it thinks likely itself."""
 
     def start(self) -> None:
         """Prefill the draft."""
         self.rollouts = Rollouts(self.desk, self.params.length, self.params.guesses)
 
     def prepare(self, told: Sequence[Guess]) -> None:
-        """Step 2, the draft's half."""
-        self.rollouts.complete()
-        self.rollouts.prepare(self.rollouts.guess(self.params.guesses))
+        """Step 2, the draft's half. It was told of no outcome: it guesses."""
+        self.rollouts.complete()  # rows up to the window's last token, which branches come off
+        outcomes = self.rollouts.guess(self.params.guesses)  # (how many stand, the token behind)
+        self.rollouts.prepare(outcomes)
 
 
 class Ssd(Method):
@@ -67,10 +73,17 @@ class Ssd(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
         windows = Windows(session, SsdDrafter, self.params)
-        return decode(session, windows, partial(self.score, session, windows))
-
-    def score(self, session: Session, windows: Windows, draft: Draft) -> Tensor:
-        """Step 2: the target's logits [m + 1, V]."""
-        if self.params.guesses and session.room() > 1:
-            windows.prepare()
-        return session.score(draft)
+        session.prefill()
+        windows.settle(session.output())
+        while session.finish is None:
+            # 1. `counts` says whether it had been prepared.
+            draft, counts = windows.next()
+            # 2. The order returns at once: drafter and target compute at the same time. Of no use
+            # where the budget ends with this window.
+            if self.params.guesses and session.room() > 1:
+                windows.prepare()
+            rows = session.score(draft)
+            # 3. Only now the outcome is known, and with it which window comes next.
+            outcome = session.commit(session.verify(draft, rows))
+            windows.settle(outcome.committed)
+            yield session.step(draft, outcome, **counts)

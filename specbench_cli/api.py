@@ -1,41 +1,182 @@
-"""The stable surface for authors of methods; changes follow semantic versioning.
+"""The surface for authors of methods and heads: all of it. Changes follow semantic versioning.
 
->>> from specbench_cli.api import Method, MethodParams, Draft, Session
+>>> from specbench_cli.api import Draft, Method, MethodParams, Session
+
+Whatever is not here belongs to the engine and may change with it. The groups go from what every
+method needs to what few do.
 """
 
-from pydantic import Field
+from __future__ import annotations
 
-from specbench_cli.engine.host import number, numbers
-from specbench_cli.engine.method import Claim, Guarantee, Method
-from specbench_cli.engine.models.head import Artifact, Head, Trained
-from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Features, Outcome, Step, Tokens
+# A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
+# pays best at what forwards cost here (`Method.uses_costs`).
+from pydantic import Field
+from specbench_cli.engine.method import Claim, Method
+from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
+
+# All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
+from specbench_cli.engine.session import PeerSession, Session
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
+
+# What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.meter import Metered
+
+# What is proposed, how its tokens were chosen, what became of it.
+from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step
+from specbench_cli.engine.verify.choosing import Pick
+
+# What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
+
+# Chains: how long they get, by a number or by a rule that decides once a token is kept.
+from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
+
+# Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
+# by rank (`fill`), or grows where the draft is sure of itself: `grow`, which is `expand` and then
+# `select`; `size_of` chooses how many nodes pay here, at `most` so many.
+from specbench_cli.engine.verify.tree import ROOT
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.template import (
+    Template,
+    best_tree,
+    fill,
+    tree_of_choices,
+    tree_of_widths,
+)
+from specbench_cli.engine.drafting.growth import (
+    Candidates,
+    Chosen,
+    Grown,
+    Nodes,
+    expand,
+    grow,
+    most,
+    select,
+    size_of,
+)
+
+# A draft without a model: n-grams, counted while they are used.
+from specbench_cli.engine.drafting.ngram import KatzModel
+
+# For stages that verify each other's trees: the shape of one, the forward over it, who stands
+# (`siblings`), and the way of ids and numbers between a device and its `host`.
+from specbench_cli.engine import host
+from specbench_cli.engine.verify import siblings
+from specbench_cli.engine.verify.tree import rows_of, tree_of
+
+# Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
 from specbench_cli.engine.workers.drafter import Desk, Drafter
 from specbench_cli.engine.workers.message import Message
+from specbench_cli.engine.workers.transport import Worker
+
+# Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
+from specbench_cli.engine.workers.rollouts import Guess, Rollouts, guesses
+from specbench_cli.engine.workers.windows import Preparer, Windows
+
+# Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
+# draft heads (`Head`), and their checkpoints.
+from specbench_cli.engine.models.head import NORMED, Artifact, Head, Trained
+from specbench_cli.engine.models.checkpoint import Weights
+
+# The fused path of heads: a stack of layers, and how they are read.
+from specbench_cli.engine.models.fused import ROPE_TYPES, FusedStack
+from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
+from specbench_cli.engine.models.plan import Scratch
+
+# Whose fault it is: of the machine, of a method, of what the user typed.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
+    "AUTO",
+    "NORMED",
+    "ROOT",
+    "ROPE_TYPES",
+    "AcceptParams",
+    "AcceptRule",
     "Artifact",
+    "Candidates",
+    "Chosen",
     "Claim",
+    "Decoder",
     "Desk",
     "Draft",
     "Drafter",
     "EnvironmentFault",
     "Features",
     "Field",
+    "FusedStack",
+    "Grown",
     "Guarantee",
+    "Guess",
     "Head",
+    "Hidden",
+    "Input",
+    "KatzModel",
+    "Law",
+    "Layer",
+    "LayerReader",
+    "Length",
+    "LengthParams",
+    "LengthRule",
+    "Levels",
+    "LogitsAt",
     "Message",
+    "Metered",
     "Method",
     "MethodFault",
     "MethodParams",
+    "Nodes",
+    "NumberOrAuto",
+    "Origin",
+    "Out",
     "Outcome",
+    "Part",
+    "PeerSession",
+    "Pick",
+    "Preparer",
+    "RandomAccept",
+    "Rollouts",
+    "Rule",
+    "Sampling",
+    "Scratch",
     "Session",
+    "State",
     "Step",
+    "StopRule",
+    "Template",
     "Tokens",
     "Trained",
     "UsageError",
-    "number",
-    "numbers",
+    "Weights",
+    "Windows",
+    "Worker",
+    "best_tree",
+    "expand",
+    "fill",
+    "grow",
+    "guesses",
+    "host",
+    "key_of",
+    "layer_bytes",
+    "most",
+    "rows_of",
+    "rule_of",
+    "select",
+    "sha256_of",
+    "siblings",
+    "size_of",
+    "tree_of",
+    "tree_of_choices",
+    "tree_of_widths",
 ]
+
+
+def sha256_of(decoder: Decoder) -> str | None:
+    """Hash of the weight files that a decoder was loaded from; None if it was not loaded."""
+    # What loads models takes a second to import; whoever has a decoder has imported it already.
+    from specbench_cli.engine.models import load
+
+    return load.sha256_of(decoder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import inspect
 import re
@@ -26,7 +27,7 @@ from specbench_cli.config.problems import did_you_mean, usage_error
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.api import Method, MethodParams
+    from specbench_cli.api import Claim, Method, MethodParams
 
 GROUP = "specbench.methods"
 """Entry-point group of other distributions' methods."""
@@ -58,6 +59,17 @@ class Entry:
     guarantee: str = LOSSLESS
     source: str = ""
     origin: str = "specbench"
+
+
+@dataclass(frozen=True, slots=True)
+class Papers:
+    """What a method's sources are called and report.
+
+    citation: BibTeX entries; empty where there is none. claims: their confirmed speedups.
+    """
+
+    citation: str = ""
+    claims: tuple[Claim, ...] = ()
 
 
 METHODS: dict[str, Entry] = {
@@ -224,6 +236,39 @@ def load(name: str) -> type[Method]:
             f"method {name!r} of {entry.origin} does not import: {type(fault).__name__}: {fault}",
             f"pip install --upgrade {entry.origin}",
         ) from fault
+    return found
+
+
+def papers(name: str) -> Papers:
+    """What is known of a method's papers: what its class says, else `methods/papers.yaml`.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    method = load(name)
+    if method.citation or method.claims:
+        return Papers(inspect.cleandoc(method.citation), tuple(method.claims))
+    known = _our_papers()
+    names = (vars(kind).get("name") for kind in method.__mro__)  # its own, or whose it builds on
+    return next((known[name] for name in names if name in known), Papers())
+
+
+@cache
+def _our_papers() -> dict[str, Papers]:
+    """By the names of our methods."""
+    import yaml
+
+    from specbench_cli.api import Claim
+
+    text = importlib.resources.files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")
+    every = yaml.safe_load(text)["papers"].values()
+    found = {}
+    for name in METHODS:
+        own = [paper for paper in every if name in paper["of"]]
+        cited = own + [paper for paper in every if name in paper.get("also", ())]
+        claims = tuple(Claim(**claim) for paper in own for claim in paper.get("claims", ()))
+        if cited:
+            found[name] = Papers("\n\n".join(p["citation"].strip() for p in cited), claims)
     return found
 
 

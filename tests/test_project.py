@@ -61,17 +61,33 @@ def test_exit_codes_are_the_documented_ones():
     assert documented == {int(code) for code in ExitCode}
 
 
-def test_tree_has_a_line_for_every_module():
-    listed, folders = set(), []
-    for line in block_after("tree").splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name]
-        if not name.endswith("/"):
-            listed.add("".join(folders[: depth + 1]))
-    modules = {path for path in shipped() if path.endswith(".py") and "__init__" not in path}
-    assert {path for path in listed if path.endswith(".py")} == modules
-    assert all((ROOT / path).exists() for path in listed)
+def test_layout_names_every_folder_of_modules():
+    said = set()
+    for line in block_after("layout").splitlines():
+        for name in re.findall(r"\S+/(?=\s|$)", line.split("   ")[0] + " "):
+            folder, _, several = name.rstrip("/").partition("{")
+            inside = several.rstrip("}").split(",") if several else [""]
+            said |= {(folder + each).rstrip("/") for each in inside}
+    modules = {path.rpartition("/")[0] for path in shipped() if path.endswith(".py")}
+    top = {"/".join(folder.split("/")[:2]) for folder in modules} - {"specbench_cli"}
+    rooms = {folder for folder in modules if folder.startswith("specbench_cli/engine/")}
+    packages = {name for name in top if "/_" not in name and not name.startswith("datasets_cfg/")}
+    assert packages | rooms <= said
+    assert all((ROOT / folder).is_dir() for folder in said)
+
+
+@pytest.mark.parametrize("room", ["specbench_cli/engine", "methods"])
+def test_no_room_holds_more_than_fifteen_files(room):
+    folders = [ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())]
+    for folder in folders:
+        assert len(list(folder.glob("*.py"))) <= 15, folder
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_examples_of_the_docs_are_files_that_tests_run(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for file, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
+        assert code == (ROOT / file).read_text(encoding="utf-8"), file
 
 
 def test_readme_commands_are_one_line_each():
@@ -149,7 +165,7 @@ def test_wheel_holds_our_packages_whole_and_nothing_else(wheel):
 
 def test_wheel_holds_the_data_that_code_reads(wheel):
     assert "specbench_cli/py.typed" in wheel
-    assert "specbench_cli/models/aliases.yaml" in wheel
+    assert {"specbench_cli/models/aliases.yaml", "methods/papers.yaml"} <= wheel.keys()
     assert {"datasets_cfg/mini.yaml", "datasets_cfg/gsm8k.yaml"} <= wheel.keys()
     weights = [name for name in wheel if name.endswith(".safetensors")]
     assert {Path(name).parent.name for name in weights} >= {"embedded-7m", "embedded-1m"}

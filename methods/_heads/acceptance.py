@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from specbench_cli.api import Artifact, EnvironmentFault
-from specbench_cli.engine.models.checkpoint import Weights
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import sha256_of
+from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha256_of
 
 Affine = tuple[Tensor, Tensor]
 """Weight [out, in] and bias [out]."""

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from methods._heads.files import HeadFiles
 from methods._heads.layer import LayerHead, random_layer, random_matrix, wrong_size
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.layers import Layer, LayerReader
-from specbench_cli.engine.models.plan import Scratch
+from specbench_cli.api import Decoder, Layer, LayerReader, Scratch
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""

@@ -11,11 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from methods._heads.layouts import recognise, renamed
-from specbench_cli.engine.models.checkpoint import Weights
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.fused import ROPE_TYPES
-from specbench_cli.engine.models.load import sha256_of
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.api import ROPE_TYPES, Decoder, EnvironmentFault, Weights, sha256_of
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 

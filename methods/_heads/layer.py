@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from methods._heads.files import HeadFiles, HeadShape, read_head
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.fused import FusedStack
-from specbench_cli.engine.models.head import Artifact, Head
-from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
-from specbench_cli.engine.models.plan import Scratch
-from specbench_cli.engine.types import Features, Input
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.api import (
+    Artifact,
+    Decoder,
+    EnvironmentFault,
+    Features,
+    FusedStack,
+    Head,
+    Input,
+    Layer,
+    LayerReader,
+    Scratch,
+    layer_bytes,
+)
 
 RANDOM_HEAD_DIM = 8
 

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from methods._heads.files import HeadFiles
 from methods._heads.layer import LayerHead, random_layer, random_matrix
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import NORMED
-from specbench_cli.engine.models.layers import LayerReader
+from specbench_cli.api import NORMED, Decoder, LayerReader
 
 
 class MtpHead(LayerHead):

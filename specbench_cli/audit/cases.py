@@ -51,7 +51,7 @@ class Watched(Session):
 
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""
-        for worker in self.workers:
+        for worker in self.harness.workers:
             if worker.desk is not None:
                 yield worker.desk
 
@@ -96,9 +96,13 @@ class Case:
 
     def open(self, workspace: Workspace | None = None, **rest: Any) -> Watched:
         """A session on the request; `rest` goes to `Session` (random, pass_, memory)."""
+        return Watched(workspace or self.workspace(), self.request, self.sampling, **rest)
+
+    @property
+    def request(self) -> Request:
+        """The request."""
         stop = StopRule(frozenset(self.eos), self.budget)
-        request = Request(self.prompt_id, 0, self.prompt, stop)
-        return Watched(workspace or self.workspace(), request, self.sampling, **rest)
+        return Request(self.prompt_id, 0, self.prompt, stop)
 
     def __str__(self) -> str:
         s = self.sampling

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import torch
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.table_head import TableHead, features_out_of_place
 from specbench_cli.audit.table_model import pair, rows_out_of_place
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.store.invariants import validate
@@ -32,6 +37,10 @@ LOOK_AT_COUNTS = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
     " them; a draft has at most `limit` levels, and full acceptance adds a bonus token"
 )
+LOOK_AT_RULE = (
+    "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
+    " and the rule lets pass at its parent's distribution is 'relaxed' (`session.verify`)"
+)
 
 
 def check_conduct(subject: Subject) -> list[Finding]:
@@ -43,7 +52,9 @@ def check_conduct(subject: Subject) -> list[Finding]:
         session = case.open()
         taken: list[Step] = []
         where = f"{passed(params)}; {case}"
-        for step in subject.method(params).generate(session):
+        method = subject.method(params)
+        judged = Judged.of(method, case)
+        for step in method.generate(session):
             taken.append(step)
             steps += 1
             rows += sum(held.length() for _, held, _ in session.states())
@@ -52,10 +63,13 @@ def check_conduct(subject: Subject) -> list[Finding]:
             state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
             wrong = _wrong_count(session, step, bonus=subject.method.bonus)
             count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
+            if judged is not None and not count:
+                wrong = judged.wrong(session, step)
+                count = Problem(wrong, at, LOOK_AT_RULE) if wrong else None
             if state or count:
                 break  # what comes after a wrong state says nothing
         else:
-            wrong = _wrong_record(session, taken, subject.name)
+            wrong = _wrong_record(session, taken, subject.name, ruled=judged is not None)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
         if state or count:
             break
@@ -116,38 +130,99 @@ def _wrong_count(session: Watched, step: Step, *, bonus: bool) -> str | None:
     outcome, draft = step.outcome, step.draft
     if draft is None:
         return None
-    accepted, levels = len(outcome.path), draft.levels
+    stand, levels = len(outcome.path), draft.levels
     n = len(outcome.committed)
     room = session.room() + n + (not bonus)
     if levels > room:
         return f"{levels} levels drafted where at most {max(room, 0)} are of use"
-    if not accepted <= outcome.tested <= levels:
-        return f"{accepted} accepted, {outcome.tested} tested, {levels} drafted"
-    if n != len(outcome.origin) or outcome.origin.count("accepted") != accepted:
-        return f"origin {outcome.origin} for {accepted} accepted of {n} committed"
+    if not stand <= outcome.tested <= levels:
+        return f"{stand} accepted, {outcome.tested} tested, {levels} drafted"
+    stood = [word in ("accepted", "relaxed") for word in outcome.origin]
+    if n != len(stood) or stood.count(True) != stand or not all(stood[:stand]):
+        return f"origin {outcome.origin} for {stand} accepted of {n} committed"
     ids = draft.tokens.tolist()
-    if [ids[node] for node in outcome.path] != list(outcome.committed[:accepted]):
-        return f"path {outcome.path} of draft {ids} does not name {outcome.committed[:accepted]}"
+    if [ids[node] for node in outcome.path] != list(outcome.committed[:stand]):
+        return f"path {outcome.path} of draft {ids} does not name {outcome.committed[:stand]}"
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
     if session.finish is None:
-        due = accepted + (bonus or accepted < levels)
+        due = stand + (bonus or stand < levels)
         if n != due:
-            return f"{n} tokens committed after {accepted} of {levels} accepted: {due} are due"
+            return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
         parents = range(ROOT, draft.nodes - 1) if draft.parents is None else draft.parents
         rejected = (outcome.path[-1] if outcome.path else ROOT) in parents
-        if outcome.tested != accepted + rejected:
-            return f"{outcome.tested} levels tested where {accepted} of {levels} stood"
+        if outcome.tested != stand + rejected:
+            return f"{outcome.tested} levels tested where {stand} of {levels} stood"
     if not any(f.model == "target" for f in step.forwards):
         return "no forward of the target belongs to the step"
     return None
 
 
-def _wrong_record(session: Watched, taken: Sequence[Step], name: str) -> str | None:
+@dataclass(frozen=True)
+class Judged:
+    """What an accept rule must have done in a step, by the target's table.
+
+    Attributes:
+        rule: one that is on.
+        noise: by output position.
+        prompt: its length.
+        draws: whether the lossless rule draws: then no table says which token it takes.
+    """
+
+    rule: AcceptRule
+    reference: Reference
+    noise: Sequence[Sequence[float]]
+    prompt: int
+    draws: bool
+
+    @classmethod
+    def of(cls, method: Method, case: Case) -> Judged | None:
+        """None for a method without one."""
+        if method.accept is None or method.accept.off:
+            return None
+        reference = Reference(case.tables[0], case.sampling)
+        noise = reference.noise(case.prompt_id, case.budget)
+        return cls(method.accept, reference, noise, len(case.prompt), case.sampling.draws)
+
+    def wrong(self, session: Watched, step: Step) -> str | None:
+        """Which token is told as accepted or as relaxed and is not, or rejected and passes."""
+        text = session.tokens()
+        first = len(text) - len(step.outcome.committed)
+        for at, word in enumerate(step.outcome.origin, start=first):
+            before, last, token = text[at - 2 : at + 1]
+            where = f"behind {before} {last}"
+            if word in ("accepted", "relaxed") and not self.draws:
+                due = self.reference.choice(before, last, self.noise[at - self.prompt])
+                if (token == due) != (word == "accepted"):
+                    return f"{token} {where} is {word!r} where the target says {due}"
+            if word == "relaxed" and not self._passes(before, last, token):
+                return f"{token} {where} is relaxed, and {self.rule} does not let it pass"
+            if word == "recovered" and self.rule.chance == 1:
+                for each in _tested(step):
+                    if self._passes(before, last, each):
+                        return f"{each} {where} is rejected, and {self.rule} lets it pass"
+        return None
+
+    def _passes(self, before: int, last: int, token: int) -> bool:
+        p = torch.tensor([self.reference.seen(before, last)], dtype=torch.float64)
+        return bool(self.rule.lets_pass(p, torch.tensor([token])))
+
+
+def _tested(step: Step) -> list[int]:
+    """The draft's tokens behind those that stand."""
+    draft, path = step.draft, step.outcome.path
+    if draft is None:
+        return []
+    parents = range(ROOT, draft.nodes - 1) if draft.parents is None else draft.parents
+    last, ids = path[-1] if path else ROOT, draft.tokens.tolist()
+    return [ids[node] for node, parent in enumerate(parents) if parent == last]
+
+
+def _wrong_record(session: Watched, taken: Sequence[Step], name: str, *, ruled: bool) -> str | None:
     """What a run would refuse to write of the decoding."""
     ids = list(session.output())
     try:
-        validate(_record(session, taken, ids, name))
+        validate(_record(session, taken, ids, name, ruled=ruled))
     except ValueError as refused:
         return str(refused)
     if session.finish is None:
@@ -155,7 +230,9 @@ def _wrong_record(session: Watched, taken: Sequence[Step], name: str) -> str | N
     return None
 
 
-def _record(session: Watched, taken: Sequence[Step], ids: list[int], name: str) -> Record:
+def _record(
+    session: Watched, taken: Sequence[Step], ids: list[int], name: str, *, ruled: bool
+) -> Record:
     drafts = [step.draft for step in taken]
     return Record(
         prompt_id="table/0",
@@ -173,19 +250,20 @@ def _record(session: Watched, taken: Sequence[Step], ids: list[int], name: str) 
         pass_=1,
         seed=session.sampling.seed,
         output_ids=ids,
-        origin=list(session.origin),
+        origin=list(session.harness.text.origin),
         n_tokens=len(ids),
         finish=session.finish or "length",
         steps=Steps(
             levels=[draft.levels if draft else 0 for draft in drafts],
             nodes=[draft.nodes if draft else 0 for draft in drafts],
             tested=[step.outcome.tested for step in taken],
-            accepted=[len(step.outcome.path) for step in taken],
+            accepted=[step.outcome.origin.count("accepted") for step in taken],
             committed=[len(step.outcome.committed) for step in taken],
+            relaxed=[step.outcome.origin.count("relaxed") for step in taken] if ruled else None,
         ),
         target_forwards=len(taken) + 1,
         draft_forwards=0,
-        forwards=Trace.pack(session.meter.forwards),
+        forwards=Trace.pack(session.harness.meter.forwards),
         ns=Ns(total=0, prefill=0, decode=0, draft=0, verify=0, host=0),
         peak_bytes=None,
         other_cpu=None,

@@ -16,6 +16,7 @@ from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features
+from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Features, Input, Tokens
 from specbench_cli.engine.verify.sampling import Rule, Sampling
@@ -107,6 +108,12 @@ def _recompute(
     if isinstance(decoder, Head):
         x = Features(ids[:, first:], _features(session.target.decoder, decoder, ids[:, :n]))
     decoder.forward(x, fresh, logits_at=None)
+    if isinstance(state, KVState) and state.offsets[0]:
+        # Of chosen rows the first layer's alone do not depend on what was left out meanwhile.
+        at = state.positions()
+        fresh = decoder.new_state(at[-1] + 1)
+        decoder.forward(Tokens(torch.tensor([text[: at[-1] + 1]])), fresh, logits_at=None)
+        return _gap(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
     worst = 0.0
     for layer in range(decoder.n_layers):
         for ours, due in (

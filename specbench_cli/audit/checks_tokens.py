@@ -1,15 +1,18 @@
-"""Identity of the tokens: greedy and coupled decoding against the table itself; order audit."""
+"""Identity of the tokens: greedy and coupled decoding against the table itself, alone and beside
+other sequences; order audit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.table_model import rows_out_of_place
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Step
@@ -46,8 +49,9 @@ def check_tokens(subject: Subject) -> list[Finding]:
 
 def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
     for rule in EXACT_RULES:
-        cases = max(12, CASES // len(subject.variants))
-        for params in subject.promising(rule):
+        variants = list(subject.promising(rule))
+        cases = max(12, CASES // max(1, len(variants)))
+        for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
 
@@ -65,7 +69,7 @@ def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> 
 
 
 def _look(session: Watched, due: Sequence[int]) -> str:
-    output, origin = session.output(), session.origin
+    output, origin = session.output(), session.harness.text.origin
     if len(output) < len(due):
         return "what ends the method's loop: `session.finish`, and nothing else, may"
     pairs = enumerate(zip(output, due, strict=False))
@@ -76,6 +80,12 @@ def _look(session: Watched, due: Sequence[int]) -> str:
         f"the wrong token is {origin[at]!r}: if the method verifies by itself, which row of the"
         " target's logits it compares; else rows of rejected tokens left in a state"
     )
+
+
+LOOK_AT_BATCHES = (
+    "`propose_batch`: each draft belongs to the session of its place, from a state of its own; what"
+    " the method keeps in class attributes or module globals is shared by all sequences"
+)
 
 
 def check_order(subject: Subject) -> list[Finding]:
@@ -101,6 +111,58 @@ def check_order(subject: Subject) -> list[Finding]:
                     if found != alone[i]:
                         return [_disordered(params, cases[i], alone[i], found, compared)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
+
+
+def check_batch(subject: Subject) -> list[Finding]:
+    """A sequence decoded beside others is what it is alone, in the same steps, and so are its
+    states: whatever the others' lengths, drafts and ends are."""
+    alone = subject.method.state_scope != "prompt"
+    if alone or not subject.method(subject.variants[0]).batches:
+        return []
+    compared, problem = 0, None
+    for rule in RULES:
+        for params in subject.promising(rule):
+            cases = list(_crowd(rule, longest(params, otherwise=5)))
+            method = subject.method(params)
+            due = [_decode(subject.method(params), case, learns=False) for case in cases]
+            batch = Batch(
+                cases[0].workspace(),
+                [case.request for case in cases],
+                cases[0].sampling,
+                kind=Watched,
+            )
+            steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
+            where = f"{passed(params)}; {len(cases)} sequences together, {cases[0]}"
+            for step in method.generate_batch(batch):
+                steps[step.seq].append(_counts(step))
+                session = cast(Watched, batch.sessions[step.seq])
+                for decoder, state, text in session.states():
+                    wrong = rows_out_of_place(state, text[:-1], decoder.first)
+                    if wrong is not None and problem is None:
+                        what = f"the {decoder.name}'s state of sequence {step.seq}: {wrong}"
+                        problem = Problem(what, where, LOOK_AT_BATCHES)
+            for at, (case, own) in enumerate(zip(cases, due, strict=True)):
+                found = tuple(batch.sessions[at].output()), tuple(steps[at])
+                compared += 1
+                if found != own and problem is None:
+                    what = (
+                        f"sequence {at} gives {list(found[0])} beside others, {list(own[0])} alone"
+                        if found[0] != own[0]
+                        else f"sequence {at}: {_first_unlike(own[1], found[1])}"
+                    )
+                    problem = Problem(what, f"{where}; {case}", LOOK_AT_BATCHES)
+    if not compared:
+        return []
+    return [Finding("batch", problem is None, {"outputs": compared}, problem)]
+
+
+def _crowd(rule: Rule, levels: int) -> Iterator[Case]:
+    """Requests to one pair of tables of very different lengths, budgets and ends."""
+    first, *_ = random_cases(rule, 1, levels)
+    for number, (n, budget) in enumerate(((2, 14), (9, 1), (4, 5), (3, 12), (6, 8))):
+        prompt = tuple((number + at) % 2 for at in range(n))
+        own = replace(first, prompt=prompt, budget=budget, prompt_id=f"table/{number}")
+        yield with_eos(own, reference_tokens(own, 12), number) if rule != "rejection" else own
 
 
 def _series(rule: Rule, levels: int) -> Iterator[Case]:

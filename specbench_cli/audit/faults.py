@@ -25,13 +25,15 @@ from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
 from specbench_cli.audit import faulty_windows as windows
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring
+from specbench_cli.engine import scoring, session
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify import decide
 from specbench_cli.engine.verify import siblings as verify_tree
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
@@ -56,6 +58,10 @@ class Fault:
 
 def _sps(method: type[Method] = Sps, length: int = 2) -> Subject:
     return Subject("sps", method, (SpsParams(length=length),))
+
+
+def _lossy(method: type[Method] = Sps) -> Subject:
+    return Subject("sps", method, (SpsParams(length=3, accept="threshold", epsilon=0.2),))
 
 
 def _pld(method: type[Method], **params: Any) -> Subject:
@@ -200,12 +206,32 @@ FAULTS: tuple[Fault, ...] = (
     Fault("one number for a window's first two", "law", _pearl(parallel.TestsTwoWithOneNumber)),
     Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
     Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
+    Fault("a lossy rule that calls itself exact", "tokens", _lossy(methods.CallsItselfExact)),
+    Fault(
+        "relaxed tokens told as accepted",
+        "counters",
+        _lossy(),
+        _instead(decide, "_origins", engine.all_accepted),
+    ),
+    Fault(
+        "an accept rule asked at the token's own row",
+        "counters",
+        _lossy(),
+        _instead(session, "passing", engine.asked_a_row_late),
+    ),
     Fault(
         "a window prepared for another token",
         "states",
         _mirror(length=2),
         _instead(Rollouts, "settle", windows.for_another_token),
     ),
+    Fault(
+        "rows of another sequence",
+        "batch",
+        _sps(),
+        _instead(Batch, "score", engine.rows_of_the_next),
+    ),
+    Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
     Fault(
         "a prepared window that ends with the likeliest token",
         "generator",

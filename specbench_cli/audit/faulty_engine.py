@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,11 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Outcome
+from specbench_cli.engine.types import Draft, Origin, Outcome
+from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random, SeededRandom
+from specbench_cli.engine.verify.tree import Tree
 
 # ---- in place of `Session.warp`, `verify.rejection` and `verify.residual` -----------------------
 
@@ -82,6 +86,35 @@ def residual_bonus(
 def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
     """Drawn tokens as if they had been chosen: the law is right, fewer stand."""
     return _rejection(tokens, None, p, random)
+
+
+# ---- in place of `Batch.score` ------------------------------------------------------------------
+
+_score = Batch.score
+
+
+def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
+    """Judges a draft by the rows of the next sequence whose draft is as long."""
+    rows = _score(self, drafts)
+    return [
+        next((r for r in (*rows[at + 1 :], own) if r.shape == own.shape), own)
+        for at, own in enumerate(rows)
+    ]
+
+
+# ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------
+
+
+def all_accepted(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
+    """Relaxed tokens as accepted ones."""
+    return tuple("accepted" for _ in path)
+
+
+def asked_a_row_late(
+    rule: AcceptRule | None, p: Tensor, tokens: Tensor, tree: Tree | None, random: Random
+) -> Tensor | None:
+    """Each draft token at its own row of the target, which is that of the token behind it."""
+    return accept.passing(rule, torch.cat((p[1:], p[-1:])), tokens, tree, random)
 
 
 # ---- in place of the generator ------------------------------------------------------------------

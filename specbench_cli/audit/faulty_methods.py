@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch import Tensor
 from methods.pld import Pld
 from methods.sps import Sps
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Origin, Outcome, Step, Tokens
+from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
+from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.engine.verify.sampling import Rule
 
 # ---- what spoils the output ---------------------------------------------------------------------
 
@@ -61,8 +63,10 @@ class EmitsUnverified(Sps):
         super().start(session)
         verified = session.verify
 
-        def verify_all_but_the_end(draft: Draft, rows: Tensor) -> Outcome:
-            outcome = verified(draft, rows)
+        def verify_all_but_the_end(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            outcome = verified(draft, rows, accept)
             if draft.nodes < session.room() or not draft.nodes:
                 return outcome
             ids, m = tuple(draft.tokens.tolist()), draft.nodes
@@ -70,6 +74,14 @@ class EmitsUnverified(Sps):
             return Outcome(tuple(range(m)), (*ids, outcome.committed[-1]), (*accepted, "bonus"), m)
 
         session.verify = verify_all_but_the_end  # type: ignore[method-assign]
+
+
+class CallsItselfExact(Sps):
+    """Takes an accept rule and promises what it would without."""
+
+    def guarantee(self, sampling: Rule) -> Guarantee:
+        """See `Sps`."""
+        return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
 
 
 class StopsShort(Sps):
@@ -91,8 +103,8 @@ class PadsItsDraft(Pld):
         super().start(session)
         verified = session.verify
 
-        def verify_padded(draft: Draft, rows: Tensor) -> Outcome:
-            found = verified(draft, rows)
+        def verify_padded(draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
+            found = verified(draft, rows, accept)
             short = len(found.path) == draft.nodes < self.params.length
             if not short or found.committed[-1] != 0:
                 return found
@@ -153,11 +165,12 @@ class LosesTheBonus(Sps):
         super().start(session)
         verified = session.verify
 
-        def verify_without_bonus(draft: Draft, rows: Tensor) -> Outcome:
-            found = verified(draft, rows)
+        def verify_without_bonus(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            found = verified(draft, rows, accept)
             if found.origin[-1] != "bonus":
                 return found
-            session._text.root = draft.tokens[-1:]  # the last committed token is the draft's
             return replace(found, committed=found.committed[:-1], origin=found.origin[:-1])
 
         session.verify = verify_without_bonus  # type: ignore[method-assign]
@@ -171,8 +184,10 @@ class CountsAllAsTested(Sps):
         super().start(session)
         verified = session.verify
 
-        def verify_counting(draft: Draft, rows: Tensor) -> Outcome:
-            return replace(verified(draft, rows), tested=draft.nodes)
+        def verify_counting(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            return replace(verified(draft, rows, accept), tested=draft.nodes)
 
         session.verify = verify_counting  # type: ignore[method-assign]
 
@@ -195,6 +210,16 @@ class ExceedsTheBudget(Sps):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
         return super().propose(session, self.params.levels)
+
+
+class DraftsForTheFirst(Sps):
+    """Drafts for the first sequence of a batch, and proposes that to all."""
+
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """See `Method`."""
+        drafts = [method.propose(session, session.room()) for method, session in members]
+        fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
+        return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
 
 
 class OneTokenLate(Pld):

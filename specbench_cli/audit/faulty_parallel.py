@@ -14,6 +14,7 @@ from methods.pearl import Pearl, PearlDrafter
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Origin, Outcome, Step, Tokens
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message
@@ -27,9 +28,11 @@ class ReturnsPending(Pearl):
         """See `Pearl`."""
         verified = session.verify
 
-        def verify_all_but_the_end(draft: Draft, rows: Tensor) -> Outcome:
+        def verify_all_but_the_end(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
             if draft.nodes < 2 or draft.nodes <= session.room():
-                return verified(draft, rows)
+                return verified(draft, rows, accept)
             ids, m = tuple(draft.tokens.tolist()), draft.nodes
             accepted: list[Origin] = ["accepted"] * m
             return Outcome(tuple(range(m)), ids, tuple(accepted), m)
@@ -43,7 +46,7 @@ class TestsTwoWithOneNumber(Pearl):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """See `Pearl`."""
-        session.chooser.random = _OneNumber(session.chooser.random)
+        session._chooser.random = _OneNumber(session.random)
         yield from super().generate(session)
 
 

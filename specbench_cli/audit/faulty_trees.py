@@ -94,7 +94,7 @@ class KeepsPredicted(KeepsItsDraft):
         super().start(session)
         unread = session.unread
 
-        def rest(length: int, seq: int = 0) -> Features:
+        def rest(length: int) -> Features:
             x = unread(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 

@@ -45,21 +45,38 @@ class Reference:
 
     def tokens(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
         """The first n tokens after a prompt under the greedy or coupled rule, EOS or not."""
-        vocab, sampling = self._table.shape[-1], self._sampling
-        noise = Noise(sampling.seed, prompt_id, 0, vocab, self._table.device).rows(0, n).tolist()
+        noise = self.noise(prompt_id, n)
         text = list(prompt)
         for position in range(n):
             before, last = text[-2:]
-            if sampling.rule == "greedy":
-                scores = self._table[before, last].tolist()
-            else:
-                law = self.law(before, last)
-                scores = [
-                    math.log(p) + g if p > 0.0 else -math.inf
-                    for p, g in zip(law, noise[position], strict=True)
-                ]
-            text.append(max(range(vocab), key=scores.__getitem__))
+            text.append(self.choice(before, last, noise[position]))
         return text[len(prompt) :]
+
+    def noise(self, prompt_id: str, n: int) -> Sequence[Sequence[float]]:
+        """The keyed noise of the first n output positions."""
+        vocab, seed = self._table.shape[-1], self._sampling.seed
+        rows: list[list[float]] = (
+            Noise(seed, prompt_id, 0, vocab, self._table.device).rows(0, n).tolist()
+        )
+        return rows
+
+    def choice(self, before: int, last: int, noise: Sequence[float]) -> int:
+        """The token after `before`, `last` under the greedy or coupled rule, by its noise."""
+        if self._sampling.rule == "greedy":
+            scores = self._table[before, last].tolist()
+        else:
+            law = self.law(before, last)
+            scores = [
+                math.log(p) + g if p > 0.0 else -math.inf for p, g in zip(law, noise, strict=True)
+            ]
+        return max(range(len(scores)), key=scores.__getitem__)
+
+    def seen(self, before: int, last: int) -> Sequence[float]:
+        """What an accept rule is given after `before`, `last`: the warped law; under the greedy
+        rule, which has no temperature, softmax."""
+        if self._sampling.rule == "greedy":
+            return _softmax(self._table[before, last].tolist())
+        return self.law(before, last)
 
     def _compute(self, before: int, last: int) -> tuple[float, ...]:
         return warped(self._table[before, last].tolist(), self._sampling)

@@ -13,7 +13,7 @@ from specbench_cli.audit.checks_conduct import check_conduct
 from specbench_cli.audit.checks_law import check_law
 from specbench_cli.audit.checks_model import check_model
 from specbench_cli.audit.checks_sampled import check_generator
-from specbench_cli.audit.checks_tokens import check_order, check_tokens
+from specbench_cli.audit.checks_tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import Subject
 from specbench_cli.errors import MethodFault
@@ -24,6 +24,7 @@ TABLE_CHECKS: dict[str, Check] = {
     "law": check_law,
     "tokens": check_tokens,
     "order": check_order,
+    "batch": check_batch,
     "states": check_conduct,
     "twin draft": check_bounds,
     "generator": check_generator,

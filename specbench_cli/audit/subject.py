@@ -101,7 +101,7 @@ def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
         params = kind(**values)
         # A number for a length leaves the rules' parameters unread, and of one there is no choice.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)
-        counts = largest(params) if fixed else params
+        counts = (largest(params), getattr(params, "rule", None)) if fixed else params
         if counts not in seen:
             seen.append(counts)
             yield params

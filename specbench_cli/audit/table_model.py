@@ -32,6 +32,10 @@ class Row(NamedTuple):
     before: int = 0
 
 
+LEFT_OUT = -2
+"""What a row follows whose neighbour was left out of a state."""
+
+
 class TableState:
     """The rows that were fed, and at each layer how many of them went through it."""
 
@@ -39,7 +43,7 @@ class TableState:
         self.capacity = capacity
         self.rows: list[Row] = []
         self.lengths = [0] * n_layers
-        self.kept = 0
+        self.kept = self.left_out = 0
 
     @property
     def ids(self) -> list[int]:
@@ -54,6 +58,19 @@ class TableState:
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """See `State`."""
         return self.lengths[layer]
+
+    def position(self, seq: int = 0) -> int:
+        """See `State`."""
+        return self.lengths[0] + self.left_out
+
+    def select(self, rows: Sequence[int], seq: int = 0) -> None:
+        """See `KVState.select`: rows whose neighbour was left out follow nothing that is held."""
+        place = {row: at for at, row in enumerate(rows)}
+        kept = [self.rows[row] for row in rows]
+        self.left_out += len(self.rows) - len(kept)
+        self.rows = [row._replace(follows=place.get(row.follows, LEFT_OUT)) for row in kept]
+        self.lengths = [len(kept)] * len(self.lengths)
+        self.kept = len(kept)
 
     def append(self, rows: Sequence[Row], layers: int | None = None) -> None:
         """Write rows, at all layers or at the first few. Raises ValueError where there is no room
@@ -80,6 +97,7 @@ class TableState:
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """See `State`."""
+        n = max(0, n - self.left_out)
         for layer in range(len(self.lengths)) if layers is None else layers:
             self.lengths[layer] = min(self.lengths[layer], n)
         del self.rows[max(self.lengths) :]
@@ -96,6 +114,7 @@ class TableState:
 
     def clear(self) -> None:
         """See `State`."""
+        self.left_out = 0
         self.rollback(0, 0)
 
     @property
@@ -155,7 +174,8 @@ class TableDecoder(Decoder):
         start = state.length(0, low)
         if isinstance(x, Tokens | Features):
             n = x.ids.shape[1]
-            at = range(start, start + n) if positions is None else positions[0].tolist()
+            next_ = start + state.left_out
+            at = range(next_, next_ + n) if positions is None else positions[0].tolist()
             follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
             features = x.rows[0] if isinstance(x, Features) else [None] * n
             fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
@@ -199,6 +219,8 @@ class TableDecoder(Decoder):
         if row < 0:
             return 0
         token, position, follows, *_ = state.rows[row]
+        if follows == LEFT_OUT:
+            return token
         due = 0 if follows < 0 else state.rows[follows].position + 1
         return (token + position - due) % self.vocab_size
 
@@ -290,6 +312,8 @@ def rows_out_of_place(
     due = text[first:]
     if len(set(state.lengths)) > 1:
         return f"layers of {state.lengths} rows"
+    if state.left_out:
+        return _selection_out_of_place(state, due)
     if state.length() > len(due) and not beyond:
         return f"{state.length()} rows for {len(due)} committed tokens"
     for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
@@ -298,4 +322,14 @@ def rows_out_of_place(
     for row, position in enumerate(state.positions[: len(due)]):
         if position != row:
             return f"row {row} was computed at position {position}"
+    return None
+
+
+def _selection_out_of_place(state: TableState, due: Sequence[int]) -> str | None:
+    """The same of a state that holds chosen rows alone: each is of the text at its position."""
+    for at, row in enumerate(state.rows):
+        if row.position >= len(due):
+            return f"row {at} stands at position {row.position} of {len(due)} committed tokens"
+        if row.id != due[row.position]:
+            return f"row {at} holds token {row.id} where the text has {due[row.position]}"
     return None

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from specbench_cli.audit.neartie import REACH, flip_chances, width_explains
 from specbench_cli.audit.tolerance import Tolerance, measure_tolerance
-from specbench_cli.engine.method import Guarantee
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.types import Guarantee, Tokens
 from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling, log_warp
 from specbench_cli.store.schema import Steps, Verdict
 

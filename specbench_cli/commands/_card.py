@@ -33,7 +33,7 @@ def card(name: str) -> dict[str, Any]:
     """The table's facts, then what the class itself says, and its audit."""
     canonical = registry.resolve(name)
     method = registry.load(canonical)
-    build = method()
+    build, papers = method(), registry.papers(canonical)
     parameters = [
         {
             "parameter": f"{canonical}.{key}",
@@ -52,7 +52,7 @@ def card(name: str) -> dict[str, Any]:
             "hardware": claim.hardware,
             "read in": claim.source,
         }
-        for claim in method.claims
+        for claim in papers.claims
     ]
     return {
         **brief(canonical),
@@ -66,7 +66,7 @@ def card(name: str) -> dict[str, Any]:
         "parameters": parameters,
         "claims": claims,
         "about": inspect.getdoc(method) or "",
-        "citation": inspect.cleandoc(method.citation),
+        "citation": papers.citation,
     }
 
 

@@ -21,6 +21,7 @@ EXAMPLES = (
     "specbench run",
     "specbench run -m sps,pld --limit 24",
     "specbench run -m sps --set sps.length=7 --temperature 0.8 --verify coupled",
+    "specbench run -m vanilla,sps --batch 8 --limit 48",
     "specbench run -m sps -t mini --category translation --max-new-tokens 32 --repeats 3",
     "specbench run --sweep sps.length=1:6:1 --limit 24",
     "specbench run -m sps,pld --tune --limit 24",
@@ -112,6 +113,14 @@ def run(
     ] = None,
     max_new_tokens: Annotated[
         str | None, typer.Option(metavar="N", help="Longest output.", rich_help_panel=MORE)
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Decode N prompts together, in one forward of the target a step: throughput.",
+            rich_help_panel=MORE,
+        ),
     ] = None,
     repeats: Annotated[
         str | None,
@@ -239,6 +248,7 @@ def run(
         "verify": verify,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
+        "batch": batch,
         "tune": tune,
         "tune_by": tune_by,
         "threads": threads,

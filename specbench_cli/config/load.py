@@ -32,10 +32,13 @@ from specbench_cli.errors import UsageError
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """What is measured when no method is named."""
 
+DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
+"""Of these, what can decode several prompts together."""
+
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
-CIRCUMSTANCES = frozenset({"seed", "threads", "device", "devices", "dtype", "allow_noise"})
+CIRCUMSTANCES = frozenset({"batch", "seed", "threads", "device", "devices", "dtype", "allow_noise"})
 """What may be given without asking for more than the short run."""
 
 
@@ -99,7 +102,9 @@ def load(
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    given.fields.setdefault("methods", Sourced(asked or list(DEFAULT_METHODS), "default"))
+    together = str(given.fields.get("batch", Sourced(1, "")).value) != "1"
+    usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
+    given.fields.setdefault("methods", Sourced(asked or list(usual), "default"))
     return _validated(given, methods)
 
 

@@ -93,6 +93,7 @@ class RunConfig(BaseModel):
     verify: Verify
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
+    batch: Number = Field(1, ge=1)
     threads: Annotated[Number | None, Field(ge=1)] = None
     device: str = "auto"
     devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None

@@ -1,4 +1,4 @@
-"""The drafts of a session: made of tokens that were chosen, drawn or delivered, and checked."""
+"""The drafts of a session: made of tokens that were chosen or drawn, and checked."""
 
 from __future__ import annotations
 
@@ -215,32 +215,18 @@ class Drafts:
         self._sound: Draft | None = None
         self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
 
-    def chain(self, ids: Sequence[int]) -> Draft:
+    def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
         """See `Session.chain`."""
-        self.checked(check_ids, ids, self._chooser.vocab_size)
-        text = self._text
-        line = host.ids([text.tokens[-1], *ids], text.device) if ids else None
-        self._sound = Draft(self._nothing if line is None else self._rooted(line))
-        return self._sound
+        draft = Draft(self._tokens(ids))
+        if q is not None and self._chooser.sampling.draws:
+            self.checked(check_shape, q, (draft.nodes, self._chooser.vocab_size))
+            draft = Draft(draft.tokens, law="iid", q=q)
+        self._sound = draft
+        return draft
 
     def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """See `Session.tree`."""
-        if not isinstance(ids, Tensor):
-            tokens = self.chain(ids).tokens
-        elif host.near(ids.device):
-            tokens = self.chain(host.numbers(ids)).tokens
-        else:
-            tokens = self._rooted(torch.cat((self._text.end, ids)))
-        self._sound = draft = Draft(tokens, parents)
-        return draft
-
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """See `Session.delivered`."""
-        draft = self.chain(ids)
-        if q is not None and self._chooser.sampling.draws:
-            whole = (draft.nodes, self._chooser.vocab_size)
-            self.checked(check_shape, q, whole)
-            self._sound = draft = Draft(draft.tokens, law="iid", q=q)
+        self._sound = draft = Draft(self._tokens(ids), parents)
         return draft
 
     def pick(self, out: Out, ahead: int) -> Pick:
@@ -293,9 +279,20 @@ class Drafts:
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
 
+    def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Ids [m] on the device, looked at if that takes no wait."""
+        text = self._text
+        if isinstance(ids, Tensor):
+            if not host.near(ids.device):
+                return self._rooted(torch.cat((text.end, ids)))
+            ids = host.numbers(ids)
+        self.checked(check_ids, ids, self._chooser.vocab_size)
+        if not ids:
+            return self._nothing
+        return self._rooted(host.ids([text.tokens[-1], *ids], text.device))
+
     def _holds(self, draft: Draft) -> bool:
-        """Whether ids and laws of a draft are sound; another form given to sound ids changes nothing
-        in that."""
+        """Whether ids and laws of a draft are known to be sound; ids are in any form."""
         sound = self._sound
         return draft is sound or (
             sound is not None and draft.tokens is sound.tokens and draft.q is None

@@ -4,7 +4,8 @@ Between two forwards a processor's caches hold the models' weights and nothing e
 call of torch costs several times what it costs in a loop of its own. What is small is worked out on
 the host in plain Python; here is how it gets there and back.
 
-A step waits for its device in `wait` alone, so that its waits can be counted (docs/device.md).
+A step waits for its device in `wait` alone, so that its waits can be counted; what is sent to a
+device is sent by `sent`, without a wait (docs/device.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+Ids = list[int] | Tensor
+"""Token ids [n], on the host where that takes no wait for the device that chose them."""
 
 
 def near(device: torch.device) -> bool:
@@ -68,7 +72,20 @@ def ids(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -
     """Whole numbers as [n] or [r, n] int64 on a device."""
     if device.type == "cpu":
         return torch.from_numpy(np.array(values, dtype=np.int64))
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    return sent(torch.tensor(values, dtype=torch.int64), device)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device; what was launched there before is not waited for."""
+    return tensor.to(device, non_blocking=True)
+
+
+def joined(parts: Sequence[Ids]) -> Ids:
+    """Ids of several parts, one after another."""
+    there = [part for part in parts if isinstance(part, Tensor)]
+    if there:
+        return torch.cat(there)
+    return [token for part in parts for token in part]
 
 
 @lru_cache(maxsize=1024)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from specbench_cli.engine.loop import draft_and_verify
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.types import Draft, Guarantee, Outcome, Step
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
-
-Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""What a method promises of its output; the first two are lossless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Method(ABC):
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
-            (`inspect.cleandoc`).
+            (`inspect.cleandoc`). Those of our own methods are in `methods/papers.yaml`.
         claims: the speedups that those sources report; none where no figure was confirmed.
     """
 
@@ -71,13 +70,24 @@ class Method(ABC):
     def __init__(self, params: MethodParams | None = None) -> None:
         self.params = self.Params() if params is None else params
 
+    @property
+    def accept(self) -> AcceptRule | None:
+        """Which draft tokens stand, with these parameters, beside those that the lossless rule
+        takes; None: none do. One that owns its control flow hands it to `session.verify`."""
+        return self.params.rule if isinstance(self.params, AcceptParams) else None
+
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """What the output promises under a decoding rule, with this method's parameters."""
-        return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
+        """What the output promises under a decoding rule, with this method's parameters: no more
+        than its accept rule does."""
+        rule = self.accept
+        own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
+        if rule is None or rule.off:
+            return own
+        return max(own, rule.guarantee, key=get_args(Guarantee).index)
 
     @property
     def upper_bound(self) -> bool:
-        """Whether, with these parameters, it reads vanilla's output (`session.reference`): such a
+        """Whether, with these parameters, it reads vanilla's output (`Harness.reference`): such a
         row is a bound on what others can reach, and not ranked with them."""
         return False
 
@@ -107,9 +117,35 @@ class Method(ABC):
         """Propose at most `limit` levels after the last token; an empty draft is a plain step."""
         raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
 
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """Propose for all sequences that are decoded together and have not ended; called on the
+        method of the first. One after another, unless a method drafts for all at once.
+
+        Args:
+            members: a method object and a session for each sequence.
+        """
+        return [method.propose(session, session.room()) for method, session in members]
+
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Learn what was committed of the last draft; put the draft's state right."""
+        """Learn what was committed of the last draft; roll the draft's state back."""
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
         return draft_and_verify(self, session)
+
+    def generate_batch(self, batch: Batch) -> Iterator[Step]:
+        """Decode the requests of a batch together, with a method object like this one each.
+
+        Raises:
+            MethodFault: the method owns its control flow, which is that of one request.
+        """
+        if not self.batches:
+            raise MethodFault(
+                f"{type(self).name} decodes one request at a time: it has a loop of its own"
+            )
+        return draft_and_verify_batch([type(self)(self.params) for _ in batch.sessions], batch)
+
+    @property
+    def batches(self) -> bool:
+        """Whether several requests can be decoded together: whether it only proposes."""
+        return type(self).generate is Method.generate

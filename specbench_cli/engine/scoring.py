@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from specbench_cli.engine.models.decoder import LogitsAt, State
+from specbench_cli.engine.models.decoder import LogitsAt, Part, State
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.sequence import Text
@@ -88,10 +88,12 @@ class Scoring:
         target: behind a meter.
         state: of the target.
         text: whose next tokens are scored.
+        place: of the text among those that are decoded together.
     """
 
-    def __init__(self, target: Metered, state: State, text: Text) -> None:
+    def __init__(self, target: Metered, state: State, text: Text, place: int = 0) -> None:
         self.target, self.state = target, state
+        self._place = place
         self._text = text
         self._tape: Tape | None = None
         self._halves: Halves | None = None  # a forward that is halted
@@ -110,10 +112,26 @@ class Scoring:
         """Logits [n, V] of a forward over the root and a draft, or over the prompt."""
         how = {} if draft is None else self._shape(draft)
         if self._tape is None:
-            out = self.target.forward(x, self.state, logits_at=logits_at, **how)
-        else:
-            layers = self._tape.layers
-            out = self.target.forward(x, self.state, taps=layers, logits_at=logits_at, **how)
+            return _logits(self.target.forward(x, self.state, logits_at=logits_at, **how))
+        layers = self._tape.layers
+        return self.take(
+            self.target.forward(x, self.state, taps=layers, logits_at=logits_at, **how)
+        )
+
+    def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Part:
+        """What `forward` would compute, for a forward that several sequences share; what comes of
+        it goes to `take`."""
+        how = {} if draft is None else self._shape(draft)
+        return Part(x, self.state, logits_at=logits_at, place=self._place, **how)
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The layers whose outgoing rows `take` needs."""
+        return () if self._tape is None else self._tape.layers
+
+    def take(self, out: Out) -> Tensor:
+        """Logits [n, V] of a forward, whose features are kept."""
+        if self._tape is not None:
             self._tape.write(out)
         return _logits(out)
 

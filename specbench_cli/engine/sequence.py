@@ -69,12 +69,12 @@ class Recording:
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device) -> None:
-        self._ids = torch.tensor([*ids, END], dtype=torch.int64, device=device)
+        self._ids = host.ids([*ids, END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
         """The tokens [n] recorded at output indices first + depth; `END` beyond the last."""
         end = self._ids.shape[0] - 1
-        at = torch.tensor([min(first + depth, end) for depth in depths], device=self._ids.device)
+        at = host.ids([min(first + depth, end) for depth in depths], self._ids.device)
         return self._ids[at]
 
 
@@ -93,8 +93,8 @@ class Text:
         prompt_length: how many of them are the prompt's.
         origin: how each committed token came to be.
         finish: why the output ended; None while it has not.
-        root: [1], the last committed token on the device; None before the first one. Who decides a
-            step sets it, so that no id has to travel there again.
+        decided: a token that verification chose last, as the host knows it and as it is on the
+            device, [1]: if the text then ends with it, no id has to travel there again.
         started_ns, first_ns, last_ns: when the timer started, and when the first and the latest
             tokens were there.
     """
@@ -105,8 +105,9 @@ class Text:
         self.prompt_length = len(ids)
         self.origin: list[Origin] = []
         self.finish: Finish | None = None
-        self.root: Tensor | None = None
+        self.decided: tuple[int, Tensor] | None = None
         self._prompt = host.ids(ids, device)
+        self._end: Tensor | None = self._prompt[-1:]
         self.start()
 
     def start(self) -> None:
@@ -126,7 +127,9 @@ class Text:
     @property
     def end(self) -> Tensor:
         """[1], the last token, the prompt's if nothing was committed, on the device."""
-        return self._prompt[-1:] if self.root is None else self.root
+        if self._end is None:
+            self._end = host.ids(self.tokens[-1:], self.device)
+        return self._end
 
     @property
     def room(self) -> int:
@@ -140,10 +143,10 @@ class Text:
 
     def since(self, length: int) -> Tokens:
         """The tokens that a state of `length` rows has not seen."""
-        if self.root is None and length == 0:
+        if length == 0 and not self.position:
             return Tokens(self._prompt[None])
-        if self.root is not None and length == len(self.tokens) - 1:
-            return Tokens(self.root[None])
+        if length == len(self.tokens) - 1:
+            return Tokens(self.end[None])
         return Tokens(host.ids(self.tokens[length:], self.device)[None])
 
     def append(self, outcome: Outcome) -> Outcome:
@@ -151,6 +154,9 @@ class Text:
         kept, self.finish = self.stop.cut(self.output, outcome.committed)
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])
+        # Whoever made the outcome, the text ends with its last token.
+        known = self.decided is not None and self.decided[0] == self.tokens[-1]
+        self._end = self.decided[1] if self.decided is not None and known else None
         self.last_ns = time.perf_counter_ns()
         if self.position == kept:  # these are the first tokens
             self.first_ns = self.last_ns

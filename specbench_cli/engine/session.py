@@ -1,13 +1,13 @@
 """A session: all that a method may touch while it decodes one request.
 
 It holds the text and its one stop rule, the drafts made for it, the target behind a meter, the one
-verifier and the two sources of chance, each a part of its own. Requests come as a tuple because
-batches will; today it holds one.
+verifier and the two sources of chance, each a part of its own. What the harness reads of it, and no
+method, is its `Harness`; implementations that decode by themselves get a `PeerSession`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
-from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
@@ -26,12 +26,13 @@ from specbench_cli.engine.types import (
     Features,
     Forward,
     Law,
-    Origin,
     Out,
     Outcome,
+    Step,
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
+from specbench_cli.engine.verify.accept import AcceptRule, passing
 from specbench_cli.engine.verify.choosing import Chooser, Pick
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
@@ -52,19 +53,82 @@ class Request:
     stop: StopRule
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the sessions of a batch have in common, a trace and a lender of states, and the place of
+    one among them."""
+
+    meter: Meter
+    lend: Callable[[Decoder, int], State]
+    place: int
+
+
+class Harness:
+    """The measuring program's half of a session: timer, trace, workers, and the session's share in
+    the forwards of a batch. Methods leave it alone.
+
+    Attributes:
+        text: what is decoded: when it began, when its tokens were there, how each came to be.
+        meter: the trace of all forwards.
+        workers: the drafters at work beside the target.
+        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+    """
+
+    def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
+        self._session, self.text = session, session._text
+        self.meter, self.reference = meter, reference
+        self.workers: list[Worker] = []
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Start the timer: the ids are on the device, the states cleared and preallocated."""
+        if self.text.device.type == "cuda":
+            torch.cuda.synchronize(self.text.device)
+        self.meter.clock.restart()
+        self.text.start()
+
+    def forwards(self) -> Sequence[Forward]:
+        """The forwards since the last call, for the step that they led to."""
+        first, self._taken = self._taken, len(self.meter.forwards)
+        return self.meter.forwards[first:]
+
+    def brings(self, draft: Draft | None) -> Part:
+        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
+        that all of a batch share."""
+        session = self._session
+        if draft is None:
+            return session._scoring.part(session.since(0), None, "last")
+        x = session._drafts.rows(draft, session.state.length())
+        return session._scoring.part(x, draft, "all")
+
+    def takes(self, out: Out) -> Tensor:
+        """Logits of what became of `brings`, as of `score`."""
+        return self._session._scoring.take(out)
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The target's layers that `Session.tap` asked for."""
+        return self._session._scoring.layers
+
+    def begun(self, logits: Tensor) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt."""
+        session = self._session
+        session._scoring.keep(range(len(self.text.tokens)))
+        first = session._decide(session.chain(()), logits)
+        self.text.append(replace(first, origin=("prefill",)))
+        self.forwards()  # these are no step's
+
+
 class Session:
     """One request being decoded by one method.
 
     Attributes:
         requests: what is decoded (one request today).
         target: the target behind a meter; its forwards count as verification.
+        device: where the target computes.
         sampling: the decoding rule.
-        pass_: which pass of the run this is, from 1; under rejection another pass draws anew.
-        chooser: how draft tokens are chosen.
-        meter: the trace of all forwards.
         memory: what the method keeps between prompts when its state scope is "run".
-        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
-        workers: the drafters at work beside the target.
+        harness: for the measuring program.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
@@ -80,21 +144,20 @@ class Session:
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._workspace = workspace
         decoder = self._decoder("target")
         self.device = decoder.device
-        self.meter = Meter(self.device)
-        self._lend = workspace.loans()
+        self._lend: Callable[[Decoder, int], State]
+        self._lend = workspace.loans() if shared is None else shared.lend
+        self._place = None if shared is None else shared.place
         self._own_chance = random is None
-        self.workers: list[Worker] = []
-        self._taken = 0
         self.requests = (request,)
         self.sampling = sampling
-        self.pass_ = pass_
+        self._pass = pass_
         self.memory = {} if memory is None else memory
-        self.reference = reference
-        self.chooser = Chooser(
+        self._chooser = Chooser(
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
@@ -102,24 +165,20 @@ class Session:
             decoder.vocab_size,
         )
         self._text = Text(request.ids, request.stop, self.device)
-        self._drafts = Drafts(self._text, self.chooser)
-        self.target = Metered(decoder, self.meter, role="verify")
-        self._scoring = Scoring(self.target, self.new_state(self.target), self._text)
+        meter = Meter(self.device) if shared is None else shared.meter
+        self.harness = Harness(self, meter, reference)
+        self._drafts = Drafts(self._text, self._chooser)
+        self.target = Metered(decoder, meter, role="verify", place=self._place)
+        state = self.new_state(self.target)
+        self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the timer: the ids are on the device, the states cleared and preallocated."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.meter.clock.restart()
-        self._text.start()
+        self.harness.begin()
 
     # ---- what there is --------------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.meter, role="draft")
+        return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -143,13 +202,13 @@ class Session:
         brief = Brief(
             request.prompt_id,
             request.turn,
-            self.pass_,
+            self._pass,
             request.ids,
             self.sampling,
             self._workspace.capacity,
             self.target.vocab_size,
         )
-        chooser = None if self._own_chance else self.chooser
+        chooser = None if self._own_chance else self._chooser
         worker = self._workspace.transport.hire(
             Hiring(
                 kind,
@@ -157,18 +216,20 @@ class Session:
                 brief,
                 self._workspace.decoders,
                 self._workspace.recipes,
-                self.meter,
+                self.harness.meter,
                 self._lend,
                 chooser,
             )
         )
-        self.workers.append(worker)
+        self.harness.workers.append(worker)
         return worker
 
     def artifact(self, wanted: Trained) -> Any:
         """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
-        return Metered(made, self.meter, role="draft") if isinstance(made, Decoder) else made
+        if not isinstance(made, Decoder):
+            return made
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
         """Time of a target forward over so many rows, the root's included, as a multiple of that
@@ -183,64 +244,30 @@ class Session:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
 
-    def module(self, name: str) -> Any:
-        """transformers' own module of a decoder; for peers."""
-        if self._workspace.modules is None:
-            raise MethodFault(f"this run holds no transformers module of {name!r}")
-        return self._workspace.modules(name)
+    # ---- the text -------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Any:
-        """transformers' own tokenizer of the target; for peers."""
-        return self._workspace.tokenizer
-
-    def tokens(self, seq: int = 0) -> Sequence[int]:
+    def tokens(self) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
         return self._text.tokens
 
-    def output(self, seq: int = 0) -> Sequence[int]:
+    def output(self) -> Sequence[int]:
         """The committed ids."""
         return self._text.output
-
-    @property
-    def origin(self) -> Sequence[Origin]:
-        """How each committed token came to be."""
-        return self._text.origin
 
     @property
     def finish(self) -> Finish | None:
         """Why the output ended; None while it has not."""
         return self._text.finish
 
-    @property
-    def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows."""
-        return self._scoring.state
-
-    @property
-    def started_ns(self) -> int:
-        """When the timer was started."""
-        return self._text.started_ns
-
-    @property
-    def first_ns(self) -> int:
-        """When the first token was there."""
-        return self._text.first_ns
-
-    @property
-    def last_ns(self) -> int:
-        """When the latest tokens were there."""
-        return self._text.last_ns
-
-    def room(self, seq: int = 0) -> int:
+    def room(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
         return self._text.room
 
-    def since(self, length: int, seq: int = 0) -> Tokens:
+    def since(self, length: int) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
         return self._text.since(length)
 
-    def unread(self, length: int, seq: int = 0) -> Features:
+    def unread(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
         `length` + 1 on, each beside the target's features of the token before it.
 
@@ -251,50 +278,45 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def chain(self, ids: Sequence[int]) -> Draft:
-        """A chain of tokens chosen without a draw.
+    # ---- drafts ---------------------------------------------------------------------------------
 
+    def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
+        """A chain of tokens that are known.
+
+        Args:
+            ids: as of `tree`.
+            q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
+                where they were chosen without a draw.
         Raises:
-            MethodFault: an id outside the target's vocabulary.
+            MethodFault: an id outside the target's vocabulary, or q of another shape.
         """
-        return self._drafts.chain(ids)
+        return self._drafts.chain(ids, q)
 
     def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
         """A tree of tokens chosen without a draw; `parents` as in `Draft`.
 
         Args:
-            ids: of m nodes; [m] int64 for those of `branch` and `candidates` that the host has not
-                seen: only what it reads without a wait is looked at.
+            ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
+                `candidates`: they are looked at only where that takes no wait.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
         return self._drafts.tree(ids, parents)
-
-    def delivered(self, ids: Sequence[int], q: Tensor | None) -> Draft:
-        """A chain that a worker drew, token after token.
-
-        Args:
-            ids: its tokens.
-            q: [m, V], the laws that they were drawn from; None where they were chosen without.
-        Raises:
-            MethodFault: an id outside the target's vocabulary, or q of another shape.
-        """
-        return self._drafts.delivered(ids, q)
 
     # ---- laws and chance ------------------------------------------------------------------------
 
     @property
     def random(self) -> Random:
         """The primitives `categorical` and `bernoulli`."""
-        return self.chooser.random
+        return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V] stand for under this session's temperature and cuts."""
-        return self.chooser.warp(rows)
+        """The laws [..., V] that logits stand for under this session's temperature and cuts."""
+        return self._chooser.warp(rows)
 
-    def noise(self, first: int, n: int = 1, seq: int = 0) -> Tensor:
+    def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
-        return self.chooser.noise(first, n)
+        return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Decision scores of logits [n, V] at output positions first...: their argmax is the
@@ -303,7 +325,7 @@ class Session:
         Args:
             depths: how far behind `first` each row stands; default: one after another.
         """
-        return self.chooser.scores(rows, first, depths)
+        return self._chooser.scores(rows, first, depths)
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
@@ -335,7 +357,7 @@ class Session:
         Returns:
             (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
         """
-        return self.chooser.branch(rows, width, self._text.position + ahead, how)
+        return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
@@ -352,23 +374,38 @@ class Session:
             session decides by.
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.candidates(rows, width, self._text.position, depths)
+        return self._chooser.candidates(rows, width, self._text.position, depths)
 
     def ranked(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self.chooser.ranked(rows, width, self._text.position, depths)
+        return self._chooser.ranked(rows, width, self._text.position, depths)
 
     # ---- the target's steps ---------------------------------------------------------------------
 
+    @property
+    def state(self) -> State:
+        """The target's state, of which `score` writes and `commit` keeps rows."""
+        return self._scoring.state
+
+    def part(
+        self,
+        x: Tokens | Features,
+        state: State,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_at: LogitsAt = "last",
+    ) -> Part:
+        """What this sequence brings to a draft model's forward that all of a batch share
+        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
+        return Part(x, state, positions, mask, logits_at, self._place or 0)
+
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        logits = self._scoring.forward(self.since(0), None, "last")
-        self._scoring.keep(range(len(self._text.tokens)))
-        first = self._decide(self.chain(()), logits)
-        self._text.append(replace(first, origin=("prefill",)))
+        self.harness.begun(self._scoring.forward(self.since(0), None, "last"))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -394,21 +431,29 @@ class Session:
         """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
         return self._scoring.end()
 
-    def verify(self, draft: Draft, rows: Tensor) -> Outcome:
+    def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
 
+        Args:
+            accept: what stands beside what the lossless rule takes; None: nothing.
         Raises:
-            MethodFault: another number of rows.
+            MethodFault: another number of rows; or nothing for an accept rule to decide: blocks are
+                judged as one, and a replay commits what was recorded.
         """
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
-        return self._decide(draft, rows)
+        if accept is None or accept.off:
+            return self._decide(draft, rows)
+        self._check_rule(accept)
+        return self._decide(draft, rows, accept)
 
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
+
+        Whoever made it, this alone moves the text on.
 
         Returns:
             the outcome as far as it was committed; `finish` is set if the output ends here.
@@ -420,22 +465,13 @@ class Session:
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         return committed
 
-    def adopt(self, outcome: Outcome) -> Outcome:
-        """Take what a peer decoded with its own means; cut and appended, no state is touched.
+    def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
+        """A step to yield: a draft, what was committed of it, and the forwards since the last step.
 
-        A peer tells its steps once it has all of them: they arrived with the first one told.
+        Args:
+            extra: counts of the method's own; records hold their sums.
         """
-        first = self._text.position == 0
-        arrived = self.last_ns
-        kept = self._text.append(outcome)
-        if not first:
-            self._text.last_ns = arrived
-        return kept
-
-    def forwards(self) -> Sequence[Forward]:
-        """The forwards since the last call, for the step that they led to."""
-        first, self._taken = self._taken, len(self.meter.forwards)
-        return self.meter.forwards[first:]
+        return Step(0, draft, committed, self.harness.forwards(), extra)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -445,16 +481,37 @@ class Session:
             raise MethodFault(f"this run has no decoder called {name!r}")
         return decoder
 
-    def _decide(self, draft: Draft, rows: Tensor) -> Outcome:
+    def _distributions(self, rows: Tensor) -> Tensor:
+        """What an accept rule is given: the warped distributions; under greedy decoding, which has
+        no temperature, softmax."""
+        if self.sampling.rule != "greedy":
+            return self.warp(rows)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)
+
+    def _check_rule(self, accept: AcceptRule) -> None:
+        if self._recording is not None:
+            why, instead = "tokens are replayed", "leave out --verify replay"
+        elif self.sampling.rule == "block":
+            why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+        else:
+            return
+        raise MethodFault(
+            f"accept rule {accept.name!r} decides on single tokens, and {why}",
+            f"{instead}; or leave out the accept rule",
+        )
+
+    def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
-            outcome, self._text.root = decide.chosen(draft, tree, choices)
+            outcome, last = decide.chosen(draft, tree, choices)
         elif self.sampling.draws:
+            p = self.warp(rows)
+            passes = passing(accept, p, draft.tokens, tree, self.random)
             try:
-                outcome, self._text.root = decide.drawn(
-                    draft, tree, self.warp(rows), self.random, self.sampling.rule
+                outcome, last = decide.drawn(
+                    draft, tree, p, self.random, self.sampling.rule, passes
                 )
             except ArithmeticError:
                 self._drafts.inspected(draft)
@@ -462,5 +519,45 @@ class Session:
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._text.position, depths)
-            outcome, self._text.root = decide.chosen(draft, tree, ranking.argmax(scores))
+            passes = None
+            if accept is not None:
+                passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
+            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes)
+        self._text.decided = outcome.committed[-1], last
         return outcome
+
+
+class PeerSession(Session):
+    """One request being decoded by somebody else's implementation, with its own means.
+
+    It gets transformers' own objects, and hands over what it decoded (`adopt`) in place of having
+    it verified and committed.
+    """
+
+    @property
+    def pass_(self) -> int:
+        """The pass of the run, from 1; under rejection another pass draws anew."""
+        return self._pass
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' own tokenizer of the target."""
+        return self._workspace.tokenizer
+
+    def module(self, name: str) -> Any:
+        """transformers' own module of a decoder of the run, "target" or "draft"."""
+        if self._workspace.modules is None:
+            raise MethodFault(f"this run holds no transformers module of {name!r}")
+        return self._workspace.modules(name)
+
+    def adopt(self, outcome: Outcome) -> Outcome:
+        """Take what was decoded: cut by the stop rule and appended; no state is touched.
+
+        A peer tells its steps once it has all of them: they arrived with the first one told.
+        """
+        first = self._text.position == 0
+        arrived = self._text.last_ns
+        kept = self._text.append(outcome)
+        if not first:
+            self._text.last_ns = arrived
+        return kept

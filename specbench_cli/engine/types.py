@@ -15,7 +15,11 @@ Law = Literal["point", "iid", "wor"]
 """How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
-"""How a committed token came to be."""
+"""How a committed token came to be. accepted: drafted, and taken by the lossless rule. relaxed:
+drafted, rejected by it, and let pass by a lossy accept rule."""
+
+Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
+"""What a method promises of its output, the strongest first; the first two are lossless."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
 """What a forward was for."""
@@ -69,6 +73,12 @@ class Out:
     hidden: Tensor
     taps: Mapping[int, Tensor] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> Tensor:
+        """The logits of a forward over one sequence that was asked for some, [r, V]."""
+        assert self.logits is not None
+        return self.logits[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -110,8 +120,9 @@ class Draft:
 class Outcome:
     """What verification decided.
 
-    path: accepted nodes, as indices into `Draft.tokens`, root side first.
-    committed: the accepted ids, then the recovered, bonus or plain one.
+    path: nodes that stand, accepted and relaxed ones, as indices into `Draft.tokens`, root side
+        first.
+    committed: their ids, then the recovered, bonus or plain one.
     origin: how each committed token came to be.
     tested: levels that verification reached, the rejected one included.
     """

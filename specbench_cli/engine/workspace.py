@@ -8,6 +8,7 @@ from typing import Any
 
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
 
@@ -34,7 +35,7 @@ class Workspace:
     costs: Callable[[str, int], float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
-    _states: dict[tuple[Decoder, int, int], State] = field(default_factory=dict)
+    _states: dict[tuple[Decoder, int, int, int], list[State]] = field(default_factory=dict)
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
     def artifact(self, wanted: Trained) -> Any:
@@ -45,9 +46,9 @@ class Workspace:
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
 
-    def loans(self) -> Loans:
-        """States for one request."""
-        return Loans(self)
+    def loans(self, sequences: int = 1) -> Loans:
+        """States for one request, or for several that are decoded together."""
+        return Loans(self, sequences)
 
     @property
     def heads(self) -> dict[str, Decoder]:
@@ -70,12 +71,26 @@ class Workspace:
             self.capacity = capacity
             self._states.clear()
 
-    def state(self, decoder: Decoder, slack: int, index: int) -> State:
-        """The index-th cleared state of a decoder, made at first use and kept."""
-        key = (decoder, slack, index)
+    def state(
+        self, decoder: Decoder, slack: int, index: int, sequences: int = 1, place: int = 0
+    ) -> State:
+        """The index-th cleared state of a decoder, made at first use and kept.
+
+        Args:
+            sequences: how many are decoded together, of which `place` says which; their rows lie
+                beside each other where the decoder's states can.
+        """
+        key = (decoder, slack, index, sequences)
         if key not in self._states:
-            self._states[key] = decoder.new_state(self.capacity + slack)
-        state = self._states[key]
+            room = self.capacity + slack
+            pool = decoder.new_state(room, sequences)
+            if sequences == 1:
+                self._states[key] = [pool]
+            elif isinstance(pool, KVState):
+                self._states[key] = [pool.line(each) for each in range(sequences)]
+            else:
+                self._states[key] = [decoder.new_state(room) for _ in range(sequences)]
+        state = self._states[key][place]
         state.clear()
         return state
 
@@ -92,20 +107,21 @@ class Workspace:
     @property
     def state_bytes(self) -> int:
         """Bytes of all states preallocated so far."""
-        return sum(state.nbytes for state in self._states.values())
+        return sum(state.nbytes for states in self._states.values() for state in states)
 
 
 class Loans:
-    """The states that one request holds: each is lent once.
+    """The states that one request holds, or several together: each is lent once.
 
-    Called with a decoder, and rows of its state beyond the longest sequence.
+    Called with a decoder, rows of its state beyond the longest sequence, and the request's place.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, sequences: int = 1) -> None:
         self._workspace = workspace
-        self._lent: dict[tuple[Decoder, int], int] = {}
+        self._sequences = sequences
+        self._lent: dict[tuple[Decoder, int, int], int] = {}
 
-    def __call__(self, decoder: Decoder, slack: int) -> State:
-        key = (decoder, slack)
+    def __call__(self, decoder: Decoder, slack: int, place: int = 0) -> State:
+        key = (decoder, slack, place)
         index = self._lent[key] = self._lent.get(key, -1) + 1
-        return self._workspace.state(decoder, slack, index)
+        return self._workspace.state(decoder, slack, index, self._sequences, place)

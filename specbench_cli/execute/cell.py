@@ -6,15 +6,17 @@ import copy
 import gc
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.transport import Transport
@@ -25,6 +27,7 @@ from specbench_cli.execute.plan import Arm
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import Drafted, Ns, Params, Record, Steps, Trace, Verdict
 
 Nodes = tuple[int, ...]
@@ -48,6 +51,7 @@ class Measured:
     drafts: list[Drafted] | None
     extra: dict[str, float]
     error: str | None = None
+    batch: Batched | None = None
 
 
 class Cell:
@@ -84,9 +88,9 @@ class Cell:
         self._sampling = sampling
         self.pass_ = pass_
         self._memory = memory
-        self._recording = recording
-        self._reference = reference
-        self._pictured = pictured
+        self.recording = recording
+        self.reference = reference
+        self.pictured = pictured
         self._memory_before = copy.deepcopy(memory)
         self.measured: Measured | None = None
         self.lost: WorkerLost | None = None
@@ -100,32 +104,30 @@ class Cell:
         Nothing is measured once a worker was lost."""
         if self.lost is not None:
             return
-        self._memory.clear()
-        self._memory.update(copy.deepcopy(self._memory_before))
-        device = self._workspace.decoders["target"].device
-        gc.collect()
-        time.sleep(PAUSE_S)
+        device = self.rest()
         transport, parallel = self._workspace.transport, self.arm.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
-        session = Session(
+        kind = PeerSession if self.arm.method.peer else Session
+        session = kind(
             self._workspace,
             self.request,
             self._sampling,
             pass_=self.pass_,
             memory=self._memory,
-            recording=self._recording,
-            reference=self._reference,
+            recording=self.recording,
+            reference=self.reference,
         )
-        steps, extra = Steps(), dict[str, float]()
+        harness, text = session.harness, session.harness.text
+        steps, extra = self.counters(), dict[str, float]()
         proposed: list[Proposal] = []
         error = None
         gc.disable()
         try:
             with staffed(session, transport, parallel):
-                session.begin()
+                harness.begin()
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
-                    if self._pictured:
+                    if self.pictured:
                         proposed.append(_proposal(step))
         except WorkerLost as lost:
             self.lost = lost
@@ -134,35 +136,65 @@ class Cell:
             error = _one_line(failure)
         finally:
             gc.enable()
-        session.meter.resolve()
-        if error is None and session.finish is None:
-            error = (
-                f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
-                f" nor the budget of {self.request.stop.max_new_tokens}"
-            )
-        if error is None and self.replays and session.output() != self._recording:
-            error = "left the recorded tokens: it does not decide by `session.verify`"
+        harness.meter.resolve()
+        error = error or self.fault_of(session)
         self.measured = Measured(
             output=list(session.output()),
-            origin=list(session.origin),
+            origin=list(text.origin),
             finish=session.finish or "error",
             steps=steps,
-            trace=Trace.pack(session.meter.forwards, session.meter.messages),
+            trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
             ns=divided(
-                session.meter.forwards,
-                session.last_ns - session.started_ns,
-                session.first_ns - session.started_ns,
+                harness.meter.forwards,
+                text.last_ns - text.started_ns,
+                text.first_ns - text.started_ns,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[_drafted(*each) for each in proposed] if self._pictured else None,
+            drafts=[_drafted(*each) for each in proposed] if self.pictured else None,
             extra=extra,
             error=error,
         )
 
+    def batch(self, requests: Sequence[Request], known: Mapping[str, Any]) -> Batch:
+        """Requests to be decoded together as this cell's would be alone."""
+        return Batch(
+            self._workspace,
+            requests,
+            self._sampling,
+            pass_=self.pass_,
+            memory=self._memory,
+            **known,
+        )
+
+    def counters(self) -> Steps:
+        """Those of no step; of relaxed levels where an accept rule is on."""
+        rule = self.arm.method.accept
+        return Steps(relaxed=None if rule is None or rule.off else [])
+
+    def fault_of(self, session: Session) -> str | None:
+        """What is wrong with an output that came without an error; None if nothing is."""
+        if session.finish is None:
+            return (
+                f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
+                f" nor the budget of {self.request.stop.max_new_tokens}"
+            )
+        if self.replays and session.output() != self.recording:
+            return "left the recorded tokens: it does not decide by `session.verify`"
+        return None
+
+    def rest(self) -> torch.device:
+        """Have memory as it was before the first measurement, and let the machine come to rest;
+        returns the target's device."""
+        self._memory.clear()
+        self._memory.update(copy.deepcopy(self._memory_before))
+        gc.collect()
+        time.sleep(PAUSE_S)
+        return self._workspace.decoders["target"].device
+
     @property
     def replays(self) -> bool:
         """Whether recorded tokens decide in place of the target."""
-        return self._recording is not None
+        return self.recording is not None
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
@@ -211,6 +243,7 @@ class Cell:
             extra=None if failed else m.extra or None,
             target_forwards=None if unseen else whole,
             draft_forwards=None if unseen else drafting,
+            batch=m.batch,
             forwards=None if unseen else m.trace,
             ns=ns,
             peak_bytes=m.peak,
@@ -224,11 +257,91 @@ class Cell:
         )
 
 
+class Together:
+    """Cells of one row whose prompts are decoded together, and measured as one.
+
+    Each gets the steps and the forwards that it took part in, and an equal share of the time: over
+    all prompts these add up to what the row took.
+    """
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = cells
+
+    def measure(self) -> None:
+        """Decode the prompts with the clock running; see `Cell.measure`."""
+        cells, first = self._cells, self._cells[0]
+        device = first.rest()
+        reset_peak(device, None)
+        batch = first.batch([cell.request for cell in cells], self._known())
+        counted = [(cell.counters(), dict[str, float](), list[Proposal]()) for cell in cells]
+        error = None
+        gc.disable()
+        try:
+            batch.begin()
+            for step in first.arm.method.generate_batch(batch):
+                steps, extra, proposed = counted[step.seq]
+                _count(steps, extra, step)
+                if cells[step.seq].pictured:
+                    proposed.append(_proposal(step))
+        except Exception as failure:  # a method's fault fails its cells, not the run
+            error = _one_line(failure)
+        finally:
+            gc.enable()
+        batch.meter.resolve()
+        peak = peak_bytes(device, None)
+        texts = [session.harness.text for session in batch.sessions]
+        started = texts[0].started_ns
+        total = max(text.last_ns for text in texts) - started
+        prefill = max(text.first_ns for text in texts) - started
+        share = _share(divided(batch.meter.forwards, total, prefill), len(cells))
+        for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
+            steps, extra, proposed = counted[place]
+            own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
+            cell.measured = Measured(
+                output=list(session.output()),
+                origin=list(texts[place].origin),
+                finish=session.finish or "error",
+                steps=steps,
+                trace=Trace.pack(replace(f, n_tokens=f.rows[place]) if f.rows else f for f in own),
+                ns=share,
+                peak=peak,
+                drafts=[_drafted(*each) for each in proposed] if cell.pictured else None,
+                extra=extra,
+                error=error or cell.fault_of(session),
+                batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
+            )
+
+    def settle(self, other_cpu: float | None, void: bool) -> None:
+        """See `window.Measurable`."""
+        for cell in self._cells:
+            cell.settle(other_cpu, void)
+
+    def _known(self) -> dict[str, Any]:
+        """What the cells know beforehand of their outputs."""
+        recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
+        references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
+        return {"recordings": recordings, "references": references}
+
+
+def _share(ns: Ns, n: int) -> Ns:
+    """One of n equal shares of a time, whose parts add up."""
+    prefill, draft, verify, host = (
+        (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
+    )
+    decode = draft + verify + host
+    return Ns(prefill + decode, prefill, decode, draft, verify, host)
+
+
 def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
     draft, outcome = step.draft, step.outcome
     steps.levels.append(draft.levels if draft else 0)
     steps.nodes.append(draft.nodes if draft else 0)
     steps.tested.append(outcome.tested)
+    relaxed = outcome.origin.count("relaxed")
+    if relaxed and steps.relaxed is None:  # by a rule of the method's own
+        steps.relaxed = [0] * len(steps.accepted)
+    if steps.relaxed is not None:
+        steps.relaxed.append(relaxed)
     steps.accepted.append(outcome.origin.count("accepted"))
     steps.committed.append(len(outcome.committed))
     for name, value in step.extra.items():
@@ -244,11 +357,11 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
         try:
             yield
         except Exception:
-            for worker in session.workers:
+            for worker in session.harness.workers:
                 with suppress(Exception):  # the first failure counts
                     worker.settle()
             raise
-        for worker in session.workers:
+        for worker in session.harness.workers:
             worker.settle()
 
 

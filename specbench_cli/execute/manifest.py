@@ -54,7 +54,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     """Every row with its parameters and where they come from.
 
     timing_free: whether its counters are a function of inputs and seed alone. uses: the models and
-    heads that it drafts with: a model as `models` names it, a head by its kind.
+    heads that it drafts with: a model as `models` names it, a head by its kind. accept: the rule
+    that lets draft tokens pass though the lossless one rejects them; null where none does.
     """
     return [
         {
@@ -64,9 +65,15 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "source": arm.source,
             "timing_free": arm.method.timing_free,
             "uses": _uses(plan, arm),
+            "accept": _accepts(arm),
         }
         for arm in plan.arms
     ]
+
+
+def _accepts(arm: Arm) -> str | None:
+    rule = arm.method.accept
+    return None if rule is None or rule.off else str(rule)
 
 
 def _uses(plan: Plan, arm: Arm) -> list[str]:

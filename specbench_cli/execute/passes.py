@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench_cli.audit.verdict import Judge
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.cell import Cell, staffed
+from specbench_cli.execute.cell import Cell, Together, staffed
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
@@ -52,6 +52,13 @@ class Answers:
         self.done.add(record.key)
         if record.label == REFERENCE and record.output_ids is not None:
             self.vanilla[record.prompt_id, record.turn, record.pass_] = record.output_ids
+
+
+class Known(NamedTuple):
+    """What is known of an output beforehand: its tokens in a replay, and for upper bounds."""
+
+    recording: list[int] | None
+    reference: list[int] | None
 
 
 class Pass:
@@ -118,16 +125,35 @@ class Pass:
         ):
             visits = every  # what was decoded before an interruption is learnt once more
         self._warm_up(visits[0][0], number)
-        for question, arms in visits:
-            answers: list[list[int]] = []
-            for turn in range(1, len(question.turns) + 1):
-                prompt = self._prompt(question, turn, answers)
-                answer = self._visit(question, prompt, arms, number, memory)
-                if answer is None:
-                    break  # vanilla failed: there is no context to go on from
-                answers.append(answer)
+        size = self._plan.config.batch
+        for first in range(0, len(visits), size):
+            together = visits[first : first + size]
+            self._converse([question for question, _ in together], together[0][1], number, memory)
         self._windows.settle()
         self._write()
+
+    def _converse(
+        self,
+        questions: Sequence[Question],
+        arms: Sequence[Arm],
+        number: int,
+        memory: dict[str, dict[str, Any]],
+    ) -> None:
+        """All turns of questions that are decoded together."""
+        answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
+        turn = 1
+        # Where vanilla failed, there is no context to go on from.
+        while live := [
+            question
+            for question in questions
+            if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
+        ]:
+            asked = [(each, self._prompt(each, turn, answers[each.prompt_id])) for each in live]
+            found = self._visit(asked, arms, number, memory)
+            for question, answer in zip(live, found, strict=True):
+                if answer is not None:
+                    answers[question.prompt_id].append(answer)
+            turn += 1
 
     def near_ties(self) -> dict[str, Any] | None:
         """See `evidence.near_ties`; None where outputs are not compared token by token."""
@@ -170,54 +196,83 @@ class Pass:
 
     def _visit(
         self,
-        question: Question,
-        prompt: Prompt,
+        asked: Sequence[tuple[Question, Prompt]],
         arms: Sequence[Arm],
         number: int,
         memory: dict[str, dict[str, Any]],
-    ) -> list[int] | None:
-        """Run the missing cells of a prompt; returns vanilla's answer."""
-        budget = self._plan.budget(question)
-        self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
-        self._bench.workspace.reserve(len(prompt.ids) + budget)
-        request = Request(
-            prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget)
-        )
-        recording = self._recording(request, number)
-        reference = None
-        if any(arm.method.upper_bound for arm in arms):
-            reference = self._vanilla(request, number)
-        cells = []
+    ) -> list[list[int] | None]:
+        """Run the missing cells of prompts that are decoded together; returns vanilla's answers."""
+        requests = [self._request(question, prompt) for question, prompt in asked]
+        bounds = any(arm.method.upper_bound for arm in arms)
+        known = [
+            Known(
+                self._recording(request, number), self._vanilla(request, number) if bounds else None
+            )
+            for request in requests
+        ]
+        groups = [Group(question, [], None) for question, _ in asked]
         for arm in arms:
             if arm.label in self.left_out:
                 continue
-            done = (prompt.prompt_id, prompt.turn, arm.label, number) in self._answers.done
-            if done and not self._learns(arm):
+            cells: list[Cell] = []
+            kept: list[Group | None] = []
+            for (question, prompt), request, told, group in zip(
+                asked, requests, known, groups, strict=True
+            ):
+                key = (prompt.prompt_id, prompt.turn, arm.label, number)
+                done = key in self._answers.done
+                if not done or self._learns(arm):
+                    cells.append(self._cell(arm, question, prompt, request, told, number, memory))
+                    kept.append(None if done else group)
+            if not cells:
                 continue
-            cell = Cell(
-                arm,
-                prompt,
-                request,
-                self._bench.workspace,
-                self._sampling,
-                number,
-                memory[arm.label],
-                None if arm.method.peer else recording,
-                reference if arm.method.upper_bound else None,
-                pictured=number == 1 and question.prompt_id in self._pictured,
-            )
-            if done:
-                cell.measure()
-            else:
+            cell = cells[0] if self._plan.config.batch == 1 else Together(cells)
+            if any(kept):
                 self._windows.run(cell)
-            if cell.lost is not None:
-                self._leave_out(arm, number, cell.lost)
-            elif not done:
-                cells.append(cell)
-        answer = self._reference(prompt, number, cells)
-        self._pending.append(Group(question, cells, answer))
+            else:
+                cell.measure()
+            lost = next((each.lost for each in cells if each.lost is not None), None)
+            if lost is not None:
+                self._leave_out(arm, number, lost)
+                continue
+            for own, keeper in zip(cells, kept, strict=True):
+                if keeper is not None:
+                    keeper.cells.append(own)
+        for (_, prompt), group in zip(asked, groups, strict=True):
+            group.reference = self._reference(prompt, number, group.cells)
+        self._pending.extend(groups)
         self._write()
-        return answer
+        return [group.reference for group in groups]
+
+    def _request(self, question: Question, prompt: Prompt) -> Request:
+        """A prompt as it is decoded; there is room for it."""
+        budget = self._plan.budget(question)
+        self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
+        self._bench.workspace.reserve(len(prompt.ids) + budget)
+        return Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget))
+
+    def _cell(
+        self,
+        arm: Arm,
+        question: Question,
+        prompt: Prompt,
+        request: Request,
+        known: Known,
+        number: int,
+        memory: dict[str, dict[str, Any]],
+    ) -> Cell:
+        return Cell(
+            arm,
+            prompt,
+            request,
+            self._bench.workspace,
+            self._sampling,
+            number,
+            memory[arm.label],
+            None if arm.method.peer else known.recording,
+            known.reference if arm.method.upper_bound else None,
+            pictured=number == 1 and question.prompt_id in self._pictured,
+        )
 
     def _recording(self, request: Request, number: int) -> list[int] | None:
         """In a replay, the tokens that all are given: vanilla's."""
@@ -280,7 +335,8 @@ class Pass:
         for arm in self._plan.arms * WARM_UP_ROUNDS:
             if arm.label in self.left_out:
                 continue
-            session = Session(self._bench.workspace, request, self._sampling)
+            kind = PeerSession if arm.method.peer else Session
+            session = kind(self._bench.workspace, request, self._sampling)
             transport, parallel = self._bench.workspace.transport, arm.method.workers > 1
             try:
                 with staffed(session, transport, parallel):

@@ -153,11 +153,27 @@ def make_plan(config: RunConfig) -> Plan:
             f" same: not under {config.verify}",
             hint="--temperature 0, or --verify coupled",
         )
+    ruled = [arm.label for arm in arms if arm.method.accept and not arm.method.accept.off]
+    if ruled and config.verify in ("block", "replay"):
+        why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
+        raise UsageError(
+            f"{', '.join(ruled)} has an accept rule, which decides on single tokens, and --verify"
+            f" {config.verify} {why}",
+            hint="--verify rejection or coupled, or --temperature 0",
+        )
     if config.devices is not None and all(arm.method.workers == 1 for arm in arms):
         raise UsageError(
             "--devices is for methods that draft while the target computes, and none of them is run"
             f" ({', '.join(arm.label for arm in arms)})",
             hint="add --method pearl, or use --device and --threads, which are for all others",
+        )
+    alone = [arm.label for arm in arms if not arm.method.batches]
+    if config.batch > 1 and alone:
+        raise UsageError(
+            f"{', '.join(alone)} decodes one prompt at a time, and --batch {config.batch} decodes"
+            f" {config.batch} together",
+            hint="leave it out, or drop --batch; specbench list methods says which draft beside the"
+            " target or are another program's",
         )
     tasks = tuple(load_task(name) for name in config.tasks)
     names = [task.name for task in tasks]

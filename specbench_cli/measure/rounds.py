@@ -264,8 +264,9 @@ class Round:
         request = Request("probe", 1, self._prompt, StopRule(frozenset(), NEW_TOKENS))
         session = Session(self._workspace, request, Sampling())
         steps = list(decoding(session))
-        session.meter.resolve()
-        forwards = [f for f in session.meter.forwards if f.role != "prefill"]
+        meter, text = session.harness.meter, session.harness.text
+        meter.resolve()
+        forwards = [f for f in meter.forwards if f.role != "prefill"]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
         models = {f.model for f in forwards} - {"target"}
         drafts = sum(f.model != "target" for f in forwards)
@@ -274,7 +275,7 @@ class Round:
         own_line = any(draft.nodes > draft.levels for draft in drafted) or any(
             isinstance(self._models[model], Head) for model in models
         )
-        host = max(0, session.last_ns - session.first_ns - busy)
+        host = max(0, text.last_ns - text.first_ns - busy)
         return HostSample(
             of=min(models, default="") if own_line else "",
             drafts=drafts / len(steps),

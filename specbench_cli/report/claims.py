@@ -14,7 +14,7 @@ from specbench_cli.report.row import Row
 from specbench_cli.report.summary import Summary
 
 if TYPE_CHECKING:
-    from specbench_cli.api import Claim, Method
+    from specbench_cli.api import Claim
 
 TITLE = "Claimed and measured"
 NOTE = (
@@ -58,15 +58,15 @@ def lines(summary: Summary, facts: Facts) -> list[Line]:
     return [
         Line(row, claim, here)
         for name, row in best.items()
-        for method in found(name)
-        for claim in method.claims
+        for papers in found(name)
+        for claim in papers.claims
     ]
 
 
-def found(name: str) -> Iterator[type[Method]]:
-    """A method's class, if it can be had here; a run may be another machine's."""
+def found(name: str) -> Iterator[registry.Papers]:
+    """A method's papers, if it can be had here; a run may be another machine's."""
     try:
-        yield registry.load(name)
+        yield registry.papers(name)
     except UsageError:
         return
 

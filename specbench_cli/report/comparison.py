@@ -44,7 +44,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A step. at: output index of its first token; levels drafted, tested and accepted."""
+    """A step. at: output index of its first token; levels drafted, tested and accepted; which of
+    its tokens, from 0, are relaxed."""
 
     at: int
     drafted: int
@@ -52,6 +53,7 @@ class Lane:
     accepted: int
     committed: int
     text: str | None
+    relaxed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,9 @@ def _lanes(record: Record, decode: Decode | None) -> list[Lane]:
         steps.levels, steps.tested, steps.accepted, steps.committed, strict=True
     ):
         text = _text(ids[at : at + committed], decode)
-        lanes.append(Lane(at, drafted, tested, accepted, committed, text))
+        origins = (record.origin or [])[at : at + committed]
+        relaxed = tuple(place for place, word in enumerate(origins) if word == "relaxed")
+        lanes.append(Lane(at, drafted, tested, accepted, committed, text, relaxed))
         at += committed
     return lanes
 

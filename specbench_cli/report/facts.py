@@ -16,6 +16,7 @@ class Facts:
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
+    batch: how many prompts are decoded together.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
     """
 
@@ -32,6 +33,7 @@ class Facts:
     noisy: bool
     aa_noise: float | None
     tuned: str
+    batch: int = 1
     runs: int = 1
     forced: tuple[str, ...] = ()
 
@@ -56,6 +58,7 @@ class Facts:
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
+            batch=config.get("batch") or 1,
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
         )
@@ -82,6 +85,8 @@ class Facts:
             work.append(self.device)
         if self.threads:
             work.append(f"{self.threads} threads")
+        if self.batch > 1:
+            work.append(f"batch {self.batch}")
         if self.seed is not None:
             work.append(f"seed {self.seed}")
         if self.runs > 1:

@@ -17,21 +17,39 @@ Align = Literal["l", "r", "c"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: heading, alignment, and a row's cell."""
+    """A column: heading, alignment, a row's cell; an optional one is left out where it is empty."""
 
     heading: str
     align: Align
     cell: Callable[[Row], str]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table. lossy: how many of its last rows are lossy, and ranked with none above them."""
+    """A table. lossy: how many of its last rows are lossy, and ranked with none above them.
+    optional: places of columns that are left out where they are empty."""
 
     headings: tuple[str, ...]
     aligns: tuple[Align, ...]
     rows: tuple[tuple[str, ...], ...]
     lossy: int = 0
+    optional: frozenset[int] = frozenset()
+
+    def trimmed(self) -> Grid:
+        """Without optional columns that are empty."""
+        places = [
+            at
+            for at in range(len(self.headings))
+            if at not in self.optional or any(row[at] != text.NONE for row in self.rows)
+        ]
+        return Grid(
+            tuple(self.headings[at] for at in places),
+            tuple(self.aligns[at] for at in places),
+            tuple(tuple(row[at] for at in places) for row in self.rows),
+            self.lossy,
+            frozenset(new for new, at in enumerate(places) if at in self.optional),
+        )
 
 
 def _between(low: float | None, high: float | None) -> str:
@@ -52,6 +70,7 @@ SPEED = (
     Column("95% CI", "c", lambda row: _between(row.decode_speedup_low, row.decode_speedup_high)),
     Column("MAT", "r", lambda row: text.number(row.mat)),
     Column("accept", "r", lambda row: text.percent(row.acceptance_rate)),
+    Column("relaxed", "r", lambda row: text.percent(row.relaxed), optional=True),
 )
 """How much faster, how sure, and how much of the drafts is accepted."""
 COST = (
@@ -73,7 +92,8 @@ def grid(columns: Sequence[Column], rows: Sequence[Row]) -> Grid:
         tuple(column.align for column in columns),
         tuple(tuple(column.cell(row) for column in columns) for row in rows),
         sum(not row.lossless for row in rows),
-    )
+        frozenset(at for at, column in enumerate(columns) if column.optional),
+    ).trimmed()
 
 
 def by_family(summary: Summary, figure: Callable[[Row], str]) -> Grid:

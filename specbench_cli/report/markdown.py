@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -97,13 +98,15 @@ def _family(name: str, rows: Sequence[Row]) -> list[str]:
 def _grid(found: Grid) -> str:
     """A grid's table; lossy rows, which no lossless one is ranked with, in one of their own."""
     end = len(found.rows) - found.lossy
-    parts = [table(found.headings, found.rows[:end])]
+    parts = [_part(found, found.rows[:end])]
     if found.lossy:
-        parts += [
-            f"{text.LOSSY.capitalize()}.",
-            table(found.headings, found.rows[end:]),
-        ]
+        parts += [f"{text.LOSSY.capitalize()}.", _part(found, found.rows[end:])]
     return "\n\n".join(parts)
+
+
+def _part(found: Grid, rows: tuple[tuple[str, ...], ...]) -> str:
+    own = replace(found, rows=rows).trimmed()
+    return table(own.headings, own.rows)
 
 
 def _speedup(row: Row) -> str:
@@ -212,6 +215,8 @@ _DETAIL_HEADINGS = (
     "accepted at level 1, 2, ...",
     "nodes a step",
     "node yield",
+    "relaxed",
+    "rule rate",
     "reused",
     "target / draft forwards",
     "void",
@@ -233,6 +238,8 @@ def _detail(row: Row) -> Sequence[object]:
         positions or text.NONE,
         text.number(row.nodes_per_step, 1),
         text.percent(row.node_yield),
+        text.percent(row.relaxed),
+        text.percent(row.rule_rate),
         text.percent(row.reuse_rate),
         " / ".join(text.number(count, 0) for count in forwards),
         f"{row.n_void} of {row.n_cells}",

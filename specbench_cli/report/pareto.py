@@ -1,6 +1,6 @@
 """A sweep: its rows by parameter, and which trade drafting against verifying best.
 
-Discard rate (drafted tokens that were not accepted / generated tokens) is what drafting wasted;
+Discard rate (drafted tokens that do not stand / generated tokens) is what drafting wasted;
 verification rate (target forwards / generated tokens) is what it saved. A row is on the front if no
 other is better in one and as good in the other. Vanilla, which drafts nothing, is its end.
 """

@@ -196,6 +196,8 @@ def _unpredictable(
         return "failed"
     if record.forwards is None or record.steps is None:
         return "its forwards are not metered"
+    if record.batch is not None:
+        return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
     models = {kind.model for kind in record.forwards.kinds}
     heads = {name: sha for name, sha in heads_of(manifest).items() if name in models}
     for each in filter(None, (costs, against)):

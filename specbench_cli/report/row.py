@@ -14,6 +14,8 @@ from specbench_cli.report.standing import NearTies
 from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
+_CONTROL = "random("
+"""How the manifest writes the accept rule that lets pass at random."""
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
 
 
@@ -44,9 +46,13 @@ class Row:
     acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
         at level k / steps that drafted level k, from k = 1. nodes_per_step: drafted tokens a step,
         which trees have more of than levels. node_yield: accepted / nodes.
+    accept_rule: what lets draft tokens stand that the lossless rule rejects, with its numbers; null
+        where nothing does. relaxed: the share of tokens that stand so, none of which is among the
+        accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed.
+    control: whether its accept rule is the random one, that others are held against.
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
         guess and count so in `extra`.
-    discard_rate: drafted tokens that were not accepted / tokens. verification_rate: target forwards
+    discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
         / tokens; of peers, whose forwards are not seen, one for prefill and one a step.
     tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
         committed in it, over outputs. share_*: of decode; with several workers of their sum.
@@ -70,6 +76,7 @@ class Row:
     broken: bool
     broken_why: str | None
     upper_bound: bool = False
+    control: bool = False
     letters: str = ""
     decode_letters: str = ""
     speedup: float | None
@@ -88,6 +95,9 @@ class Row:
     acceptance_by_position: tuple[float, ...]
     nodes_per_step: float | None
     node_yield: float | None
+    accept_rule: str | None
+    relaxed: float | None
+    rule_rate: float | None
     reuse_rate: float | None
     discard_rate: float | None
     verification_rate: float | None
@@ -136,14 +146,18 @@ def make_row(
     ties: NearTies,
     evidence: Evidence,
     bound: bool = False,
+    accept: str | None = None,
 ) -> Row:
-    """The row of a label's cells (at least one); a broken one's speedups are withheld."""
+    """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
+    accept rule, as the manifest has it."""
     first, broken = cells[0], broken_why is not None
     shown, decoding = (Speedup() if broken else s for s in (speedup, decode_speedup))
     likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
     accepted, nodes = _sum(s.accepted for s in steps), _sum(s.nodes for s in steps)
+    lossy = [s for s in steps if s.relaxed is not None]
+    relaxed = _sum(s.relaxed or [] for s in lossy)
     mat = _ratio(_sum(s.committed for s in steps), sum(len(s.levels) for s in steps))
     timed = [r for r in cells if not r.void and r.error is None]
     target, draft, host = _shares(timed)
@@ -169,6 +183,7 @@ def make_row(
         broken=broken,
         broken_why=broken_why,
         upper_bound=bound,
+        control=accept is not None and accept.startswith(_CONTROL),
         speedup=shown.ratio,
         speedup_low=shown.low,
         speedup_high=shown.high,
@@ -184,9 +199,12 @@ def make_row(
         mat_note=None if mat is not None else ("no step" if steps else "steps not reported"),
         acceptance_rate=_ratio(accepted, drafted),
         alpha=_ratio(accepted, tested),
-        acceptance_by_position=_by_position(steps),
+        acceptance_by_position=_by_position(cells),
         nodes_per_step=_ratio(nodes, sum(len(s.nodes) for s in steps)),
         node_yield=_ratio(accepted, nodes),
+        accept_rule=accept,
+        relaxed=_ratio(relaxed, _sum(s.committed for s in lossy)),
+        rule_rate=_ratio(relaxed, _sum(s.tested for s in lossy) - _sum(s.accepted for s in lossy)),
         reuse_rate=_reuse_rate(cells),
         discard_rate=discarded,
         verification_rate=verified,
@@ -248,17 +266,30 @@ def _reuse_rate(cells: Iterable[Record]) -> float | None:
     return _ratio(counted["reused"], counted["reused"] + counted["missed"])
 
 
-def _by_position(steps: Iterable[Steps]) -> tuple[float, ...]:
+def _by_position(cells: Iterable[Record]) -> tuple[float, ...]:
     drafted, accepted = Counter[int](), Counter[int]()
-    for s in steps:
-        drafted.update(s.levels)
-        accepted.update(s.accepted)
+    for r in cells:
+        if r.steps is not None:
+            drafted.update(r.steps.levels)
+            accepted.update(_levels(r.steps, r.origin))
     deepest = max(drafted, default=0)
     return tuple(
-        sum(n for level, n in accepted.items() if level >= k)
-        / sum(n for level, n in drafted.items() if level >= k)
+        accepted[k] / sum(n for level, n in drafted.items() if level >= k)
         for k in range(1, deepest + 1)
     )
+
+
+def _levels(steps: Steps, origin: Sequence[str] | None) -> Iterable[int]:
+    """The accepted levels of all steps; the first ones, where none is relaxed."""
+    if origin is None or not any(steps.relaxed or ()):
+        yield from (level for n in steps.accepted for level in range(1, n + 1))
+        return
+    at = 1  # prefill commits the first token
+    for committed in steps.committed:
+        for level, word in enumerate(origin[at : at + committed], start=1):
+            if word == "accepted":
+                yield level
+        at += committed
 
 
 def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float | None]:
@@ -278,7 +309,8 @@ def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:
     discarded = verified = tokens = 0
     for r in cells:
         if r.steps is not None and r.n_tokens:
-            discarded += sum(r.steps.nodes) - sum(r.steps.accepted)
+            stand = sum(r.steps.accepted) + sum(r.steps.relaxed or ())
+            discarded += sum(r.steps.nodes) - stand
             verified += r.target_forwards or 1 + len(r.steps.levels)
             tokens += r.n_tokens
     return _ratio(discarded, tokens), _ratio(verified, tokens)

@@ -12,6 +12,7 @@ _COLUMN = (WIDTH - 3) // 2
 _OPEN, _CLOSE = ">>", "<<"
 """Around the first token that differs."""
 LEGEND = "lanes: = accepted, x rejected, . drafted in vain, + the token that verification adds"
+RELAXED = "       ~ relaxed: rejected, and let pass by a lossy accept rule"
 
 
 def page(found: Comparison) -> str:
@@ -104,7 +105,11 @@ def _steps(found: Comparison) -> list[str]:
     if not found.lanes:
         return ["steps: not reported" if found.own is not None else ""]
     longest = max(lane.drafted for lane in found.lanes) + 1
-    lines = [LEGEND, f"{'step':>4} {'at':>5}  {'lane':{longest}}  tokens"]
+    lines = [
+        LEGEND,
+        *[RELAXED] * any(lane.relaxed for lane in found.lanes),
+        f"{'step':>4} {'at':>5}  {'lane':{longest}}  tokens",
+    ]
     for number, lane in enumerate(found.lanes, start=1):
         head = f"{number:>4} {lane.at:>5}  {_lane(lane):{longest}}  "
         text = f"{lane.committed}" if lane.text is None else repr(lane.text)
@@ -118,7 +123,7 @@ def _steps(found: Comparison) -> list[str]:
 
 
 def _lane(lane: Lane) -> str:
-    rejected = lane.tested - lane.accepted
-    vain = lane.drafted - lane.tested
-    added = lane.committed - lane.accepted
-    return "=" * lane.accepted + "x" * rejected + "." * vain + "+" * added
+    stand = lane.accepted + len(lane.relaxed)
+    marks = "".join("~" if level in lane.relaxed else "=" for level in range(stand))
+    rejected, vain = lane.tested - stand, lane.drafted - lane.tested
+    return marks + "x" * rejected + "." * vain + "+" * (lane.committed - stand)

@@ -30,5 +30,14 @@ class Source(Protocol):
 
 
 def light(record: Record) -> Record:
-    """A record without traces, ids and drafts: most of a run's bulk, which no figure needs."""
-    return replace(record, forwards=None, output_ids=None, origin=None, log_probs=None, drafts=None)
+    """A record without traces, ids and drafts: most of a run's bulk, which no figure needs. Origins
+    stay where counters do not say which levels were accepted: between relaxed ones."""
+    relaxed = record.steps is not None and any(record.steps.relaxed or ())
+    return replace(
+        record,
+        forwards=None,
+        output_ids=None,
+        origin=record.origin if relaxed else None,
+        log_probs=None,
+        drafts=None,
+    )

@@ -27,6 +27,7 @@ from specbench_cli.report.evidence import Evidence, compare
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.pairing import decode, process, total
 from specbench_cli.report.row import Row, Speedup, make_row
+from specbench_cli.report.source import light as without_bulk
 from specbench_cli.report.speedups import BASELINE, speedups
 from specbench_cli.report.standing import broken, near_ties
 from specbench_cli.stats.bootstrap import RESAMPLES
@@ -82,8 +83,7 @@ def summarise(
         manifest: the run's.
         resamples: of the bootstrap, which has a fixed seed.
     """
-    # Traces and ids are most of a run's bulk and no figure needs them: let them go at once.
-    light = [replace(r, forwards=None, output_ids=None, origin=None) for r in records]
+    light = list(map(without_bulk, records))
     whys = broken(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
@@ -124,6 +124,7 @@ def _rows(
     baseline = cells.get(BASELINE, [])
     wall, decoding = (speedups(cells, measure, resamples) for measure in (total, decode))
     bounds = manifest.get("upper_bounds", [])
+    rules = {row["label"]: row.get("accept") for row in manifest.get("rows") or ()}
     rows = [
         make_row(
             own,
@@ -133,6 +134,7 @@ def _rows(
             ties=near_ties(own, manifest),
             evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
             bound=label in bounds,
+            accept=rules.get(label),
         )
         for label, own in cells.items()
     ]

@@ -68,6 +68,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.near_ties(summary),
         *text.evidence(summary),
         *text.quality(summary),
+        *text.controls(summary),
         *text.warnings(summary, facts),
     ]
 
@@ -98,6 +99,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "params_from": row.params_from,
             "mat": row.mat,
             "accept": row.acceptance_rate,
+            "relaxed": row.relaxed,
             "tokens_per_s": row.tokens_per_s,
             "target": row.share_target,
             "draft": row.share_draft,
@@ -123,8 +125,13 @@ def _drawn(summary: Summary) -> list[Text]:
         _Column("time goes to", _bar, "<", 2),
         _Column("output", _output, "<"),
     ]
+    if any(row.relaxed is not None for row in summary.rows):
+        columns.insert(6, _Column("relaxed", lambda row: Text(text.percent(row.relaxed))))
     if any(row.params_from not in (None, "default") for row in summary.rows):
-        columns.insert(7, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2))
+        bar = len(columns) - 2
+        columns.insert(
+            bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
+        )
     lines = _grid(columns, summary.rows)
     if summary.lossy:
         split = 1 + len(summary.lossless)

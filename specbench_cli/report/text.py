@@ -52,7 +52,7 @@ def verdicts(row: Row) -> str:
         "near-tie": row.near_tie,
         "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
     }
-    words = ["upper bound"] * row.upper_bound
+    words = ["upper bound"] * row.upper_bound + ["control"] * row.control
     words += [f"{n} {kind}" for kind, n in counts.items() if n]
     return ", ".join(words + ["reference"] * bool(row.reference))
 
@@ -139,6 +139,33 @@ def quality(summary: Summary) -> list[str]:
             f" against vanilla, on the same questions"
         )
     return lines
+
+
+def controls(summary: Summary) -> list[str]:
+    """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
+    lines = []
+    for row in summary.lossy:
+        if row.control or not row.rule_rate or not row.accept_rule:
+            continue
+        rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
+        if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
+            continue
+        name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
+        how = (
+            f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
+            if rule
+            else f"a row of {name} whose accept rule is RandomAccept({rate})"
+        )
+        lines.append(f"no control: {row.label} let {rate} of the rejected levels pass: add {how}")
+    return lines
+
+
+_AS_MANY = 0.05
+"""How far a control's rate may be off."""
+
+
+def _controls(other: Row, row: Row) -> bool:
+    return other.control and other.method == row.method
 
 
 def warnings(summary: Summary, facts: Facts) -> list[str]:

@@ -6,8 +6,9 @@ import pytest
 
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
+from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
-from specbench_cli.api import Field, Method, MethodParams
+from specbench_cli.api import AcceptParams, Field, Method, MethodParams
 from specbench_cli.audit import checks_law, checks_sampled
 from specbench_cli.audit.cases import Case, walked_cases
 from specbench_cli.audit.certificate import certify
@@ -84,7 +85,35 @@ def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
     words = [passed(params) for params in Subject.of("sps", Sps).variants]
     assert words[:3] == ["default parameters", "length=2 max=2", "length=1 max=1"]
     rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
-    assert words[3:] == [f"length={rule} max=2" for rule in rules]
+    assert words[3:8] == [f"length={rule} max=2" for rule in rules]
+    accepting = ("threshold", "typical", "random")
+    assert words[8:] == [f"length=2 max=2 accept={rule}" for rule in accepting]
+
+
+def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct():
+    subject = Subject.of("sps", Sps)
+    for rule in get_args(Rule):
+        assert {params.accept for params in subject.promising(rule)} == {"exact"}
+    lossy = Subject("sps", Sps, subject.variants[-3:])
+    found = {finding.check: finding for finding in run_checks(lossy, TABLE_CHECKS)}
+    assert found.keys() == {"states", "counters", "twin draft", "useless draft"}
+    assert all(finding.passed for finding in found.values())
+    assert found["counters"].figure["steps"] > 50
+
+
+class TreeParams(AcceptParams, SpsTreeParams):
+    """A tree's, with an accept rule."""
+
+
+@pytest.mark.parametrize("accept", ["threshold", "typical", "random"])
+def test_a_tree_with_an_accept_rule_leaves_true_states_and_counts(accept):
+    tree = type("Relaxed", (SpsTree,), {"Params": TreeParams})
+    variants = tuple(
+        TreeParams(widths=(2, 2), law=law, accept=accept, epsilon=0.2, rate=0.5)
+        for law in ("point", "iid", "wor")
+    )
+    found = run_checks(Subject("tree", tree, variants), {"states": TABLE_CHECKS["states"]})
+    assert [finding.passed for finding in found] == [True, True], found
 
 
 def test_an_upper_bound_is_not_audited_where_there_is_no_vanilla_output():

@@ -71,14 +71,14 @@ class Score:
         gc.collect()
         session = Session(workspace, request, Sampling())
         gc.disable()
-        session.begin()
+        session.harness.begin()
         ends, steps = [], []
         for step in method.generate(session):
-            ends.append(session.last_ns)
+            ends.append(session.harness.text.last_ns)
             steps.append(step)
         gc.enable()
-        session.meter.resolve()
-        begins = [session.first_ns, *ends]
+        session.harness.meter.resolve()
+        begins = [session.harness.text.first_ns, *ends]
         for begin, end, step in zip(begins, ends, steps, strict=False):
             self.all_steps += 1
             self.committed += len(step.outcome.committed)

@@ -1,6 +1,6 @@
-"""A deliberately loose acceptance rule: what a lossy method has to lose on the embedded models.
+"""A deliberately loose accept rule: what a lossy method has to lose on the embedded models.
 
-A draft token stands if the target gives it at least `share` of the probability of its own first
+A draft token passes if the target gives it at least `share` of the probability of its own first
 choice. The target's tokens are then no longer what is committed, and answers get worse:
 
     specbench run --plugin tests/benchmarks/loose.py -m loose -t mini --set loose.share=0.001
@@ -8,12 +8,13 @@ choice. The target's tokens are then no longer what is committed, and answers ge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from methods.sps import Sps, SpsParams
-from specbench_cli.api import Field, Guarantee, MethodParams, Outcome, Session, Step
+from specbench_cli.api import AcceptRule, Field, MethodParams
 
 
 class LooseParams(SpsParams):
@@ -24,36 +25,26 @@ class LooseParams(SpsParams):
     )
 
 
+@dataclass(frozen=True)
+class Share(AcceptRule):
+    """Lets pass what is not too far behind the likeliest token."""
+
+    share: float
+    name: ClassVar[str] = "share"
+
+    def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
+        """p(x) >= share max p."""
+        return p.gather(-1, tokens[:, None])[:, 0] >= self.share * p.amax(-1)
+
+
 class Loose(Sps):
-    """Greedy drafting with sps, verified by likelihood instead of by identity."""
+    """sps, which takes what is likely enough beside what the target chooses."""
 
     name: ClassVar[str] = "loose"
     Params: ClassVar[type[MethodParams]] = LooseParams
     params: LooseParams
 
-    def guarantee(self, sampling: str) -> Guarantee:
-        """Nothing but, perhaps, quality."""
-        return "quality_only"
-
-    def generate(self, session: Session) -> Iterator[Step]:
-        """As sps, with step 3's rule replaced."""
-        self.start(session)
-        session.prefill()
-        session.forwards()
-        while session.finish is None:
-            draft = self.propose(session, session.room())
-            rows = session.score(draft).float()
-            ids = draft.tokens
-            worst = math.log(self.params.share) if self.params.share else -math.inf
-            behind = rows[: len(ids)].gather(1, ids[:, None])[:, 0] - rows[: len(ids)].amax(-1)
-            accepted = int((behind >= worst).long().cumprod(0).sum())
-            last = int(rows[accepted].argmax())
-            outcome = Outcome(
-                path=tuple(range(accepted)),
-                committed=(*ids[:accepted].tolist(), last),
-                origin=(*["relaxed"] * accepted, "bonus" if accepted == len(ids) else "recovered"),
-                tested=min(accepted + 1, len(ids)),
-            )
-            committed = session.commit(outcome)
-            self.observe(session, committed)
-            yield Step(seq=0, draft=draft, outcome=committed, forwards=session.forwards())
+    @property
+    def accept(self) -> AcceptRule:
+        """Its rule; with `accept=random`, that one's control."""
+        return self.params.rule or Share(self.params.share)

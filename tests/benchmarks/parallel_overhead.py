@@ -57,9 +57,9 @@ class Lanes:
 
     def add(self, session: Session, steps: Sequence[Step], ends: Sequence[int], full: int) -> None:
         """Take the steps of a decoding whose windows had their full size."""
-        orders, answers = session.meter.messages[::2], session.meter.messages[1::2]
+        orders, answers = session.harness.meter.messages[::2], session.harness.meter.messages[1::2]
         pairs = list(zip(orders, answers, strict=True))
-        begins = [session.first_ns, *ends]
+        begins = [session.harness.text.first_ns, *ends]
         for number, step in enumerate(steps[:-1]):
             order, answer = pairs[number]
             drafts = [f for f in step.forwards if f.worker == 1 and f.role == "draft"]
@@ -132,13 +132,13 @@ def measure(args: argparse.Namespace) -> Lanes:
                 session = Session(workspace, request, sampling)
                 gc.collect()
                 gc.disable()
-                session.begin()
+                session.harness.begin()
                 steps, ends = [], []
                 for step in Pearl(PearlParams(window=args.window)).generate(session):
-                    ends.append(session.last_ns)
+                    ends.append(session.harness.text.last_ns)
                     steps.append(step)
                 gc.enable()
-                session.meter.resolve()
+                session.harness.meter.resolve()
                 if number >= WARM_UPS:
                     lanes.add(session, steps, ends, args.window)
     finally:

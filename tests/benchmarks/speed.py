@@ -69,7 +69,9 @@ class Trail:
         for step in steps:
             trail.append((position, len(step.outcome.path)))
             position += len(step.outcome.committed)
-        replaced = (at for at, origin in enumerate(session.origin) if origin == "recovered")
+        replaced = (
+            at for at, origin in enumerate(session.harness.text.origin) if origin == "recovered"
+        )
         return cls(frozenset(replaced), tuple(trail))
 
 
@@ -115,10 +117,10 @@ class Score:
         gc.collect()
         session = Session(workspace, request, Sampling())
         gc.disable()
-        session.begin()
+        session.harness.begin()
         steps = list(method.generate(session))
         gc.enable()
-        self.seconds += (session.last_ns - session.started_ns) / 1e9
+        self.seconds += (session.harness.text.last_ns - session.harness.text.started_ns) / 1e9
         self.outputs.append(list(session.output()))
         self.trails.append(Trail.of(session, steps))
 

@@ -23,9 +23,10 @@ LEFT = {
     "the positions of a level": (levels, "_positions", "sps-tree", GROWN, GREEDY),
     "what a node sees": (torch, "eye", "eagle2", {"depth": 3}, GREEDY),
     "who is fed": (torch, "arange", "eagle2", {"depth": 3}, GREEDY),
-    "who is prepared": (torch, "tensor", "ssd", {"length": 2}, GREEDY),
+    "who is prepared": (host, "ids", "ssd", {"length": 2}, GREEDY),
     "noise": (Noise, "__init__", "vanilla", {}, COUPLED),
-    "what was drawn": (torch, "as_tensor", "staged", STAGED, REJECTION),
+    "what was drawn": (host, "ids", "staged", STAGED, REJECTION),
+    "what is sent": (host, "sent", "eagle", {"depth": 2}, GREEDY),
 }
 """What is left on the CPU: by whom, and whose steps need it."""
 
@@ -73,8 +74,13 @@ READS = {
     "copy": lambda rows: torch.empty(rows.shape).copy_(rows),
     "numpy": lambda rows: rows.numpy(),
     "a place on the CPU": lambda rows: rows[torch.tensor([0])],
+    "places as a list": lambda rows: rows[[0]],
+    "made there": lambda rows: torch.tensor([0], device=rows.device),
+    "made like another": lambda rows: rows.new_tensor([0.5]),
+    "sent": lambda rows: torch.zeros(2).to(rows.device),
+    "sent like another": lambda rows: torch.zeros(2).to(rows),
 }
-"""What waits for the device, or has a tensor on the CPU sent there, in passing."""
+"""What waits for the device in passing: for an answer, or until something has got there."""
 
 
 def planted(monkeypatch, read):
@@ -103,7 +109,7 @@ def test_a_wait_more_is_counted_and_told(far, monkeypatch):
 
 
 def test_what_the_cpu_holds_is_read_without_a_wait(far):
-    with far.on(torch.device("cuda", 0)):
+    with far.on():
         assert host.numbers(torch.tensor([3, 4])) == [3, 4]
         assert float(torch.ones(2).sum()) == 2.0
     assert not far.mode.loading

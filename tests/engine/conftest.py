@@ -50,13 +50,14 @@ def open_session() -> Callable[..., Session]:
         eos: Sequence[int] = (),
         budget: int = 8,
         sampling: Sampling | None = None,
+        kind: type[Session] = Session,
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
         decoders = {"target": TableDecoder("target", target)}
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
-        return Session(
+        return kind(
             Workspace(
                 decoders,
                 capacity=len(prompt) + budget,

@@ -155,9 +155,9 @@ def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sa
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_a_tree_takes_a_call_of_the_draft_for_each_level(growth, depth, k):
     session, levels, _, first = growth(4)
-    before = len(session.meter.forwards) - 1  # `begin` is the first of them
+    before = len(session.harness.meter.forwards) - 1  # `begin` is the first of them
     grow(levels, first, session, k=k, depth=depth, nodes=20)
-    calls = session.meter.forwards[before:]
+    calls = session.harness.meter.forwards[before:]
     assert len(calls) == depth
     assert all((call.model, call.role) == ("draft", "draft") for call in calls)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from methods.sps import Sps
 from specbench_cli.engine.drafting.lengths import (
     CONFIDENCE,
     RULES,
@@ -14,7 +15,6 @@ from specbench_cli.engine.drafting.lengths import (
     Heuristic,
     LengthParams,
     Oracle,
-    draft_chain,
     learnt,
     rule_of,
 )
@@ -273,7 +273,7 @@ def test_the_doubt_of_tokens_below_the_least_counts(session):
 
 def test_the_oracle_stops_behind_the_first_token_that_vanilla_does_not_say(session):
     made = session()
-    made.reference = [*made.output(), 3, 1, 4, 2]
+    made.harness.reference = [*made.output(), 3, 1, 4, 2]
     rule = Oracle(made, 20)
     tokens = [(said([0.0] * 5), token) for token in (3, 1, 0, 2)]
     assert drafted(rule, *tokens) == 3
@@ -281,7 +281,7 @@ def test_the_oracle_stops_behind_the_first_token_that_vanilla_does_not_say(sessi
 
 def test_the_oracle_stops_behind_the_end_of_vanillas_output(session):
     made = session()
-    made.reference = [*made.output(), 3]
+    made.harness.reference = [*made.output(), 3]
     assert drafted(Oracle(made, 20), (EVEN[0], 3), EVEN, EVEN) == 2
 
 
@@ -311,12 +311,13 @@ def test_each_kept_token_is_asked_about_once_and_stays(session, name, sampling):
     model.forward(made.since(0), state)
     rule = rule_of(LengthParams(length=name, max=6), made, lambda rows: torch.tensor([0.8]))
     asked = []
-    more = rule.more
+    method, more = Sps(), rule.more
+    method.model, method.state, method.length = model, state, rule
     rule.more = lambda out, pick: asked.append(int(pick[0])) or more(out, pick)
     for limit in (0, 1, 9):
         asked.clear()
         state.rollback(0, len(made.tokens()) - 1)
-        draft = draft_chain(made, model, state, rule, limit)
+        draft = method.propose(made, limit)
         assert draft.tokens.tolist() == asked
         assert len(asked) <= min(limit, 6)
         assert (draft.q is None) == (not asked or not sampling.draws)

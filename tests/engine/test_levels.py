@@ -13,7 +13,7 @@ from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request
 from specbench_cli.engine.types import Draft, Features, Out, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of
@@ -53,7 +53,7 @@ def workspace(tiny_checkpoint):
 
 
 def opened(workspace, slack=30):
-    session = Session(
+    session = PeerSession(  # whose text moves on by itself
         workspace, Request("tiny/0", 0, PROMPT, StopRule(frozenset(), 20)), Sampling()
     )
     model = session.draft()

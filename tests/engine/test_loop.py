@@ -52,7 +52,7 @@ def test_counts_add_up_whatever_is_proposed(
 
     assert 1 + sum(len(step.outcome.committed) for step in steps) == len(output) <= budget
     assert [x for step in steps for x in step.outcome.committed] == output[1:]
-    assert [x for step in steps for x in step.outcome.origin] == session.origin[1:]
+    assert [x for step in steps for x in step.outcome.origin] == session.harness.text.origin[1:]
     if session.finish == "length":
         assert len(output) == budget
         assert not eos & set(output)
@@ -153,12 +153,12 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         random_table(5, seed=3), random_table(5, seed=4), prompt=(0, 1, 2), budget=9
     )
     steps = list(draft_and_verify(Drafting(), session))
-    prefill = session.meter.forwards[:2]
+    prefill = session.harness.meter.forwards[:2]
     assert [(f.model, f.role, f.n_tokens) for f in prefill] == [
         ("draft", "prefill", 3),
         ("target", "prefill", 3),
     ]
-    assert [f for step in steps for f in step.forwards] == session.meter.forwards[2:]
+    assert [f for step in steps for f in step.forwards] == session.harness.meter.forwards[2:]
     for step in steps:
         *drafting, verifying = step.forwards
         assert [f.role for f in drafting] == ["draft"] * min(2, step.draft.nodes)

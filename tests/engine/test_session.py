@@ -2,13 +2,14 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from specbench_cli.engine import drafts, host
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Draft, Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace
@@ -55,7 +56,7 @@ def test_prefill_commits_the_first_token(opened):
     session = opened()
     assert session.tokens() == [4, 0, 1]
     assert session.output() == [1]
-    assert session.origin == ["prefill"]
+    assert session.harness.text.origin == ["prefill"]
     assert consistent(session)
 
 
@@ -97,7 +98,42 @@ def test_origins_run_along_the_output(opened):
     step(session, 2, 0)
     step(session, 4)
     step(session)
-    assert session.origin == ["prefill", "accepted", "recovered", "accepted", "bonus", "plain"]
+    assert session.harness.text.origin == [
+        "prefill",
+        "accepted",
+        "recovered",
+        "accepted",
+        "bonus",
+        "plain",
+    ]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), REJECTION], ids=lambda s: s.rule)
+def test_whoever_made_an_outcome_the_text_ends_with_its_last_token(opened, sampling):
+    """What is fed next is the token that was committed, not the one that verification chose."""
+    session = opened(budget=20, sampling=sampling)
+    draft = session.chain((2, 3))
+    found = session.verify(draft, session.score(draft))
+    # It stands as a whole; the bonus is left out.
+    session.commit(Outcome((0, 1), (2, 3), ("accepted", "accepted"), 2))
+    assert found.committed == (2, 3, 4)
+    assert session.since(session.state.length()).ids.tolist() == [[3]]
+    assert step(session, 4).committed == (4, 0)
+    # Nothing was verified; another token than the target's follows.
+    session.score(session.chain((1,)))
+    session.commit(Outcome((), (3,), ("recovered",), 1))
+    assert step(session).committed == (4,)
+    assert session.output() == [1, 2, 3, 4, 0, 3, 4]
+    assert consistent(session)
+
+
+def test_a_token_that_was_decided_is_not_sent_to_the_device_again(opened, monkeypatch):
+    session = opened()
+    draft = session.chain((2,))
+    outcome = session.verify(draft, session.score(draft))
+    monkeypatch.delattr(host, "ids")
+    session.commit(replace(outcome, tested=0))
+    assert session.since(session.state.length()).ids.tolist() == [[3]]
 
 
 # ---- cuts ---------------------------------------------------------------------------------------
@@ -125,7 +161,7 @@ def test_eos_ends_the_output_wherever_it_falls_in_a_step(
     assert (outcome.path, outcome.tested) == (path, tested)
     assert session.finish == "eos"
     assert session.output() == [1, *committed]
-    assert len(session.origin) == len(session.output())
+    assert len(session.harness.text.origin) == len(session.output())
     assert consistent(session)
 
 
@@ -173,7 +209,7 @@ def test_a_budget_of_one_is_spent_by_prefill(opened):
 
 
 def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
-    session = opened(eos=[3])
+    session = opened(eos=[3], kind=PeerSession)
     outcome = session.verify(session.chain((2, 3)), session.score(session.chain((2, 3))))
     adopted = session.adopt(outcome)
     assert (adopted.committed, session.finish) == ((2, 3), "eos")
@@ -182,12 +218,17 @@ def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
 def test_what_a_peer_decoded_arrived_with_the_first_step_that_it_tells(
     open_session, successor_table
 ):
-    session = open_session(successor_table(CYCLE), prompt=(4, 0))
+    session = open_session(successor_table(CYCLE), prompt=(4, 0), kind=PeerSession)
     session.adopt(Outcome((), (1,), ("plain",), 0))
-    arrived = session.last_ns
-    assert session.started_ns < session.first_ns == arrived
+    text = session.harness.text
+    arrived = text.last_ns
+    assert text.started_ns < text.first_ns == arrived
     session.adopt(Outcome((), (2,), ("plain",), 0))
-    assert (session.output(), session.last_ns, session.first_ns) == ([1, 2], arrived, arrived)
+    assert (session.output(), session.harness.text.last_ns, session.harness.text.first_ns) == (
+        [1, 2],
+        arrived,
+        arrived,
+    )
 
 
 # ---- trees --------------------------------------------------------------------------------------
@@ -277,7 +318,7 @@ def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_tabl
             while session.room() >= 3:
                 draft = Draft(torch.tensor([1, 2, 3]), parents=parents)
                 session.commit(session.verify(draft, session.score(draft)))
-            outputs.append((session.output(), session.origin))
+            outputs.append((session.output(), session.harness.text.origin))
         assert outputs[0] == outputs[1]
 
 
@@ -618,13 +659,13 @@ def test_a_missing_decoder_or_module_is_a_fault_that_names_it(workspace):
     with pytest.raises(MethodFault, match="'medusa'"):
         session.draft("medusa")
     with pytest.raises(MethodFault, match="'target'"):
-        session.module("target")
+        PeerSession(workspace, request(), Sampling()).module("target")
 
 
 def test_modules_and_tokenizer_come_from_the_run(workspace):
     workspace.modules = {"target": "a module"}.__getitem__
     workspace.tokenizer = "a tokenizer"
-    session = Session(workspace, request(), Sampling())
+    session = PeerSession(workspace, request(), Sampling())
     assert session.module("target") == "a module"
     assert session.tokenizer == "a tokenizer"
 
@@ -638,14 +679,15 @@ def test_memory_outlives_a_session_only_where_it_is_handed_in(workspace):
 
 def test_the_timer_runs_from_begin_over_the_first_token_to_the_last(opened):
     session = opened()
-    assert session.started_ns < session.first_ns == session.last_ns
-    first = session.first_ns
+    text = session.harness.text
+    assert text.started_ns < text.first_ns == text.last_ns
+    first = text.first_ns
     step(session, 2)
-    assert session.first_ns == first < session.last_ns
+    assert text.first_ns == first < text.last_ns
 
 
 def test_the_times_of_a_requests_forwards_count_from_its_start(opened):
     session = opened()
     before = time.perf_counter_ns()
-    session.begin()
-    assert before <= session.meter.clock.zero_ns <= session.started_ns
+    session.harness.begin()
+    assert before <= session.harness.meter.clock.zero_ns <= session.harness.text.started_ns

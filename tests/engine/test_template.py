@@ -153,10 +153,10 @@ def ready(open_session, random_table):
 )
 def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
     session, levels, first, table = ready()
-    before = len(session.meter.forwards) - 1
+    before = len(session.harness.meter.forwards) - 1
     grown = fill(template, levels, first, session)
     assert grown.draft.parents == template.parents
-    assert len(session.meter.forwards) - before == template.depth
+    assert len(session.harness.meter.forwards) - before == template.depth
     ids, tree = grown.draft.tokens.tolist(), tree_of(template.parents)
     for node, ranks in enumerate(template.nodes):
         text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]

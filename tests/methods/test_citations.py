@@ -1,42 +1,104 @@
-"""What method files say of their sources: BibTeX that can be used, and claims that can be found."""
+"""`methods/papers.yaml`: BibTeX that can be used, claims that can be found, an entry a paper."""
 
 from __future__ import annotations
 
-import inspect
 import re
+from importlib.resources import files
 
 import pytest
+import yaml
 
 from specbench_cli import registry
+from specbench_cli.api import Claim
+from specbench_cli.registry import METHODS, Papers
 
-CLASSES = {name: registry.load(name) for name in registry.METHODS}
-CLAIMED = [(name, claim) for name, method in CLASSES.items() for claim in method.claims]
-
-
-def entries(name: str) -> dict[str, str]:
-    """The BibTeX entries of a method by key."""
-    text = inspect.cleandoc(CLASSES[name].citation)
-    found = re.split(r"\n\n(?=@)", text) if text else []
-    return {re.match(r"@\w+\{([\w-]+),", entry)[1]: entry for entry in found}
+TEXT = files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")
+FILE = yaml.safe_load(TEXT)
+PAPERS = FILE["papers"]
+CLAIMED = [(key, claim) for key, paper in PAPERS.items() for claim in paper.get("claims", ())]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_paper_of_the_registry_is_cited(name):
-    cited = "".join(entries(name).values())
-    for arxiv_id in re.findall(r"arXiv:([\d.]+)", registry.METHODS[name].source):
-        assert f"eprint = {{{arxiv_id}}}" in cited
+def test_every_method_has_a_paper_or_is_said_to_have_none():
+    proposed = {name for paper in PAPERS.values() for name in paper["of"]}
+    assert proposed | set(FILE["without"]) == METHODS.keys()
+    assert not proposed & set(FILE["without"])
+    assert {name for paper in PAPERS.values() for name in paper.get("also", ())} <= proposed
 
 
-def test_entries_are_whole_and_a_key_means_one_paper():
-    seen: dict[str, str] = {}
-    for name in CLASSES:
-        for key, entry in entries(name).items():
-            assert entry.count("{") == entry.count("}")
-            assert {"title", "author", "year"} <= set(re.findall(r"^  (\w+) = ", entry, re.M))
-            assert seen.setdefault(key, entry) == entry
+def test_no_key_comes_twice():
+    assert len(re.findall(r"^  [\w-]+:$", TEXT, re.M)) == len(PAPERS)
 
 
-@pytest.mark.parametrize(("name", "claim"), CLAIMED)
-def test_claim_is_a_speedup_with_its_source(name, claim):
+@pytest.mark.parametrize("key", PAPERS)
+def test_an_entry_is_whole_and_called_by_its_key(key):
+    paper = PAPERS[key]
+    assert {"of", "source", "citation"} <= paper.keys() <= {
+        "of", "also", "source", "claims", "citation",
+    }  # fmt: skip
+    entry = paper["citation"]
+    assert re.match(r"@\w+\{([\w-]+),", entry)[1] == key
+    assert entry.count("@") == 1 and entry.count("{") == entry.count("}")
+    assert {"title", "author", "year"} <= set(re.findall(r"^  (\w+) = ", entry, re.M))
+    place = paper["source"].removeprefix("arXiv:")
+    assert f"eprint = {{{place}}}" in entry or f"url = {{https://{place}}}" in entry
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in FILE["without"]])
+def test_the_registry_names_the_papers_that_propose_a_method(name):
+    sources = [paper["source"] for paper in PAPERS.values() if name in paper["of"]]
+    assert METHODS[name].source == ", ".join(sources)
+
+
+@pytest.mark.parametrize(("key", "claim"), CLAIMED)
+def test_a_claim_is_a_speedup_and_says_where_it_was_read(key, claim):
+    """In the source itself: numbers that notes tag as recalled or second hand are no claims."""
+    claim = Claim(**claim)
     assert re.fullmatch(r"(up to )?\d+(\.\d+)?x( to \d+(\.\d+)?x)?", claim.speedup)
-    assert re.search(r"arXiv:\d{4}\.\d{5}|github\.com/\w+", claim.source)
+    assert re.fullmatch(
+        r"(abstract of|figure in|README of|figure in the repository of)"
+        r" (arXiv:\d{4}\.\d{5}(v\d)?|github\.com/[\w./-]+)",
+        claim.source,
+    )
+
+
+def test_a_method_is_given_its_own_papers_first_and_the_claims_of_these():
+    found = registry.papers("sps-tree")
+    keys = re.findall(r"^@\w+\{([\w-]+),", found.citation, re.M)
+    assert keys == ["miao2024specinfer", "jeon2024rsd", "li2024eagle2"]
+    assert found.claims == ()
+    assert [claim.speedup for claim in registry.papers("eagle2").claims][:2] == ["3.62x", "4.26x"]
+    assert registry.papers("sd") == registry.papers("sps")
+    assert registry.papers("vanilla") == Papers()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_file_holds_what_the_papers_file_is_for(name):
+    kind = registry.load(name)
+    assert (kind.citation, kind.claims) == ("", ())
+
+
+def test_a_plugin_says_it_itself_or_builds_on_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    file = tmp_path / "mine.py"
+    file.write_text('''
+from methods.sps import Sps
+from specbench_cli.api import Claim
+
+class Mine(Sps):
+    """Another."""
+    name = "mine"
+    citation = """
+        @misc{me,
+          title = {Mine},
+        }
+    """
+    claims = (Claim(speedup="9x", source="abstract"),)
+
+class Theirs(Sps):
+    """A third."""
+    name = "theirs"
+''')
+    registry.load_plugin(str(file))
+    assert registry.papers("mine").citation == "@misc{me,\n  title = {Mine},\n}"
+    assert [claim.speedup for claim in registry.papers("mine").claims] == ["9x"]
+    assert registry.papers("theirs") == registry.papers("sps")

@@ -151,7 +151,7 @@ def test_a_step_accounts_for_what_it_drafted_tested_and_committed(open_session, 
             parents = step.draft.parents or range(-1, step.draft.nodes - 1)
             if [-1, *outcome.path][-1] in parents and session.finish is None:
                 assert outcome.tested == accepted + 1
-        assert session.origin[0] == "prefill"
+        assert session.harness.text.origin[0] == "prefill"
 
 
 @pytest.mark.parametrize("name", registry.METHODS)

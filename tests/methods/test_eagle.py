@@ -247,6 +247,9 @@ class Shifted:
     def length(self, seq=0, layer=0):
         return max(self.inner.length() - 1, 0)
 
+    def position(self, seq=0):
+        return self.length()
+
     def commit(self, seq, path):
         self.inner.commit(0, path if self.begun else (0, *(row + 1 for row in path)))
         self.begun = True

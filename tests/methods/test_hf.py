@@ -17,7 +17,7 @@ from methods.vanilla import Vanilla
 from specbench_cli.api import Session, Step
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.session import PeerSession, Request
 from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
@@ -137,7 +137,7 @@ def run(target, draft):
         )
         ids = torch.randint(2, VOCAB, (12,), generator=torch.Generator().manual_seed(prompt))
         request = Request(f"test/{prompt}", 0, tuple(ids.tolist()), stop)
-        session = Session(workspace, request, sampling)
+        session = PeerSession(workspace, request, sampling)
         return session, list(method.generate(session))
 
     return decode
@@ -170,7 +170,7 @@ def test_tokens_are_prefills_and_the_steps(run, peer, sampling):
         session, steps = run(peer, sampling, prompt=prompt)
         committed = [token for step in steps for token in step.outcome.committed]
         assert session.finish is not None
-        assert len(session.origin) == len(session.output())
+        assert len(session.harness.text.origin) == len(session.output())
         assert committed == list(session.output())[1:]
         for step in steps:
             n, m = len(step.outcome.path), step.draft.levels

@@ -76,7 +76,7 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
 def test_the_targets_forwards_are_halves_of_whole_ones(open_session: Any) -> None:
     session = open_session(13, Sampling(), budget=20)
     steps = list(mirror().generate(session))
-    target = [f for f in session.meter.forwards if f.model == "target"]
+    target = [f for f in session.harness.meter.forwards if f.model == "target"]
     assert sum(f.layers[1] == 2 for f in target) == len(steps) + 1
     for step in steps:
         layers = [f.layers for f in step.forwards if f.model == "target"]

@@ -106,7 +106,7 @@ def test_windows_end_with_the_budget():
     for budget in range(2, 12):
         session = Case("equal", pair("equal", 5), Sampling(), budget=budget).open()
         steps = steps_of(session, 4)
-        drafted = sum(f.n_tokens for f in session.meter.forwards if f.role == "draft")
+        drafted = sum(f.n_tokens for f in session.harness.meter.forwards if f.role == "draft")
         assert drafted <= budget and len(session.output()) == budget
         assert all(step.draft is not None and step.draft.levels <= 4 for step in steps)
 
@@ -140,7 +140,7 @@ class Log:
 def test_every_test_draws_a_number_of_its_own():
     """The published code seeds by position, so that the first two tokens of a window share one."""
     session = Case("near", pair("near", 5), SAMPLED, budget=400).open()
-    session.chooser.random = log = Log(session.chooser.random)
+    session._chooser.random = log = Log(session._chooser.random)
     steps = steps_of(session, 3)
     assert log.tests == sum(step.outcome.tested for step in steps)
     assert len(log.numbers) == sum(step.draft.nodes for step in steps if step.draft)

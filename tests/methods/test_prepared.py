@@ -87,7 +87,7 @@ def test_with_attention_the_drafters_rows_equal_recomputation(
     session, reused = open_session(13, sampling_of(rule, 0), budget=24), 0
     for step in method(name, width=4).generate(session):
         reused += step.extra["reused"]
-        (worker,) = session.workers
+        (worker,) = session.harness.workers
         ((decoder, state),) = worker.desk.held
         n = state.length()
         fresh = decoder.new_state(n)
@@ -218,7 +218,7 @@ def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str
         for _ in range(4):
             session = case.open(elsewhere)
             found = [(s.outcome, s.extra) for s in method(name).generate(session)]
-            session.workers[0].settle()
+            session.harness.workers[0].settle()
             assert found == due
 
 

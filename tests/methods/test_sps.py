@@ -131,7 +131,7 @@ def test_a_step_is_one_draft_forward_a_token_and_one_of_the_target(open_session,
 def test_the_draft_model_is_prefilled_once_without_logits(open_session):
     session = open_session(7)
     run(session, 3)
-    prefills = [f for f in session.meter.forwards if f.role == "prefill"]
+    prefills = [f for f in session.harness.meter.forwards if f.role == "prefill"]
     assert [f.model for f in prefills] == ["near", "target"]
     assert {f.n_tokens for f in prefills} == {len(session.requests[0].ids)}
 

@@ -163,7 +163,7 @@ def test_a_step_is_one_draft_forward_a_level_and_one_of_the_target(workspace, sa
         assert [(f.model, f.role) for f in drafting] == [("draft", "draft")] * step.draft.levels
         assert (verifying.model, verifying.role) == ("target", "verify")
         assert verifying.n_tokens == step.draft.nodes + 1
-        assert session.meter.forwards[1].model == "target"
+        assert session.harness.meter.forwards[1].model == "target"
 
 
 # ---- bounds -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_every_step_is_one_plain_forward_of_one_token(open_session):
     assert [step.outcome.origin for step in steps] == [("plain",)] * 8
     assert [step.draft.levels for step in steps] == [0] * 8
     assert [step.outcome.tested for step in steps] == [0] * 8
-    assert [(f.role, f.n_tokens) for f in session.meter.forwards] == [
+    assert [(f.role, f.n_tokens) for f in session.harness.meter.forwards] == [
         ("prefill", len(session.requests[0].ids)),
         *[("verify", 1)] * 8,
     ]

@@ -17,7 +17,8 @@ FAMILIES = ("math_reasoning", "multi_turn", "qa", "rag", "summarization", "trans
 
 @dataclass(frozen=True)
 class Fake:
-    """A made-up method: drafts `length` levels a step, each accepted with chance `alpha`."""
+    """A made-up method: drafts `length` levels a step, each accepted with chance `alpha`, else
+    let pass with chance `relaxed` where it has an accept rule."""
 
     label: str
     method: str | None = None
@@ -30,6 +31,7 @@ class Fake:
     guarantee: str = "exact_tokens"
     verdict: str = "identical"
     sees_steps: bool = True
+    relaxed: float | None = None
 
 
 VANILLA = Fake("vanilla", verdict="reference")
@@ -59,18 +61,22 @@ def _record(
     fake: Fake, prompt: int, pass_: int, n: int, forward_ns: float, rng: np.random.Generator
 ) -> Record:
     counters: dict[str, list[int]] = {k: [] for k in ("levels", "tested", "accepted", "committed")}
-    left = n - 1
+    left, origin, relaxed = n - 1, ["prefill"], []
     while left:
         levels = min(fake.length, left - 1)
-        accepted = 0
-        while accepted < levels and rng.random() < fake.alpha:
-            accepted += 1
+        words: list[str] = []
+        while len(words) < levels and (word := _word(fake, rng)):
+            words.append(word)
         counters["levels"].append(levels)
-        counters["accepted"].append(accepted)
-        counters["tested"].append(min(levels, accepted + 1))
-        counters["committed"].append(accepted + 1)
-        left -= accepted + 1
+        counters["accepted"].append(words.count("accepted"))
+        counters["tested"].append(min(levels, len(words) + 1))
+        counters["committed"].append(len(words) + 1)
+        relaxed.append(words.count("relaxed"))
+        origin += [*words, "plain" if not levels else "recovered"]
+        left -= len(words) + 1
     steps = Steps(nodes=list(counters["levels"]), **counters)
+    if fake.relaxed is not None:
+        steps.relaxed = relaxed
     n_steps, drafted = len(steps.levels), sum(steps.levels)
     noise = rng.lognormal(0, fake.jitter)
     verify = int(n_steps * fake.cost * forward_ns * noise)
@@ -94,7 +100,7 @@ def _record(
         pass_=pass_,
         seed=0,
         output_ids=list(range(n)),
-        origin=["prefill"] + ["plain"] * (n - 1),
+        origin=["prefill"] + ["plain"] * (n - 1) if fake.relaxed is None else origin,
         n_tokens=n,
         finish="length",
         steps=steps if fake.sees_steps else None,
@@ -111,6 +117,13 @@ def _record(
         void=False,
         error=None,
     )
+
+
+def _word(fake: Fake, rng: np.random.Generator) -> str:
+    """What becomes of a tested level; nothing for a rejected one."""
+    if rng.random() < fake.alpha:
+        return "accepted"
+    return "relaxed" if fake.relaxed is not None and rng.random() < fake.relaxed else ""
 
 
 MANIFEST: dict[str, Any] = {

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.api import Claim
+from specbench_cli.registry import Papers
 from specbench_cli.report import claims
 from specbench_cli.report.markdown import report as page_of
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import read, read_together
 
-
-class Claimed:
-    """A method with a claim."""
-
-    claims = (
+CLAIMED = Papers(
+    claims=(
         Claim(
             speedup="2.90x",
             models="Vicuna-7B",
@@ -24,11 +22,12 @@ class Claimed:
             source="abstract",
         ),
     )
+)
 
 
 @pytest.fixture
 def only_sps_claims(monkeypatch):
-    monkeypatch.setattr(claims, "found", lambda name: [Claimed] if name == "sps" else [])
+    monkeypatch.setattr(claims, "found", lambda name: [CLAIMED] if name == "sps" else [])
 
 
 def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, only_sps_claims):

@@ -23,7 +23,6 @@ from specbench_cli.store.schema import (
     to_json,
 )
 
-
 FIFTH = ("target_equivalents", "version", "batch")
 """What schema 5 added to a record."""
 
@@ -224,8 +223,8 @@ def test_message_that_cannot_have_been_is_named(make_record, message, why):
 def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     def forward(model: str, role: str, t0: int, used: bool = True) -> SimpleNamespace:
         return SimpleNamespace(
-            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), share=1.0, t0_ns=t0,
-            t1_ns=t0 + 5, used=used,
+            model=model, role=role, worker=0, batch=1, n_tokens=3, layers=(0, 8), share=1.0,
+            t0_ns=t0, t1_ns=t0 + 5, used=used,
         )  # fmt: skip
 
     sent = SimpleNamespace(sender=0, receiver=1, t0_ns=3, t1_ns=4, nbytes=64)

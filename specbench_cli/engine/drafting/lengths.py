@@ -17,11 +17,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import State
-from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
+from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.errors import MethodFault
 
@@ -125,28 +123,6 @@ class LengthParams(MethodParams):
         return self.length if isinstance(self.length, int) else self.max
 
 
-def draft_chain(
-    session: Session, model: Metered, state: State, length: Length, limit: int
-) -> Draft:
-    """Draft a chain: feed the model what it has not seen, then token by token what it says.
-
-    Args:
-        model, state: a draft model that was prefilled.
-        length: decides when the chain is long enough.
-        limit: most tokens of use.
-    """
-    picks: list[Pick] = []
-    length.begin()
-    x = session.since(state.length())
-    while len(picks) < limit:
-        out = model.forward(x, state)
-        picks.append(session.pick(out, len(picks)))
-        if not length.more(out, picks[-1]):
-            break
-        x = Tokens(picks[-1][0][None])
-    return session.drawn(picks)
-
-
 # ---- rules that stop by what is known of a token ------------------------------------------------
 
 CONFIDENCE = 0.4
@@ -172,11 +148,8 @@ class Stopping(Length):
     def goes_on(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # on its way before the wait for the token
-        if signal is None:
-            token, wanted = host.number(pick[0]), True
-        else:
-            token, said = host.each(pick[0], signal)
-            wanted = self.accepts(said)
+        token, *said = host.each(pick[0], *(() if signal is None else (signal,)))
+        wanted = all(map(self.accepts, said))
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod
@@ -335,7 +308,7 @@ class Oracle(Stopping):
 
     def accepts(self, signal: float) -> bool:
         """See `Stopping`."""
-        reference, at = self._session.reference, self._at + self.drafted - 1
+        reference, at = self._session.harness.reference, self._at + self.drafted - 1
         return reference is None or (at < len(reference) and signal == reference[at])
 
 

@@ -138,7 +138,7 @@ class Levels:
     def _forget(self) -> None:
         """No nodes: the last row that is kept is the root's, or comes before it."""
         self._text = len(self._session.tokens())
-        self._root = self.state.length() - 1  # its position: rows of text stand at their index
+        self._root = self.state.position() - 1  # its position
         self._depth = self.fed = 0
         self._seen, self._left = [b""], None
 
@@ -161,4 +161,4 @@ def _positions(n: int, position: int, device: torch.device) -> Tensor:
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
     """[n, fed] bool from what each of n nodes sees."""
     cells = bytearray(b"".join(seen))
-    return torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1).to(device)
+    return host.sent(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.growth import Grown
 from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Law, Out
 from specbench_cli.engine.verify.tree import ROOT
@@ -48,6 +49,20 @@ class Level:
     picks: tuple[tuple[int, int], ...]
     fed: tuple[int, ...]
     above: tuple[int, ...]
+
+    def take(self, children: Tensor) -> Ids:
+        """The level's tokens, of its parents' children [f, width]."""
+        if host.near(children.device):
+            said = children.tolist()
+            return [said[row][rank] for row, rank in self.picks]
+        flat = tuple([row * children.shape[1] + rank for row, rank in self.picks])
+        return children.flatten().index_select(0, host.places(flat, children.device))
+
+    def inner(self, tokens: Ids) -> Ids:
+        """Of the level's tokens those to feed."""
+        if isinstance(tokens, Tensor):
+            return tokens.index_select(0, host.places(self.fed, tokens.device))
+        return [tokens[at] for at in self.fed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +157,8 @@ def fill(
 ) -> Grown:
     """A draft of a template's shape after the last committed token.
 
-    The model is called once for each level, `levels.begin` included. A device that the host waits
-    for keeps the tokens: which of them are wanted is known beforehand.
+    The model is called once for each level, `levels.begin` included. Which children are wanted is
+    known beforehand: where reading them is a wait, nobody does.
 
     Args:
         template: no deeper than the `limit` that `propose` was given (`Template.within`).
@@ -152,36 +167,21 @@ def fill(
         how: how children are chosen where tokens are drawn, see `Session.branch`.
     """
     out, rows = first, cast(Tensor, first.logits)[0, -1:]
-    near = host.near(session.device)
-    tokens: list[int] = []
-    there: list[Tensor] = []
+    tokens: list[Ids] = []
     laws: list[Tensor] = []
     for ahead, level in enumerate(template.levels()):
         if ahead:
             rows = cast(Tensor, out.logits)[0]
         children, q = session.branch(rows, level.width, how=how, ahead=ahead)
-        if near:
-            said = children.tolist()
-            chosen = [said[row][rank] for row, rank in level.picks]
-            tokens += chosen
-            fed: Sequence[int] | Tensor = [chosen[at] for at in level.fed]
-        else:
-            there.append(_take(children, level.picks))
-            fed = there[-1].index_select(0, host.places(level.fed, children.device))
+        tokens.append(level.take(children))
         if q is not None:
             laws.append(q.index_select(0, host.ids(level.rows, q.device)))
         if level.fed:
-            out = levels.feed(fed, level.above)
-    draft = session.tree(torch.cat(there) if there else tokens, template.parents)
+            out = levels.feed(level.inner(tokens[-1]), level.above)
+    draft = session.tree(host.joined(tokens), template.parents)
     if laws:
         draft = Draft(draft.tokens, template.parents, law=how, q=torch.cat(laws))
     return Grown(draft, template.fed)
-
-
-def _take(children: Tensor, picks: Iterable[tuple[int, int]]) -> Tensor:
-    """Of children [f, width] those at these rows and ranks."""
-    flat = tuple(row * children.shape[1] + rank for row, rank in picks)
-    return children.flatten().index_select(0, host.places(flat, children.device))
 
 
 @lru_cache

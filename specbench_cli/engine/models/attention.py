@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_cli.engine import host
+
 FEW = 32
 """Blocks up to this many rows (drafting, verification) take `attend_few` on a CPU."""
 
@@ -109,6 +111,19 @@ def attend_many(
     out.copy_(y[0])
 
 
+def attend_together(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
+) -> None:
+    """For b sequences with as many new rows each.
+
+    Args:
+        q, out: [b, heads, rows, d]; k, v: [b, kv heads, seen, d], keys not transposed.
+        bias: [b, 1, rows, seen] to add.
+    """
+    shared = q.shape[1] != k.shape[1]
+    out.copy_(F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared))
+
+
 def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """`attend_few` where heads share keys: they count as rows.
 
@@ -182,7 +197,7 @@ class Rotary:
             signs = torch.ones_like(sin)
             signs[:, : self._half] = -1
             tables = (cos, sin * signs)
-        self._tables = tuple(table[:, None].to(self._device) for table in tables)
+        self._tables = tuple(host.sent(table[:, None], self._device) for table in tables)
 
     def arrange(self, weight: Tensor) -> Tensor:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Input, Out
+from specbench_cli.engine.types import Features, Input, Out, Tokens
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -19,18 +19,22 @@ LogitsAt = Literal["last", "all"] | Tensor | None
 class State(Protocol):
     """What a decoder remembers of its sequences. Capacity is fixed at creation.
 
-    Rows are first *written* by a forward, then *committed*; `length` counts written rows.
+    Rows are first *written* by a forward, then *committed*; `length` counts written rows. A row
+    stands at a position of the text: its own number, unless rows before it were left out.
     """
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Rows written for a sequence at a layer."""
+
+    def position(self, seq: int = 0) -> int:
+        """Position of the next row: how many tokens of the text were fed."""
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """Keep, of the rows written since the last commit, those at `path` (indices, increasing);
         the next commit chooses among the last `loose` of them again."""
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from n on."""
+        """Forget all rows from position n on."""
 
     def snapshot(self) -> object:
         """A handle to come back to."""
@@ -44,6 +48,21 @@ class State(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes preallocated."""
+
+
+class Part(NamedTuple):
+    """What one sequence brings to a forward that several share; see `Decoder.forward`.
+
+    x: [1, n], its new rows. state: its own. positions: [1, n]; mask: [n, n], or with more columns.
+    place: of the sequence among those that are decoded together.
+    """
+
+    x: Tokens | Features
+    state: State
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+    logits_at: LogitsAt = "last"
+    place: int = 0
 
 
 class Decoder(ABC):
@@ -106,6 +125,27 @@ class Decoder(ABC):
         Raises:
             ValueError: more rows than the state has room for.
         """
+
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """One forward over new rows of several sequences, as many of each as it brings.
+
+        Each has a state, a length, positions and a mask of its own. By default they go one after
+        another, which costs what they cost alone.
+
+        Returns:
+            what `forward` gives for each part.
+        """
+        return [
+            self.forward(
+                part.x,
+                part.state,
+                positions=part.positions,
+                mask=part.mask,
+                logits_at=part.logits_at,
+                taps=taps,
+            )
+            for part in parts
+        ]
 
     # What heads need of a target; a decoder that is none may do without.
 

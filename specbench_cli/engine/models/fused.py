@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from itertools import accumulate, chain
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.models.attention import Rotary, Table
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine import host
+from specbench_cli.engine.models.attention import Rotary
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
@@ -160,13 +162,52 @@ class FusedStack(Decoder):
             logits = self._logits(h, b, logits_at, plan.scratch)
         return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
 
+    @torch.inference_mode()
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """See `Decoder.forward_batch`: weights are read once for all rows."""
+        if len(parts) == 1:
+            return super().forward_batch(parts, taps=taps)
+        ns = [part.x.ids.shape[1] for part in parts]
+        x = _joined([part.x for part in parts])
+        plan = self._planner.together(parts, self._all)
+        h, tapped = self._follow(plan, self._all, self._enter(x, None)[0], taps)
+        if plan.hopeful and not math.isfinite(h.sum()):
+            plan = self._planner.together(parts, self._all, careful=True)
+            h, tapped = self._follow(plan, self._all, self._enter(x, None)[0], taps)
+        for part, n in zip(parts, ns, strict=True):
+            cast(KVState, part.state).extend(0, self._all, n)
+        # Which rows get logits: every part's last one, or all of them.
+        spans = [range(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
+        wanted = [
+            span[:0] if part.logits_at is None else span[-1:] if part.logits_at == "last" else span
+            for part, span in zip(parts, spans, strict=True)
+        ]
+        rows = list(chain.from_iterable(wanted))
+        logits: Tensor | None = None
+        if rows:
+            whole = len(rows) == len(h)
+            index = None if whole else host.ids(rows, self.device)
+            logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
+        outs, seen = [], 0
+        for span, own in zip(spans, wanted, strict=True):
+            cut = slice(span.start, span.stop)
+            outs.append(
+                Out(
+                    logits[:, seen : seen + len(own)] if logits is not None and own else None,
+                    h[None, cut],
+                    {at: left[None, cut] for at, left in tapped},
+                )
+            )
+            seen += len(own)
+        return outs
+
     def _follow(
         self, plan: Plan, run: Sequence[int], h: Tensor, taps: Sequence[int]
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
         """Rows [b n, hidden] through the layers `run`, and those that leave the layers `taps`."""
         tapped = []
         for at, seen in zip(run, plan.views, strict=True):
-            h = self._run_layer(self._stack[at], h, plan.scratch, plan.table, seen)
+            h = self._run_layer(self._stack[at], h, plan, seen)
             if at in taps:
                 tapped.append((at, h.clone()))  # the next layer adds to h
         return h, tapped
@@ -175,18 +216,18 @@ class FusedStack(Decoder):
         self,
         layer: Layer,
         h: Tensor,
-        scratch: Scratch,
-        table: Table,
+        plan: Plan,
         views: tuple[View, ...],
     ) -> Tensor:
         """One layer: rows [b n, hidden] in and out; what comes in may be overwritten."""
+        scratch = plan.scratch
         layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
-        self._turn(scratch.turning, table)
-        for (q, mixed, row), (new, k, v, bias, attend) in zip(scratch.lines, views, strict=True):
-            new.copy_(row)
+        self._turn(scratch.turning, plan.table)
+        for (q, mixed, row), (write, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+            write(row)
             attend(q, k, v, bias, mixed)
         h = layer.out.add_to(h, scratch.mixed)
         normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
@@ -282,6 +323,14 @@ class FusedDecoder(FusedStack):
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)
         return self.weights.head(rows).view(b, -1, self.vocab_size)
+
+
+def _joined(xs: Sequence[Tokens | Features]) -> Tokens | Features:
+    """The inputs of several sequences as those of one."""
+    ids = torch.cat([x.ids for x in xs], 1)
+    if isinstance(xs[0], Features):
+        return Features(ids, torch.cat([x.rows for x in xs if isinstance(x, Features)], 1))
+    return Tokens(ids)
 
 
 def _windows(config: Any) -> list[int | None]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import visible
 from specbench_cli.engine.models.checkpoint import max_positions
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
@@ -93,7 +94,8 @@ class HostedDecoder(Decoder):
         state.require(max(starts), n)
         if positions is None:
             steps = torch.arange(n, device=self.device)
-            positions = torch.tensor(starts, device=self.device)[:, None] + steps
+            first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
+            positions = host.ids(first, self.device)[:, None] + steps
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, Part, State
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
 
 
@@ -135,11 +135,24 @@ class Metered:
 
     The first forward of a decoder that reads the text from its beginning is a prefill; others are
     of the given role, unless the caller says otherwise. (A head starts after the target's prefill.)
+
+    Args:
+        place: of the sequence that the forwards are for, among those decoded together; None for one
+            that is decoded alone.
     """
 
-    def __init__(self, decoder: Decoder, meter: Meter, *, role: Role, worker: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        meter: Meter,
+        *,
+        role: Role,
+        worker: int = 0,
+        place: int | None = None,
+    ) -> None:
         self.decoder = decoder
         self._worker = worker
+        self._place = place
         self._meter = meter
         self._mark = meter.clock.mark
         self._role: Role = role
@@ -176,6 +189,29 @@ class Metered:
                 layers=kwargs.get("layers") or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
+                rows=None if self._place is None else {self._place: rows.shape[1]},
             )
         )
         return out
+
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """`Decoder.forward_batch`, recorded as one forward."""
+        new = self.decoder.first == 0 and not any(part.state.length() for part in parts)
+        t0 = self._mark()
+        outs = self.decoder.forward_batch(parts, taps=taps)
+        t1 = self._mark()
+        rows = {part.place: part.x.ids.shape[1] for part in parts}
+        self._meter.record(
+            Forward(
+                model=self.decoder.name,
+                role="prefill" if new else self._role,
+                worker=self._worker,
+                batch=len(parts),
+                n_tokens=sum(rows.values()),
+                layers=(0, self.decoder.n_layers),
+                t0_ns=t0,
+                t1_ns=t1,
+                rows=rows,
+            )
+        )
+        return outs

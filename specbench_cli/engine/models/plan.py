@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import (
     FEW,
     CausalBias,
@@ -20,13 +21,18 @@ from specbench_cli.engine.models.attention import (
     attend_few,
     attend_many,
     attend_shared,
+    attend_together,
     attend_tree,
     visible,
 )
+from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.models.state import KVState
 
 MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""
+
+MAX_SCRATCH = 64
+"""Sets of buffers kept, by how many rows each sequence of a forward has."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
@@ -38,11 +44,12 @@ Sight = tuple[int, Tensor | None, Attend]
 """The first row that new rows may see, the bias on all from there, and the function that
 attends."""
 
-View = tuple[Tensor, Tensor, Tensor, Tensor | None, Attend]
-"""A place, the bias and the function that attends."""
+View = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
+"""What writes new rows where they go, keys and values, the bias and the function that attends."""
 
 Line = tuple[Tensor, Tensor, Tensor]
-"""One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]."""
+"""One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]. Or b in a
+row that have n rows each: [b, heads, n, d] and [b, n, 2 kv, d]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +64,15 @@ class Sizes:
 
 
 class Scratch:
-    """Buffers of a forward with n rows in each of b sequences, and the views a layer works on.
+    """Buffers of a forward with N rows, ns[i] of them in sequence i, and the views a layer works
+    on.
 
-    size [b n, 1], normed [b n, hidden], qkv, qk (by head), turning (the same, as it is rotated),
-    mixed [b n, heads d], gate_up and its halves gate and up.
+    size [N, 1], normed [N, hidden], qkv, qk (by head), turning (the same, as it is rotated),
+    mixed [N, heads d], gate_up and its halves gate and up.
     """
 
-    def __init__(self, sizes: Sizes, rotary: Rotary, b: int, n: int, *, like: Tensor) -> None:
-        rows, d, heads, kv = b * n, sizes.head_dim, sizes.heads, sizes.kv_heads
+    def __init__(self, sizes: Sizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor) -> None:
+        rows, d, heads, kv = sum(ns), sizes.head_dim, sizes.heads, sizes.kv_heads
         self.size = like.new_empty(rows, 1)
         self.normed = like.new_empty(rows, sizes.hidden)
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
@@ -74,20 +82,29 @@ class Scratch:
         self.mixed = like.new_empty(rows, heads * d)
         self.gate_up = like.new_empty(rows, 2 * sizes.mlp)
         self.gate, self.up = self.gate_up.chunk(2, -1)
+        self._sizes, self._by_head = sizes, by_head
         results = self.mixed.unflatten(-1, (heads, d))
         self.lines: list[Line] = []
-        for at in range(0, rows, n):
+        for end, n in zip(accumulate(ns), ns, strict=True):
+            at = end - n
             block = by_head[at : at + n].transpose(0, 1)
             queries, result = block[:heads], results[at : at + n].transpose(0, 1)
             if n == 1:  # heads that share keys are as good as rows
                 queries, result = (part.reshape(kv, -1, d) for part in (queries, result))
             self.lines.append((queries, result, block[heads:]))
 
+    def together(self, first: int, b: int, n: int) -> Line:
+        """The line of b sequences that have n rows each, from row `first` on."""
+        heads, span = self._sizes.heads, slice(first, first + b * n)
+        block = self._by_head[span].unflatten(0, (b, n))
+        results = self.mixed[span].unflatten(-1, (heads, -1)).unflatten(0, (b, n))
+        return block[:, :, :heads].transpose(1, 2), results.transpose(1, 2), block[:, :, heads:]
+
 
 class Plan(NamedTuple):
     """What a forward follows.
 
-    views: for each layer those of all sequences.
+    views: for each layer those of all lines.
     table: rotary tables of all rows.
     hopeful: whether masks hold only as long as all rows are finite. Where a row that comes out is
         not, the forward has to be done again by a careful plan.
@@ -96,6 +113,7 @@ class Plan(NamedTuple):
     views: Sequence[tuple[View, ...]]
     table: Table
     scratch: Scratch
+    lines: Sequence[Line]
     hopeful: bool = False
 
 
@@ -121,9 +139,10 @@ class Planner:
         self._lean, self._like, self._device = lean, like, like.device
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
+        self._together = partial(attend_together, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
         self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
-        self._scratch: dict[tuple[int, int], Scratch] = {}
+        self._scratch: dict[tuple[int, ...], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
         """Have tables for sequences of so many rows."""
@@ -138,12 +157,93 @@ class Planner:
         lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > FEW or lengths.count(lengths[0]) < len(lengths):
             return self.special(state, lines, run, n, None, None)
-        key = (lines[0], lengths[0], n, run.start, run.stop)
+        key = (lines[0], lengths[0], n, run.start, run.stop, state.offsets[lines[0]], 0)
         plan: Plan | None = state.plans.get(key)
         if plan is None:
             plan = self.special(state, lines, run, n, None, None)
             self._keep(state, key, plan)
         return plan
+
+    def together(self, parts: Sequence[Part], run: range, *, careful: bool = False) -> Plan:
+        """The plan of a forward that several sequences share, each with a state of its own.
+
+        Made of the plans that they would follow alone; where neighbours of one pool have as many
+        rows each, and see the usual ones, attention takes them at once.
+        """
+        ns = [part.x.ids.shape[1] for part in parts]
+        scratch = self._scratch_for(ns)
+        views: list[Sequence[tuple[View, ...]]] = []
+        tables: list[Table] = []
+        lines: list[Line] = []
+        hopeful, first, at = False, 0, 0
+        while at < len(parts):
+            state, n, alone = cast(KVState, parts[at].state), ns[at], _alone(parts[at])
+            b = 1 if alone or n > FEW else self._neighbours(parts, ns, at)
+            if b > 1:
+                states = [cast(KVState, part.state) for part in parts[at : at + b]]
+                views.append(self._pooled(states, n))
+                lines.append(scratch.together(first, b, n))
+                tables += [self._rotary.at(each.position(), n) for each in states]
+            else:
+                part = parts[at]
+                how = part.mask, part.positions
+                plan = (
+                    self.special(state, (0,), run, n, *how, careful=careful)
+                    if alone
+                    else self.plain(state, (0,), run, n)
+                )
+                views.append(plan.views)
+                lines.append(scratch.lines[at])
+                tables.append(plan.table)
+                hopeful |= plan.hopeful
+            at, first = at + b, first + b * n
+        return Plan(
+            views=[tuple(chain.from_iterable(layer)) for layer in zip(*views, strict=True)],
+            table=tuple(map(torch.cat, zip(*tables, strict=True))),
+            scratch=scratch,
+            lines=lines,
+            hopeful=hopeful,
+        )
+
+    def _neighbours(self, parts: Sequence[Part], ns: Sequence[int], at: int) -> int:
+        """How many parts from `at` on attention can take at once."""
+        first, b = cast(KVState, parts[at].state), 1
+        if first.pool is None or any(self._windows):
+            return 1
+        while (
+            at + b < len(parts)
+            and ns[at + b] == ns[at]
+            and not _alone(parts[at + b])
+            and (state := cast(KVState, parts[at + b].state)).pool is first.pool
+            and state.place == first.place + b
+        ):
+            b += 1
+        return b
+
+    def _pooled(self, states: Sequence[KVState], n: int) -> list[tuple[View, ...]]:
+        """The views of neighbours of one pool with n new rows each, which see the usual rows."""
+        pool, kv = cast(KVState, states[0].pool), self._sizes.kv_heads
+        starts = [state.length() for state in states]
+        for state, start in zip(states, starts, strict=True):
+            state.require(start, n)
+        places = slice(states[0].place, states[-1].place + 1)
+        longest = max(starts) + n
+        at = host.ids(starts, self._device)[:, None] + torch.arange(n, device=self._device)
+        columns = torch.arange(longest, device=self._device)
+        bias = self._like.new_zeros(len(states), 1, n, longest)
+        bias.masked_fill_(columns > at[:, None, :, None], -torch.inf)
+        which = torch.arange(len(states), device=self._device)[:, None].expand_as(at)
+        rows = pool.buffers[0][:, places]
+        seen = rows[:, :, :, :longest]
+        return [
+            ((partial(new.index_put_, (which, at)), keys, values, bias, self._together),)
+            for new, keys, values in zip(
+                rows.transpose(2, 3).unbind(),
+                seen[:, :, :kv].unbind(),
+                seen[:, :, kv:].unbind(),
+                strict=True,
+            )
+        ]
 
     def special(
         self,
@@ -184,12 +284,14 @@ class Planner:
                 first, bias, attend = sights[start, window]
                 span = (seq, layers[0], layers[-1] + 1, start, first, n)
                 places = self._places(state, span, keep=mask is not None)
-                parts += [(*places[layer - layers[0]], bias, attend) for layer in layers]
+                for layer in layers:
+                    new, keys, values = places[layer - layers[0]]
+                    parts.append((new.copy_, keys, values, bias, attend))
             views.append(parts)
-        starts = [state.lengths[seq][run[0]] if run else 0 for seq in lines]
+        starts = [state.lengths[seq][run[0]] + state.offsets[seq] if run else 0 for seq in lines]
         table = self._table(starts, n, positions)
-        scratch = self._scratch_for(len(lines), n)
-        return Plan(list(zip(*views, strict=True)), table, scratch, hopeful)
+        scratch = self._scratch_for([n] * len(lines))
+        return Plan(list(zip(*views, strict=True)), table, scratch, scratch.lines, hopeful)
 
     def _places(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
@@ -269,13 +371,21 @@ class Planner:
             if len(starts) == 1:
                 return self._rotary.at(starts[0], n)
             steps = torch.arange(n, device=self._device)
-            positions = torch.tensor(starts, device=self._device)[:, None] + steps
+            positions = host.ids(starts, self._device)[:, None] + steps
         return self._rotary.select(positions.reshape(-1))
 
-    def _scratch_for(self, b: int, n: int) -> Scratch:
-        scratch = self._scratch.get((b, n))
+    def _scratch_for(self, ns: Sequence[int]) -> Scratch:
+        key = tuple(ns)
+        scratch = self._scratch.get(key)
         if scratch is None:
-            scratch = Scratch(self._sizes, self._rotary, b, n, like=self._like)
-            if n <= FEW:  # longer blocks are rare, and their buffers large
-                self._scratch[b, n] = scratch
+            scratch = Scratch(self._sizes, self._rotary, key, like=self._like)
+            if max(key) <= FEW:  # longer blocks are rare, and their buffers large
+                if len(self._scratch) >= MAX_SCRATCH:
+                    self._scratch.clear()
+                self._scratch[key] = scratch
         return scratch
+
+
+def _alone(part: Part) -> bool:
+    """Whether a sequence's new rows see other rows, or stand elsewhere, than is usual."""
+    return part.mask is not None or part.positions is not None

@@ -63,7 +63,10 @@ class KVState(State):
         buffers: consecutive layers of one shape share a buffer
             [layers, n_seqs, 2 heads, capacity, dim]: the keys of all heads, then the values.
         lengths: rows written, by sequence and layer; read only.
+        offsets: by sequence, how many rows were left out (`select`): a row's position is its number
+            and that; read only.
         plans: what the decoder keeps of how it worked on this state, by a key of its own.
+        pool: of a `line`, the state that it is one of; else None. place: its place there.
     """
 
     def __init__(
@@ -74,24 +77,43 @@ class KVState(State):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        within: tuple[KVState, int] | None = None,
     ) -> None:
+        self.pool: KVState | None = None
+        self.place = 0
+        if within is not None:
+            self.pool, self.place = within
         self.shapes = tuple(shapes)
         self.n_seqs = n_seqs
         self.capacity = capacity
-        # Zeroed: rows that were never written take part in masked products, where NaN would spread.
-        self.buffers = [
-            torch.zeros(
-                (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
-                dtype=dtype,
-                device=device,
-            )
-            for shape, same in groupby(self.shapes)
-        ]
+        self.buffers: list[Tensor]
+        if self.pool is not None:
+            self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
+        else:
+            # Zeroed: rows that were never written take part in masked products, where NaN would
+            # spread.
+            self.buffers = [
+                torch.zeros(
+                    (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
+                    dtype=dtype,
+                    device=device,
+                )
+                for shape, same in groupby(self.shapes)
+            ]
         self._layers = [layer for buffer in self.buffers for layer in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
+        self.offsets = [0] * n_seqs
+        self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
         self.plans: dict[tuple[int, ...], Any] = {}
         self._snapshots: WeakSet[Snapshot] = WeakSet()
+
+    def line(self, seq: int) -> KVState:
+        """A cleared state of one sequence alone, in the memory of this one's `seq`."""
+        like = self.buffers[0]
+        return KVState(
+            self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +123,10 @@ class KVState(State):
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Rows written for a sequence at a layer."""
         return self.lengths[seq][layer]
+
+    def position(self, seq: int = 0) -> int:
+        """Position of the next row: how many tokens of the text were fed."""
+        return self.lengths[seq][0] + self.offsets[seq]
 
     def keys(self, layer: int) -> Tensor:
         """All rows' keys, a view [n_seqs, heads, capacity, key_dim]."""
@@ -160,12 +186,45 @@ class KVState(State):
             committed[layer] = base + bisect_left(firm, have)
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from n on."""
+        """Forget all rows from position n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
+        if self.offsets[seq]:
+            n = bisect_left(self.positions(seq), n)
+            if n < len(self._selected[seq]):  # what comes next follows the last one that is left
+                kept = self._selected[seq] = self._selected[seq][:n]
+                self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
             if lengths[layer] > n:
                 lengths[layer] = n
                 committed[layer] = min(committed[layer], n)
+
+    def select(self, rows: Sequence[int], seq: int = 0) -> None:
+        """Keep the rows with these numbers (increasing), commit them, and leave the others out.
+
+        Their positions, and those of rows to come, stay what they were: attention sinks and a
+        recent window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse choice.
+        A model's own sliding window then counts rows.
+
+        Raises:
+            ValueError: numbers that do not increase or name no row, or layers of unlike lengths.
+        """
+        have = self.lengths[seq][0]
+        if set(self.lengths[seq]) != {have}:
+            raise ValueError("rows are selected of layers that hold as many each")
+        kept = list(rows)
+        if any(a >= b for a, b in pairwise(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < have):
+            raise ValueError(f"rows {kept} are no increasing numbers below {have}")
+        held = self.positions(seq)
+        self._committed[seq] = [0] * len(self.shapes)
+        self.commit(seq, kept)
+        self.offsets[seq] += have - len(kept)
+        self._selected[seq] = [held[row] for row in kept]
+
+    def positions(self, seq: int = 0) -> list[int]:
+        """Position of each row."""
+        chosen, offset = self._selected[seq], self.offsets[seq]
+        have = self.lengths[seq][0]
+        return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def snapshot(self) -> Snapshot:
         """A handle to come back to; costs nothing but the lengths."""
@@ -189,6 +248,7 @@ class KVState(State):
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
         for seq in range(self.n_seqs):
+            self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Verification of chains: which draft tokens stand, and which token follows them. Pure functions.
 
-Two rules serve all decoding modes:
+Two rules serve all decoding modes (`accept` has those that are not exact):
 
 * `match`: the target has chosen its token at every position (argmax of its logits, or of log p +
   noise); the draft stands as far as it names the chosen tokens, and the choice after that is
@@ -20,15 +20,18 @@ from torch import Tensor
 from specbench_cli.engine.verify.random import Random
 
 
-def match(draft: Sequence[int], choices: Sequence[int]) -> int:
-    """Number of leading draft tokens that equal the target's choices.
+def match(
+    draft: Sequence[int], choices: Sequence[int], passes: Sequence[bool] | None = None
+) -> int:
+    """Number of leading draft tokens that equal the target's choices, or pass all the same.
 
     Args:
         draft: m ids.
         choices: m + 1 ids, the target's choice at each position.
+        passes: what an accept rule lets pass (`accept.passing`); None: nothing.
     """
     n = 0
-    while n < len(draft) and draft[n] == choices[n]:
+    while n < len(draft) and (draft[n] == choices[n] or (passes is not None and passes[n])):
         n += 1
     return n
 
@@ -59,16 +62,44 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
         after
         them: from the residual if one was rejected, else (the bonus) from the target's own law.
     """
-    m = tokens.shape[0]
+    q, chances = _tested(tokens, q, p)
+    accepted = random.bernoulli(chances).sum()
+    return accepted, _following(accepted, q, p, random)
+
+
+def relaxed_rejection(
+    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random, passes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `rejection`, where a token that is rejected may pass all the same.
+
+    Args:
+        passes: [m] bool, what an accept rule lets pass (`accept.passing`).
+    Returns:
+        (taken, stand, next): [m] bool, the tokens that were not rejected, and two scalars as of
+        `rejection`.
+    """
+    q, chances = _tested(tokens, q, p)
+    # A trial each: behind a token that passes the trials go on. No wait tells which one failed.
+    taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
+    stand = (taken | passes).cumprod(0).sum()
+    return taken, stand, _following(stand, q, p, random)
+
+
+def _tested(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
+    """q, and the chance [m] that each token is not rejected."""
     if q is None:
         q = F.one_hot(tokens, p.shape[-1]).to(p.dtype)
     at = tokens[:, None]
-    ratio = p[:m].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
-    accepted = random.bernoulli(ratio.clamp_max(1.0)).sum()
+    ratio = p[: tokens.shape[0]].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
+    return q, ratio.clamp_max(1.0)
+
+
+def _following(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
+    """The token behind those that stand."""
     # A row of zeros behind q makes the bonus a residual like the others.
-    row = accepted[None]
+    row = stand[None]
     law = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
-    return accepted, random.categorical(law)[0]
+    return random.categorical(law)[0]
 
 
 # ---- block verification -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.types import Law
 from specbench_cli.engine.verify import ranking
 from specbench_cli.engine.verify import sampling as law
@@ -37,8 +38,8 @@ class Chooser:
         self._noise = noise
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V] stand for under the rule's temperature and cuts."""
-        return law.warp(rows, self.sampling)
+        """The laws that logits [..., V'] stand for under the rule's temperature and cuts."""
+        return law.warp(self.align(rows), self.sampling)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
@@ -55,7 +56,8 @@ class Chooser:
         if depths is None:
             noise = self.noise(first, rows.shape[0])
         else:
-            noise = self.noise(first, max(depths) + 1)[list(depths)]
+            places = host.places(tuple(depths), rows.device)
+            noise = self.noise(first, max(depths) + 1).index_select(0, places)
         return law.log_warp(rows, self.sampling) + noise
 
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:

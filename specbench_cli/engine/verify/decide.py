@@ -3,11 +3,14 @@
 One transfer brings all that the host needs to know of a chain, and of a tree whose tokens are
 chosen: the only wait for the device in a step. A tree whose tokens are drawn is walked from its
 root, with a wait for each draw.
+
+`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`accept.passing`); None
+where what stands is up to the lossless rule alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,23 +27,41 @@ Decision = tuple[Outcome, Tensor]
 """The outcome, and its last token again, [1] int64 on the device."""
 
 
-def chosen(draft: Draft, tree: Tree | None, choices: Tensor) -> Decision:
+def chosen(
+    draft: Draft, tree: Tree | None, choices: Tensor, passes: Tensor | None = None
+) -> Decision:
     """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
     by m of them: then no bonus follows."""
     last = choices.shape[0] == draft.nodes
-    said, ids = host.lists(choices, draft.tokens)
+    if passes is None:
+        (said, ids), may = host.lists(choices, draft.tokens), None
+    else:
+        said, ids, may = host.lists(choices, draft.tokens, passes)
     said += ids[-1:] if last else ()
     if tree is None:
-        row = n = chain.match(ids, said)
-        outcome = _of_chain(n, ids, said[row], bonus=not last)
-    else:
+        row = n = chain.match(ids, said, may)
+        relaxed = [] if may is None else [at for at in range(n) if ids[at] != said[at]]
+        outcome = _of_chain(n, ids, said[row], bonus=not last, relaxed=relaxed)
+    elif may is None:
         path = siblings.match(tree, ids, said)
         row = path[-1] + 1 if path else 0
         outcome = _of_tree(tree, path, ids, said[row])
+    else:
+        take = siblings.by_choice(tree, ids, said, choices)
+        path, passed, _ = siblings.relaxed(tree, take, may)
+        row = path[-1] + 1 if path else 0
+        outcome = _of_tree(tree, path, ids, said[row], passed)
     return outcome, draft.tokens[-1:] if row == choices.shape[0] else choices[row : row + 1]
 
 
-def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule) -> Decision:
+def drawn(
+    draft: Draft,
+    tree: Tree | None,
+    p: Tensor,
+    random: Random,
+    rule: Rule,
+    passes: Tensor | None = None,
+) -> Decision:
     """Decide by draws from the target's laws p [m + 1, V] at the root and at each node; of a chain,
     from m of them: then no bonus follows.
 
@@ -49,50 +70,85 @@ def drawn(draft: Draft, tree: Tree | None, p: Tensor, random: Random, rule: Rule
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
-        ids = host.numbers(tokens)
-        if q is None:
-            path, token = siblings.point_mass(tree, ids, p, random)
-        else:
-            path, token = siblings.multi_round(
-                tree, ids, q, p, random, replacement=draft.law == "iid"
-            )
-        return _of_tree(tree, path, ids, host.number(token)), token[None]
+        return _drawn_tree(draft, tree, p, random, passes)
     last = p.shape[0] == draft.nodes
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
-    judge = chain.block if rule == "block" else chain.rejection
-    accepted, token = judge(tokens, q, p, random)
-    parts = [accepted[None], token[None], tokens]
+    if passes is None:
+        judge = chain.block if rule == "block" else chain.rejection
+        stand, token = judge(tokens, q, p, random)
+        parts = [stand[None], token[None], tokens]
+    else:
+        taken, stand, token = chain.relaxed_rejection(tokens, q, p, random, passes)
+        parts = [stand[None], token[None], tokens, taken]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
-    n, following, *ids = host.numbers(torch.cat(parts))
-    if q is not None and not ids.pop():
+    n, following, *rest = host.numbers(torch.cat(parts))
+    if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
-    return _of_chain(n, ids, following, bonus=not last), token[None]
+    ids, rest = rest[: draft.nodes], rest[draft.nodes :]
+    relaxed = [at for at in range(n) if not rest[at]] if rest else ()
+    return _of_chain(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
 
 
-def _of_chain(n: int, ids: Sequence[int], following: int, *, bonus: bool) -> Outcome:
+def _drawn_tree(
+    draft: Draft, tree: Tree, p: Tensor, random: Random, passes: Tensor | None
+) -> Decision:
+    ids, q, replacement = host.numbers(draft.tokens), draft.q, draft.law == "iid"
+    passed: Collection[int] = ()
+    if passes is None:
+        if q is None:
+            path, token = siblings.point_mass(tree, ids, p, random)
+        else:
+            path, token = siblings.multi_round(tree, ids, q, p, random, replacement=replacement)
+    else:
+        if q is None:
+            take = siblings.by_draw(tree, ids, p, random)
+        else:
+            take = siblings.by_rounds(tree, ids, q, p, random, replacement=replacement)
+        path, passed, token = siblings.relaxed(tree, take, host.numbers(passes))
+    return _of_tree(tree, path, ids, host.number(token), passed), token[None]
+
+
+def _of_chain(
+    n: int, ids: Sequence[int], following: int, *, bonus: bool, relaxed: Collection[int] = ()
+) -> Outcome:
     """The outcome of a chain of which n tokens stand; without a bonus, `following` only follows a
     rejected one."""
-    m = len(ids)
+    m, path = len(ids), tuple(range(n))
     if n == m and not bonus:
-        accepted: list[Origin] = ["accepted"] * m
-        return Outcome(tuple(range(m)), tuple(ids), origin=tuple(accepted), tested=m)
-    return _outcome(tuple(range(n)), ids, following, rejected=n < m)
+        return Outcome(path, tuple(ids), origin=_origins(path, relaxed), tested=m)
+    return _outcome(path, ids, following, relaxed, rejected=n < m)
 
 
-def _of_tree(tree: Tree, path: tuple[int, ...], ids: Sequence[int], following: int) -> Outcome:
-    return _outcome(path, ids, following, rejected=bool(tree.children[path[-1] if path else ROOT]))
+def _of_tree(
+    tree: Tree,
+    path: tuple[int, ...],
+    ids: Sequence[int],
+    following: int,
+    relaxed: Collection[int] = (),
+) -> Outcome:
+    last = path[-1] if path else ROOT
+    return _outcome(path, ids, following, relaxed, rejected=bool(tree.children[last]))
 
 
 def _outcome(
-    path: tuple[int, ...], ids: Sequence[int], following: int, *, rejected: bool
+    path: tuple[int, ...],
+    ids: Sequence[int],
+    following: int,
+    relaxed: Collection[int],
+    *,
+    rejected: bool,
 ) -> Outcome:
-    accepted: list[Origin] = ["accepted"] * len(path)
     last: Origin = "recovered" if rejected else "bonus" if path else "plain"
     return Outcome(
         path=path,
         committed=(*(ids[node] for node in path), following),
-        origin=(*accepted, last),
+        origin=(*_origins(path, relaxed), last),
         tested=len(path) + rejected,
     )
+
+
+def _origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
+    """How the nodes that stand came to: taken by the lossless rule, but for the relaxed ones."""
+    return tuple("relaxed" if node in relaxed else "accepted" for node in path)

@@ -12,6 +12,9 @@ token of the target's own and stop. What tells them apart is how the children we
 
 Every rule draws once at a node, or once for each child in a fixed order, never once for each path:
 several draws at one node, the longest match kept, would favour drafted tokens.
+
+`relaxed` walks by any of them and an accept rule beside it: at a node the child goes first that the
+lossless rule takes, and where it takes none, the first in the order of tests that may pass.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ def remaining(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
         q: [..., V], the law of the first draw.
         drawn: the ids of the earlier draws, [..., k] for many laws.
     """
-    at = torch.as_tensor(drawn, dtype=torch.int64, device=q.device)
+    at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
     others = torch.ones_like(left).scatter(-1, at, 0.0)
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, others)
@@ -107,18 +110,97 @@ def multi_round(
     path: list[int] = []
     while True:
         node = path[-1] if path else ROOT
-        r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
-        tested: list[int] = []
-        for child in tree.children[node]:
-            x = tokens[child]
-            d = q[child].double() if replacement else remaining(q[child], tested)
-            if host.number(random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None])):
-                path.append(child)
-                break
-            r = residual(r, d)
-            tested.append(x)
-        else:
+        child, r = _rounds(tree, tokens, q, p, random, node, replacement=replacement)
+        if child is None:
             return tuple(path), random.categorical(r)
+        path.append(child)
+
+
+def _rounds(
+    tree: Tree,
+    tokens: Sequence[int],
+    q: Tensor,
+    p: Tensor,
+    random: Random,
+    node: int,
+    *,
+    replacement: bool,
+) -> tuple[int | None, Tensor]:
+    """The child of a node that stands; None, and the law of the token in place of all."""
+    r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
+    tested: list[int] = []
+    for child in tree.children[node]:
+        x = tokens[child]
+        d = q[child].double() if replacement else remaining(q[child], tested)
+        if host.number(random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None])):
+            return child, r
+        r = residual(r, d)
+        tested.append(x)
+    return None, r
+
+
+# ---- with an accept rule beside it --------------------------------------------------------------
+
+Taken = tuple[int | None, Callable[[], Tensor]]
+"""The child of a node that a lossless rule takes, if it takes one, and how the token is got that
+it commits where no child stands."""
+
+
+def relaxed(
+    tree: Tree, take: Callable[[int], Taken], passes: Sequence[bool]
+) -> tuple[Path, frozenset[int], Tensor]:
+    """The walk of a lossless rule that an accept rule helps out.
+
+    Args:
+        take: the lossless rule at a node: `by_choice`, `by_draw` or `by_rounds`.
+        passes: of each node, whether the accept rule lets it pass (`accept.passing`).
+    Returns:
+        (path, passed, next): the nodes that stand, those of them that the lossless rule had
+        rejected, and the token after them.
+    """
+    path: list[int] = []
+    passed: list[int] = []
+    while True:
+        node = path[-1] if path else ROOT
+        child, instead = take(node)
+        if child is None:
+            child = next((each for each in tree.children[node] if passes[each]), None)
+            if child is None:
+                return tuple(path), frozenset(passed), instead()
+            passed.append(child)
+        path.append(child)
+
+
+def by_choice(
+    tree: Tree, tokens: Sequence[int], said: Sequence[int], choices: Tensor
+) -> Callable[[int], Taken]:
+    """`match` at a node. said: the choices [m + 1] on the host."""
+    return lambda node: (
+        child_of(tree, tokens, node, said[node + 1]),
+        lambda: choices[node + 1],
+    )
+
+
+def by_draw(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> Callable[[int], Taken]:
+    """`point_mass` at a node."""
+
+    def take(node: int) -> Taken:
+        drawn = random.categorical(p[node + 1])
+        return child_of(tree, tokens, node, host.number(drawn)), lambda: drawn
+
+    return take
+
+
+def by_rounds(
+    tree: Tree, tokens: Sequence[int], q: Tensor, p: Tensor, random: Random, *, replacement: bool
+) -> Callable[[int], Taken]:
+    """`multi_round` at a node."""
+
+    def take(node: int) -> Taken:
+        child, r = _rounds(tree, tokens, q, p, random, node, replacement=replacement)
+        return child, lambda: random.categorical(r)
+
+    return take
 
 
 def _descend(tree: Tree, tokens: Sequence[int], choice_at: Callable[[int], int]) -> Path:

@@ -17,6 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
+
 ROOT = -1
 
 
@@ -89,7 +91,7 @@ def rows_of(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
         cells[row * n : row * n + row] = cells[above * n : above * n + row]
         cells[row * n + row] = 1
     mask = torch.frombuffer(cells, dtype=torch.bool).view(n, n)
-    return mask.to(device), torch.tensor(depths, dtype=torch.int64, device=device)
+    return host.sent(mask, device), host.ids(depths, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
@@ -74,7 +75,7 @@ class Desk:
 
     def since(self, length: int) -> Tokens:
         """The tokens of the text that a state of `length` rows has not seen."""
-        return Tokens(torch.tensor([self.text[length:]], dtype=torch.int64, device=self.device))
+        return Tokens(host.ids([self.text[length:]], self.device))
 
     @property
     def position(self) -> int:

@@ -156,8 +156,8 @@ class Rollouts:
         stands = [stand for stand, _ in ordered]
         heights = [min(self._length, self._limit - stand - 1) for stand in stands]
         device, first = self._desk.device, len(self._desk.text) - self._root
-        tokens = torch.tensor([token for _, token in ordered], dtype=torch.int64, device=device)
-        behind = torch.tensor(stands, dtype=torch.int64, device=device)
+        tokens = host.ids([token for _, token in ordered], device)
+        behind = host.ids(stands, device)
         seen = torch.arange(first, device=device) < behind[:, None]
         for level in range(max(heights, default=0)):
             n, more = (sum(height > at for height in heights) for at in (level, level + 1))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Iterable, Mapping, Sequence
 
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Step
+from specbench_cli.engine.types import Draft
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.rollouts import Guess, Rollouts
@@ -80,7 +78,7 @@ class Windows:
         reused, prepared, *self.ids = answer.ints
         due, self._first = bool(self.ids) and not self._first, False
         counts = {"prepared": prepared, "reused": reused, "missed": int(due and not reused)}
-        return self._session.delivered(self.ids, answer.rows), counts
+        return self._session.chain(self.ids, answer.rows), counts
 
     def complete(self) -> None:
         """Have the window's last token fed, which comes before everything that is prepared."""
@@ -90,20 +88,3 @@ class Windows:
         """Have windows prepared."""
         told = (number for outcome in outcomes for number in outcome)
         self._worker.send(Message((PREPARE, *told)))
-
-
-def decode(session: Session, windows: Windows, score: Callable[[Draft], Tensor]) -> Iterator[Step]:
-    """Decode a request, a step a window.
-
-    Args:
-        score: gives the target's logits [m + 1, V] at the root and the tokens of a window; while it
-            computes them it has the next windows prepared.
-    """
-    session.prefill()
-    session.forwards()
-    windows.settle(session.output())
-    while session.finish is None:
-        draft, counts = windows.next()
-        outcome = session.commit(session.verify(draft, score(draft)))
-        windows.settle(outcome.committed)
-        yield Step(0, draft, outcome, session.forwards(), counts)

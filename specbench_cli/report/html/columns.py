@@ -64,7 +64,8 @@ def _method(row: Row) -> Cell:
 
 
 def _kind(row: Row) -> Cell:
-    return word("peer" if row.peer else "upper bound" if row.upper_bound else "ours")
+    special = "upper bound" if row.upper_bound else "control" if row.control else "ours"
+    return word("peer" if row.peer else special)
 
 
 def _speedup(row: Row) -> Cell:
@@ -132,6 +133,21 @@ FIGURES: tuple[Figure, ...] = (
     ),
     (Column("kind", "ours or a peer's", numeric=False, choose=True), _kind),
 )
+RELAXED: tuple[Figure, ...] = (
+    (
+        Column("relaxed", "share of the tokens that stand by a lossy accept rule alone"),
+        lambda row: percent(row.relaxed),
+    ),
+    (
+        Column("rule rate", "share of the rejected levels that the accept rule let pass"),
+        lambda row: percent(row.rule_rate),
+    ),
+    (
+        Column("accept rule", numeric=False),
+        lambda row: word(row.accept_rule or text.NONE),
+    ),
+)
+"""Of lossy rows."""
 DETAILS: tuple[Figure, ...] = (
     METHOD,
     (

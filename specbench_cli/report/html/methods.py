@@ -90,7 +90,7 @@ def _card(name: str, summary: Summary) -> Card:
         tuple(about),
         tuple(_params(fields, values)),
         tuple((key, said) for key, said in facts if said),
-        _citation(method),
+        registry.papers(name).citation or _of_file(method),
         "",
     )
 
@@ -109,10 +109,8 @@ def _value(value: Any) -> str:
     return text.NONE if value is None else written(value)
 
 
-def _citation(method: type[Method]) -> str:
-    """The method's own BibTeX; else what its file says of the paper."""
-    if method.citation:
-        return inspect.cleandoc(method.citation)
+def _of_file(method: type[Method]) -> str:
+    """What a method's file says of its sources."""
     module = inspect.getmodule(method)
     parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
     return "\n\n".join(parts[1:])

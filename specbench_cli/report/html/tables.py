@@ -15,6 +15,7 @@ from specbench_cli.report.html.columns import (
     GROUP,
     METHOD,
     RANK,
+    RELAXED,
     SWEEP,
     Cell,
     Column,
@@ -50,9 +51,10 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
+    shown = RANK + FIGURES + _quality(summary)
     tables = [
-        ("lossless", "Lossless methods", summary.lossless, RANK + FIGURES + _quality(summary)),
-        ("lossy", "Lossy methods", summary.lossy, RANK + FIGURES + _quality(summary)),
+        ("lossless", "Lossless methods", summary.lossless, shown),
+        ("lossy", "Lossy methods", summary.lossy, shown + RELAXED),
     ]
     notes = {
         "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
@@ -68,9 +70,10 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    shown = (*RANK, *FIGURES, *_quality(summary))
+    figures = (*RANK, *FIGURES, *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
+        shown = figures if lossless else figures + RELAXED
         rows = tuple(
             (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
             for family, of_family in summary.families.items()
@@ -118,7 +121,7 @@ def sweep_table(sweep: Sweep) -> Table:
         for point in sweep.points
     )
     note = (
-        "Discarded: drafted tokens that were not accepted / tokens. Verified: target forwards /"
+        "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
         " tokens. The front: no other row has less of one and as little of the other."
     )
     return Table("sweep", "Sweep", columns, rows, note)

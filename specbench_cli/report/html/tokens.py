@@ -187,8 +187,10 @@ def _steps(record: Record, words: _Words) -> dict[str, Any]:
     steps = record.steps
     if steps is None:
         return {"steps": None, "drafts": None, "ends": None, "total": _total(record)}
+    relaxed = steps.relaxed or [0] * len(steps.levels)
     counters = zip(
-        steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, strict=True
+        *(steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, relaxed),
+        strict=True,
     )
     return {
         "steps": [list(each) for each in counters],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from specbench_cli.report.summary import Summary
 from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
-"""Entries of models, data and the statistics; those of methods are in the methods' files."""
+"""Entries of models, data and the statistics; those of methods are in `methods/papers.yaml`."""
 _ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
@@ -98,8 +97,8 @@ def _used(
 ) -> Iterator[tuple[str, str, Sequence[Entry]]]:
     """What a report is of, and the entries of each."""
     for name in dict.fromkeys(row.method for row in summary.rows):
-        for method in found(name):
-            yield "method", name, entries(inspect.cleandoc(method.citation))
+        for papers in found(name):
+            yield "method", name, entries(papers.citation)
     for model in (manifest.get("models") or {}).values():
         label = str((model or {}).get("label"))
         alias = aliases().get(label)

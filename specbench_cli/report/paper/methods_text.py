@@ -10,6 +10,7 @@ from typing import Any
 
 from specbench_cli.report import text
 from specbench_cli.report.facts import Facts
+from specbench_cli.report.row import Row
 from specbench_cli.report.summary import Summary
 
 _DTYPES = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
@@ -35,6 +36,7 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
         _protocol(summary, facts, manifest),
         _quiet(summary, facts, manifest),
         _verdicts(summary, manifest),
+        _lossy(summary),
         _statistics(summary, facts),
     ]
     return [sentence for sentence in found if sentence]
@@ -160,6 +162,30 @@ def _verdicts(summary: Summary, manifest: Mapping[str, Any]) -> str:
         f" questions {row.questions_mismatched} were mismatched for {row.label}, the row proved"
         f" least, so that its rate of mismatches is at most {text.percent(bound, 2)} (95%)."
     )
+
+
+def _lossy(summary: Summary) -> str:
+    if not summary.lossy:
+        return ""
+    ruled = any(row.accept_rule for row in summary.lossy)
+    how = (
+        " There a draft token that the lossless rule rejects stands all the same where an accept"
+        " rule lets it pass; a random one is the control of the others."
+    )
+    return (
+        "The output of these rows is not vanilla's, and they were ranked apart:"
+        f" {_and([_promise(row) for row in summary.lossy])}.{how if ruled else ''}"
+    )
+
+
+def _promise(row: Row) -> str:
+    """A lossy row, its guarantee, its rule and what that did."""
+    words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
+    if row.accept_rule:
+        words.append(f"accept rule: {row.accept_rule}")
+    if row.relaxed is not None:
+        words.append(f"{text.percent(row.relaxed)} of the tokens relaxed")
+    return f"{row.label} ({', '.join(words)})"
 
 
 def _statistics(summary: Summary, facts: Facts) -> str:

@@ -62,7 +62,7 @@ def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
 def test_with_given_chance_a_drafter_in_the_same_place_takes_from_it_too():
     given = SeededRandom(0, "given", 0, 1, CPU)
     desk, session = desk_of(CASE, random=given)
-    assert desk.chooser is session.chooser and session.random is given
+    assert desk.chooser is session._chooser and session.random is given
 
 
 def test_another_workers_times_are_moved_to_the_sessions_zero():
@@ -87,14 +87,14 @@ def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
     assert desk.meter.take() == []
 
 
-def test_what_is_delivered_is_a_chain_of_the_targets_ids_with_its_laws():
+def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_laws():
     session = replace(CASE, sampling=Sampling("rejection", 1.0)).open()
     session.prefill()
     q = torch.full((2, 5), 0.2)
-    draft = session.delivered((1, 2), q)
+    draft = session.chain((1, 2), q)
     assert draft.tokens.tolist() == [1, 2] and draft.law == "iid" and draft.q is q
     with pytest.raises(MethodFault, match="id 5 at node 1"):
-        session.delivered((1, 5), q)
+        session.chain((1, 5), q)
     with pytest.raises(MethodFault, match=r"must be \[2, 5\]"):
-        session.delivered((1, 2), q[:1])
-    assert CASE.open().delivered((1,), None).law == "point"
+        session.chain((1, 2), q[:1])
+    assert CASE.open().chain((1,), None).law == "point"

@@ -140,16 +140,16 @@ def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
 def test_the_drafters_forwards_and_the_messages_are_in_the_sessions_trace(where, request):
     session = case_of("greedy").open(request.getfixturevalue(where))
     steps = list(Pearl(PearlParams(window=3)).generate(session))
-    session.meter.resolve()
-    end = session.last_ns - session.started_ns
-    drafter = [f for f in session.meter.forwards if f.worker == 1]
+    session.harness.meter.resolve()
+    end = session.harness.text.last_ns - session.harness.text.started_ns
+    drafter = [f for f in session.harness.meter.forwards if f.worker == 1]
     assert {f.model for f in drafter} == {"draft"} and drafter[0].role == "prefill"
     assert [f.role for f in drafter[1:]] == ["draft"] * (len(drafter) - 1)
     assert sum(f.n_tokens for f in drafter if f.role == "prefill") == 5
-    for forwards in (drafter, [f for f in session.meter.forwards if f.worker == 0]):
+    for forwards in (drafter, [f for f in session.harness.meter.forwards if f.worker == 0]):
         edges = [edge for f in forwards for edge in (f.t0_ns, f.t1_ns)]
         assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= end
-    messages = session.meter.messages
+    messages = session.harness.meter.messages
     assert [(m.sender, m.receiver) for m in messages] == [(0, 1), (1, 0)] * len(steps)
     assert all(0 < m.t0_ns <= m.t1_ns <= end and m.nbytes for m in messages)
 
@@ -193,7 +193,7 @@ def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where
     worker.cancel()
     worker.send(Message((3,)))
     assert worker.receive().ints == (3,)
-    used = [f.used for f in session.meter.forwards if f.worker == 1]
+    used = [f.used for f in session.harness.meter.forwards if f.worker == 1]
     assert used == [False, False, False, True]
     with pytest.raises(MethodFault, match="no order is open"):
         worker.receive()
@@ -207,10 +207,10 @@ def test_a_worker_left_at_work_is_done_before_the_next_request(process):
     worker = session.hire(Echo, MethodParams())
     worker.send(Message((7, 7)))
     assert worker.receive().ints == (7, 7)
-    assert len(session.meter.forwards) == 1
+    assert len(session.harness.meter.forwards) == 1
     worker.send(Message((50,)))
     worker.settle()
-    assert len(session.meter.forwards) == 2 and not session.meter.forwards[-1].used
+    assert len(session.harness.meter.forwards) == 2 and not session.harness.meter.forwards[-1].used
 
 
 def test_no_more_orders_are_open_than_there_is_room_for(process):

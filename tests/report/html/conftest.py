@@ -37,8 +37,8 @@ def make_run(synthetic, manifest, tmp_path, encode) -> Callable[..., RunDir]:
         "sps": synthetic.sps,
         "tree": Fake("tree", "sps-tree", length=4, alpha=0.7, cost=1.3, draft_cost=0.1),
         "pld": synthetic.pld,
-        "loose": Fake("loose", length=5, alpha=0.9, cost=1.1, guarantee="quality_only",
-                      verdict="unchecked"),
+        "loose": Fake("loose", length=5, alpha=0.7, cost=1.1, guarantee="quality_only",
+                      verdict="unchecked", relaxed=0.5),
         "hf:vanilla": replace(synthetic.hf_vanilla, sees_steps=False),
         "bad": Fake("bad", "gone", length=3, alpha=0.5, cost=1.2, verdict="mismatch"),
     }  # fmt: skip
@@ -70,11 +70,13 @@ def told(record: Record, ids: list[int]) -> Record:
     if record.peer:
         return replace(record, output_ids=ids, origin=None, log_probs=None, forwards=None)
     steps, origin, drafts, at = record.steps, ["prefill"], [], 1
-    for levels, accepted in zip(steps.levels, steps.accepted, strict=True):
-        last = "plain" if not levels else "bonus" if accepted == levels else "recovered"
-        origin += ["accepted"] * accepted + [last]
-        drafts.append(drafted(ids[at : at + accepted], levels, tree=record.method == "sps-tree"))
-        at += accepted + 1
+    for levels, committed in zip(steps.levels, steps.committed, strict=True):
+        stood = committed - 1
+        last = "plain" if not levels else "bonus" if stood == levels else "recovered"
+        words = ["accepted"] * stood if steps.relaxed is None else record.origin[at : at + stood]
+        origin += [*words, last]
+        drafts.append(drafted(ids[at : at + stood], levels, tree=record.method == "sps-tree"))
+        at += committed
     n, ns = len(steps.levels), record.ns
     ends = [ns.prefill + math.floor(ns.decode * (step + 1) / n) for step in range(n)]
     nodes = [len(each.tokens) for each in drafts]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.api import Claim
+from specbench_cli.registry import Papers
 from specbench_cli.report import claims
 from specbench_cli.report.outputs import write
 from specbench_cli.report.paper import bibliography as references
@@ -97,15 +98,8 @@ def test_bibtex_entries_are_read_one_by_one():
 
 
 def test_one_paper_is_one_entry_whoever_cites_it(reading, monkeypatch):
-    class Cited:
-        citation = """
-            @misc{own-key,
-              title = {Spec-Bench},
-              eprint = {2401.07851},
-            }
-            """
-
-    monkeypatch.setattr(references, "found", lambda name: [Cited] if name == "sps" else [])
+    cited = Papers("@misc{own-key,\n  title = {Spec-Bench},\n  eprint = {2401.07851},\n}")
+    monkeypatch.setattr(references, "found", lambda name: [cited] if name == "sps" else [])
     manifest = {
         "models": {"target": {"label": "llama-7b"}, "draft": {"label": "llama-68m"}},
         "tasks": [{"name": "spec_bench"}, {"name": "mini"}, {"name": "not here"}],
@@ -140,10 +134,15 @@ def test_every_model_and_task_that_has_a_paper_has_an_entry():
     assert set(re.findall(r"arXiv:(\d{4}\.\d{5})", cited)) <= numbers
 
 
-class Published:
-    """A method with a claim and an entry."""
-
-    claims = (
+PUBLISHED = Papers(
+    """@inproceedings{liu2025pearl,
+  title = {{PEARL}: Parallel Speculative Decoding},
+  author = {Liu, Tianyu and others},
+  booktitle = {ICLR},
+  year = {2025},
+  eprint = {2408.11850},
+}""",
+    (
         Claim(
             speedup="up to 4.43x",
             models="Llama 2 70B & Llama 2 7B, CodeLlama 34B & 7B",
@@ -151,23 +150,15 @@ class Published:
             hardware="four A100 (80 GB)",
             source="abstract of arXiv:2408.11850",
         ),
-    )
-    citation = """
-        @inproceedings{liu2025pearl,
-          title = {{PEARL}: Parallel Speculative Decoding},
-          author = {Liu, Tianyu and others},
-          booktitle = {ICLR},
-          year = {2025},
-          eprint = {2408.11850},
-        }
-        """
+    ),
+)
 
 
 @pytest.fixture
 def everything(reading, monkeypatch):
     """A report in which every part has something to show: a sweep, claims, other formulas."""
     for module in (claims, references):
-        monkeypatch.setattr(module, "found", lambda name: [Published] if name == "sps" else [])
+        monkeypatch.setattr(module, "found", lambda name: [PUBLISHED] if name == "sps" else [])
     sweep = {
         "sweep": {"sps": {"length": [5]}},
         "methods": [{"label": label, "name": label, "params": {}} for label in ("vanilla", "sps")],

@@ -30,12 +30,12 @@ function laidOut(root, nodes) {
   return { rows: Math.max(...free), columns: free.length };
 }
 
-// step: { last, words, parents, path, added: {text, origin} or null }
+// step: { last, words, parents, path, kinds (of the path), added: {text, origin} or null }
 function draftNodes(step) {
   const root = { text: step.last, kind: "root", taken: true, children: [] };
-  const onPath = new Set(step.path);
+  const onPath = new Map(step.path.map((index, level) => [index, step.kinds[level]]));
   const nodes = step.words.map((text, index) => ({
-    text, kind: onPath.has(index) ? "accepted" : "left", taken: onPath.has(index), children: [],
+    text, kind: onPath.get(index) || "left", taken: onPath.has(index), children: [],
   }));
   nodes.forEach((node, index) => {
     const parent = step.parents ? step.parents[index] : index - 1;
@@ -76,14 +76,16 @@ function drawTree(step, description) {
 }
 
 // Only counters are known: a box a level, and one for the token that verification adds.
-function drawLane([levels, , tested, accepted, committed], description) {
+// origins: of the step's tokens.
+function drawLane([levels, , tested, accepted, committed, relaxed], origins, description) {
   const lane = element("div", { class: "lane", role: "img", "aria-label": description });
   const box = (kind, mark) => lane.append(element("i", { class: kind }, mark));
   for (let level = 0; level < levels; level += 1) {
-    if (level < accepted) box("accepted", "=");
+    if (level < accepted + relaxed && origins[level] === "relaxed") box("relaxed", "~");
+    else if (level < accepted + relaxed) box("accepted", "=");
     else if (level < tested) box("rejected", "×");
     else box("untested", "·");
   }
-  for (let token = accepted; token < committed; token += 1) box("added", "+");
+  for (let token = accepted + relaxed; token < committed; token += 1) box("added", "+");
   return lane;
 }

@@ -17,6 +17,12 @@ const HELP = "Point at a token, or move with the arrow keys (up and down by step
 const milliseconds = (microseconds) => `${(microseconds / 1000).toFixed(microseconds < 100000 ? 2 : 1)} ms`;
 const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
+// What became of a step's draft, in words.
+function became([levels, nodes, , accepted, committed, relaxed]) {
+  const drafted = nodes > levels ? `${counted(nodes, "node")} on ${counted(levels, "level")}` : counted(levels, "token");
+  return `${drafted} drafted, ${accepted} accepted, ${relaxed ? `${relaxed} relaxed, ` : ""}${committed} committed`;
+}
+
 // What is known of each token of a row's output, by its index.
 function tokensOf(turn, row) {
   const text = turn.texts[row.text];
@@ -41,9 +47,7 @@ function tokenLines(row, token) {
     lines.push(line(`probability ${Math.exp(token.logp).toPrecision(3)} (log ${token.logp.toFixed(3)})`));
   }
   if (row.steps && token.step) {
-    const [levels, nodes, , accepted, committed] = row.steps[token.step - 1];
-    const drafted = nodes > levels ? `${counted(nodes, "node")} on ${counted(levels, "level")}` : counted(levels, "token");
-    lines.push(line(`step ${token.step} of ${row.steps.length}: ${drafted} drafted, ${accepted} accepted, ${committed} committed`));
+    lines.push(line(`step ${token.step} of ${row.steps.length}: ${became(row.steps[token.step - 1])}`));
   }
   if (row.ends) {
     const end = row.ends[token.step];
@@ -186,7 +190,7 @@ class Column {
 
   // The step whose draft says most: the one with most branches off its path, else the first.
   mostInteresting() {
-    const width = this.row.steps.map(([levels, nodes, , accepted]) => (nodes > levels ? nodes : 0) + accepted);
+    const width = this.row.steps.map(([levels, nodes, , accepted, , relaxed]) => (nodes > levels ? nodes : 0) + accepted + relaxed);
     return 1 + width.indexOf(Math.max(...width));
   }
 
@@ -194,25 +198,29 @@ class Column {
     const { row } = this;
     this.step = Math.max(1, Math.min(step, row.steps.length));
     const counters = row.steps[this.step - 1];
-    const [levels, nodes, , accepted, committed] = counters;
-    const drafted = nodes > levels ? `${counted(nodes, "node")} on ${counted(levels, "level")}` : counted(nodes, "token");
-    const said = `Step ${this.step} of ${row.steps.length}: ${drafted} drafted, ${accepted} accepted, ${committed} committed`;
+    const said = `Step ${this.step} of ${row.steps.length}: ${became(counters)}`;
     this.said.textContent = said;
     this.previous.disabled = this.step === 1;
     this.next.disabled = this.step === row.steps.length;
     this.spans.forEach((span, index) => span.classList.toggle("instep", this.tokens[index].step === this.step));
     (this.bars || []).forEach((bar, index) => bar.classList.toggle("current", index === this.step - 1));
     const draft = row.drafts ? row.drafts[this.step - 1] : null;
-    this.treeBox.replaceChildren(draft ? drawTree(this.drafted(draft), said) : drawLane(counters, said));
+    this.treeBox.replaceChildren(draft ? drawTree(this.drafted(draft), said) : drawLane(counters, this.own().map((token) => token.origin), said));
   }
 
-  // A step's draft with its texts, and what verification added to it.
+  // The tokens of the step.
+  own() {
+    return this.tokens.filter((token) => token.step === this.step);
+  }
+
+  // A step's draft with its texts, how its path came to stand, and what verification added to it.
   drafted([words, parents, path]) {
-    const own = this.tokens.filter((token) => token.step === this.step);
+    const own = this.own();
     const added = own.slice(path.length)[0];
     const before = this.tokens[own[0].index - 1];
     return {
       last: before ? before.piece : "", words: words.map((place) => this.data.words[place]), parents, path,
+      kinds: path.map((_, level) => (own[level].origin === "relaxed" ? "relaxed" : "accepted")),
       added: added ? { text: added.piece, origin: added.origin } : null,
     };
   }

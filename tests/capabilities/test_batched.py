@@ -1,0 +1,48 @@
+"""Several sequences in one forward: a draft model's too, and the audit sees it."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.sampling import Sampling
+
+FILE = Path(__file__).with_name("batched.py")
+
+
+@pytest.fixture(scope="module")
+def batched():
+    registry.load_plugin(str(FILE))
+    return registry.load("batched")
+
+
+def test_it_is_a_method_of_at_most_40_lines():
+    assert len(FILE.read_text().splitlines()) <= 40
+
+
+def test_it_passes_the_audit(batched):
+    wrong = [each for each in run_checks(Subject.of("batched", batched), CHECKS) if not each.passed]
+    assert not wrong
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_drafts_of_all_sequences_take_one_forward_a_token(batched, rule):
+    models = tiny_models()
+    sampling = Sampling() if rule == "greedy" else Sampling("coupled", 0.8)
+    requests = [
+        Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), 5 + 3 * at))
+        for at in range(4)
+    ]
+    batch = Batch(models.workspace, requests, sampling)
+    steps = [step.seq for step in batched().generate_batch(batch)]
+    rounds = max(steps.count(at) for at in range(4))
+    forwards = batch.meter.forwards
+    assert sum(f.role == "verify" for f in forwards) == rounds
+    assert sum(f.role == "draft" and f.batch > 1 for f in forwards) > 0
+    assert sum(f.model == "draft" for f in forwards) <= rounds * 4 + 1

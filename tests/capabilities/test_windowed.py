@@ -1,0 +1,40 @@
+"""States that keep chosen rows, whose positions are not their numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.tiny_model import LONGEST, tiny_models
+from specbench_cli.engine.verify.sampling import Sampling
+
+FILE = Path(__file__).with_name("windowed.py")
+
+
+@pytest.fixture(scope="module")
+def windowed():
+    registry.load_plugin(str(FILE))
+    return registry.load("windowed")
+
+
+def test_it_is_a_method_of_at_most_40_lines():
+    assert len(FILE.read_text().splitlines()) <= 40
+
+
+def test_it_passes_the_audit(windowed):
+    subject = Subject.of("windowed", windowed)
+    wrong = [each for each in run_checks(subject, CHECKS) if not each.passed]
+    assert not wrong
+
+
+def test_its_draft_keeps_few_rows_and_the_output_is_the_targets(windowed):
+    models = tiny_models()
+    for prompt, due in models.clear(Sampling()):
+        session = models.open(prompt, Sampling())
+        method = windowed()
+        for _ in method.generate(session):
+            assert method.state.length() <= 1 + 4 + 3 + 1
+        assert list(session.output()) == due[:LONGEST]
+        assert method.state.position() >= len(session.tokens()) - 5

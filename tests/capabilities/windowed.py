@@ -1,0 +1,36 @@
+"""A draft that sees attention sinks and a recent window alone (StreamingLLM, arXiv:2309.17453)."""
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
+
+
+class WindowedParams(MethodParams):
+    length: int = Field(3, ge=1, description="draft tokens a step")
+    sinks: int = Field(1, ge=0, description="rows kept from the text's beginning")
+    window: int = Field(4, ge=2, description="rows kept from its end")
+
+
+class Windowed(Method):
+    """Windowed: the draft model's state keeps few rows of a text however long it gets."""
+
+    Params = WindowedParams
+    needs = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        state, params, picks = self.state, self.params, []
+        x = session.since(state.position())
+        for ahead in range(min(params.length, limit)):
+            out = self.model.forward(x, state)
+            if not ahead:
+                n = state.length()
+                if n > params.sinks + params.window:  # all rows are the text's
+                    state.select([*range(params.sinks), *range(n - params.window, n)])
+            picks.append(session.pick(out, ahead))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))

@@ -1,0 +1,166 @@
+"""Several sequences in one forward: as each alone, whatever their lengths, trees and ends are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli import registry
+from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import MethodFault
+
+CAPACITY = 64
+ATOL = 2e-5
+
+TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool()
+"""A root with two children, the first of which has one itself."""
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_models().workspace.decoders["target"]
+
+
+def ids(n: int, seed: int) -> torch.Tensor:
+    return torch.randint(96, (1, n), generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 7)), min_size=2, max_size=5),
+    st.booleans(),
+)
+def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
+    target = tiny_models().workspace.decoders["target"]
+    pool = target.new_state(CAPACITY, len(shapes))
+    together = [
+        pool.line(at) if pooled else target.new_state(CAPACITY) for at in range(len(shapes))
+    ]
+    alone = [target.new_state(CAPACITY) for _ in shapes]
+    for own in (together, alone):
+        for (n, _), state in zip(shapes, own, strict=True):
+            target.forward(Tokens(ids(n, n)), state)
+            state.commit(0, range(n))
+    parts = []
+    for at, (n, new) in enumerate(shapes):
+        how = {}
+        if new == 0:  # a tree
+            depths = torch.tensor([[0, 1, 1, 2]]) + n
+            how = {"positions": depths, "mask": TREE}
+        x = Tokens(ids(new or 4, 50 + at))
+        parts.append(Part(x, together[at], logits_at="all" if at % 2 else "last", **how))
+    outs = target.forward_batch(parts, taps=(0,))
+    for part, out, state in zip(parts, outs, alone, strict=True):
+        due = target.forward(
+            part.x,
+            state,
+            positions=part.positions,
+            mask=part.mask,
+            logits_at=part.logits_at,
+            taps=(0,),
+        )
+        assert torch.allclose(out.logits, due.logits, atol=ATOL * 10)
+        assert torch.allclose(out.hidden, due.hidden, atol=ATOL * 10)
+        assert torch.allclose(out.taps[0], due.taps[0], atol=ATOL * 10)
+        n = state.length()
+        assert part.state.length() == n
+        for layer in range(target.n_layers):
+            ours, theirs = part.state.keys(layer), state.keys(layer)
+            assert torch.allclose(ours[:, :, :n], theirs[:, :, :n], atol=ATOL * 10)
+
+
+@pytest.mark.parametrize(
+    "name", ["vanilla", "sps", "pld", "sps-tree", "staged", "eagle", "eagle2", "eagle3", "mtp"]
+)
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
+def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
+    models = tiny_models()
+    sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8, seed=2)
+    requests = []
+    for at, budget in enumerate((24, 1, 9, 17, 2)):
+        eos = frozenset() if at % 2 else frozenset({3 * at + 1, 40})
+        prompt = models.prompts[3 * at]
+        requests.append(Request(f"tiny/{at}", 0, prompt, StopRule(eos, budget)))
+    method = registry.load(name)()
+    due = []
+    for request in requests:
+        session = Session(models.workspace, request, sampling)
+        list(method.generate(session))
+        due.append((list(session.output()), session.finish))
+    for size in (1, 2, 5):
+        found = []
+        for first in range(0, len(requests), size):
+            batch = Batch(models.workspace, requests[first : first + size], sampling)
+            list(method.generate_batch(batch))
+            found += [(list(each.output()), each.finish) for each in batch.sessions]
+        assert found == due
+
+
+def test_a_sequence_that_has_ended_takes_no_further_part():
+    models = tiny_models()
+    requests = [
+        Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), budget))
+        for at, budget in enumerate((3, 12, 7))
+    ]
+    batch = Batch(models.workspace, requests, Sampling())
+    list(registry.load("vanilla")().generate_batch(batch))
+    prefill, *steps = batch.meter.forwards
+    assert prefill.role == "prefill"
+    assert prefill.rows == {at: len(models.prompts[at]) for at in range(3)}
+    assert [sorted(step.rows) for step in steps] == [
+        *[[0, 1, 2]] * 2,
+        *[[1, 2]] * 4,
+        *[[1]] * 5,
+    ]
+
+
+def test_one_step_of_all_sequences_is_one_forward_of_the_target():
+    models = tiny_models()
+    requests = [
+        Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), 10)) for at in range(4)
+    ]
+    batch = Batch(models.workspace, requests, Sampling())
+    steps = [step.seq for step in registry.load("sps")().generate_batch(batch)]
+    verified = [each for each in batch.meter.forwards if each.role == "verify"]
+    assert len(verified) == max(steps.count(at) for at in range(4))
+    assert all(each.n_tokens == sum(each.rows.values()) for each in verified)
+
+
+def test_a_method_with_a_loop_of_its_own_says_that_it_decodes_one_request():
+    models = tiny_models()
+    request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
+    batch = Batch(models.workspace, [request, request], Sampling())
+    with pytest.raises(MethodFault, match="pearl decodes one request at a time"):
+        list(registry.load("pearl")().generate_batch(batch))
+
+
+def test_selected_rows_keep_their_positions(target):
+    whole, part = target.new_state(CAPACITY), target.new_state(CAPACITY)
+    for state in (whole, part):
+        target.forward(Tokens(ids(20, 1)), state)
+        state.commit(0, range(20))
+    kept = [0, 1, *range(12, 20)]
+    part.select(kept)
+    assert (part.length(), part.position()) == (10, 20)
+    # The oracle: all rows, of which a mask shows the kept ones.
+    seen = torch.zeros(1, 21, dtype=torch.bool)
+    seen[0, [*kept, 20]] = True
+    x = Tokens(ids(1, 9))
+    due = target.forward(x, whole, mask=seen, positions=torch.tensor([[20]]))
+    assert torch.allclose(target.forward(x, part).logits, due.logits, atol=ATOL * 10)
+    part.rollback(0, 20)
+    assert (part.length(), part.position()) == (10, 20)
+    part.rollback(0, 15)
+    assert (part.length(), part.position(), part.positions()) == (5, 15, [0, 1, 12, 13, 14])
+    part.rollback(0, 8)  # of the rows from 2 to 7 none is left: they are fed again
+    assert (part.length(), part.position()) == (2, 2)
+    with pytest.raises(ValueError, match="no increasing numbers"):
+        part.select([3, 2])

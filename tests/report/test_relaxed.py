@@ -1,0 +1,147 @@
+"""Relaxed tokens in reports: counted apart, named with their rule, held against a control."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.report import text
+from specbench_cli.report.comparison import compare
+from specbench_cli.report.export import row_dicts
+from specbench_cli.report.grids import SPEED, grid
+from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.markdown import report
+from specbench_cli.report.paper.methods_text import sentences
+from specbench_cli.report.side_by_side import RELAXED, page
+from specbench_cli.report.summary import summarise
+from specbench_cli.report.table import WIDTH, run_text
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Params, Steps
+
+RULES = {"lax": "typical(epsilon=0.09, delta=0.3)", "coin": "random(rate=0.5)"}
+
+
+@pytest.fixture
+def made(synthetic, manifest):
+    """A summary, its manifest and its records: vanilla, sps and some lossy rows of sps."""
+    lossy = {
+        label: synthetic.Fake(label, "sps", 5, 0.6, 1.2, 0.1, guarantee="quality_only",
+                              verdict="unchecked", relaxed=rate)
+        for label, rate in (("lax", 0.5), ("coin", 0.5), ("rare", 0.05))
+    }  # fmt: skip
+
+    def make(*labels, rules=RULES):
+        fakes = [synthetic.vanilla, synthetic.sps, *(lossy[label] for label in labels)]
+        records = [
+            replace(r, params=Params({}, {"length": 5, "accept": rules[r.label].split("(")[0]}))
+            if r.label in rules
+            else r
+            for r in synthetic.records(fakes, prompts=24)
+        ]
+        rows = [{"label": fake.label, "accept": rules.get(fake.label)} for fake in fakes]
+        own = manifest | {"rows": rows}
+        return summarise(records, own, resamples=50), own, records
+
+    return make
+
+
+def row_of(summary, label):
+    return next(row for row in summary.rows if row.label == label)
+
+
+def test_figures_are_sums_of_the_counters(made):
+    summary, _, records = made("lax")
+    own = [r.steps for r in records if r.label == "lax"]
+    names = ("levels", "nodes", "tested", "accepted", "relaxed", "committed")
+    total = {name: sum(sum(getattr(steps, name)) for steps in own) for name in names}
+    row = row_of(summary, "lax")
+    assert row.relaxed == total["relaxed"] / total["committed"]
+    assert row.rule_rate == total["relaxed"] / (total["tested"] - total["accepted"])
+    assert row.acceptance_rate == total["accepted"] / total["levels"]
+    tokens = sum(r.n_tokens for r in records if r.label == "lax")
+    assert row.discard_rate == (total["nodes"] - total["accepted"] - total["relaxed"]) / tokens
+    assert row.accept_rule == RULES["lax"] and not row.control
+    assert row_of(summary, "sps").relaxed is row_of(summary, "sps").rule_rate is None
+    assert {d["relaxed"] for d in row_dicts(summary) if d["label"] == "vanilla"} == {None}
+
+
+def test_acceptance_by_position_asks_the_origins(made):
+    summary, _, records = made("lax")
+    drafted, accepted = [0] * 5, [0] * 5
+    for record in (r for r in records if r.label == "lax"):
+        at = 1
+        for levels, committed in zip(record.steps.levels, record.steps.committed, strict=True):
+            for level in range(levels):
+                drafted[level] += 1
+                accepted[level] += level < committed and record.origin[at + level] == "accepted"
+            at += committed
+    due = [a / b for a, b in zip(accepted, drafted, strict=True)]
+    assert list(row_of(summary, "lax").acceptance_by_position) == due
+    assert record.steps.relaxed and record.origin is not None
+
+
+@pytest.mark.parametrize(("labels", "lacking"), [(("lax",), True), (("lax", "coin"), False),
+                                                 (("lax", "rare"), True)])  # fmt: skip
+def test_a_lossy_row_without_its_control_says_how_to_add_it(made, labels, lacking):
+    rules = RULES | {"rare": "random(rate=0.05)"}
+    summary, *_ = made(*labels, rules=rules)
+    rate = row_of(summary, "lax").rule_rate
+    line = (
+        f"no control: lax let {rate:.3g} of the rejected levels pass: add --sweep"
+        f" sps.accept=typical,random --set sps.rate={rate:.3g}"
+    )
+    assert text.controls(summary) == [line] * lacking
+    own = rules | {"lax": "mine(most=3)"}
+    records = made(*labels, rules=own)[0]
+    assert len(text.controls(records)) == lacking
+
+
+def test_a_rule_of_ones_own_is_told_its_control_in_words(made):
+    summary, *_ = made("lax")
+    lossy = tuple(replace(row, params={"length": 5}) for row in summary.lossy)
+    (line,) = text.controls(replace(summary, lossy=lossy))
+    assert "a row of sps whose accept rule is RandomAccept(0." in line
+
+
+def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, manifest):
+    from specbench_cli.report.facts import Facts
+
+    summary, own, _ = made("lax", "coin")
+    shown = run_text(summary, Facts.of(own)).splitlines()
+    head = next(line for line in shown if "speedup" in line)
+    assert head.index("accept") < head.index("relaxed") < head.index("tok/s")
+    coin = next(line for line in shown if " coin " in line)
+    assert f"{row_of(summary, 'coin').relaxed:.0%}" in coin and "control, " in coin
+    assert max(map(len, shown[:8])) <= WIDTH
+    markdown = report(summary, own, Incidents(), [])
+    heads = [line for line in markdown.splitlines() if line.startswith("| method | group")]
+    assert ["relaxed" in head for head in heads[:2]] == [False, True]
+    plain = summarise(synthetic.records(prompts=6), manifest, resamples=20)
+    assert "relaxed" not in run_text(plain, Facts.of(manifest))
+    assert "relaxed" not in grid(SPEED, plain.rows).headings
+
+
+def test_the_methods_text_names_rule_and_guarantee(made):
+    summary, own, _ = made("lax", "coin")
+    told = " ".join(sentences(summary, own))
+    assert "guarantee: quality only, accept rule: typical(epsilon=0.09, delta=0.3)" in told
+    assert "of the tokens relaxed" in told and "random one is the control" in told
+    assert "accept rule" not in " ".join(sentences(*made()[:2]))
+
+
+def test_side_by_side_marks_relaxed_tokens(tmp_path, synthetic, manifest):
+    lossy = synthetic.Fake("lax", "sps", 3, 0.5, guarantee="quality_only", relaxed=0.5)
+    records = synthetic.records([synthetic.vanilla, lossy], prompts=1, tokens=6)
+    for record in records:
+        if record.label == "lax":
+            record.origin = ["prefill", "accepted", "relaxed", "accepted", "bonus", "plain"]
+            record.steps = Steps([4, 0], [4, 0], [4, 0], [2, 0], [4, 1], [1, 0])
+    run = RunDir.create(tmp_path / "run", manifest)
+    run.append(records)
+    run.append_prompts([Prompt("mini/0", "mini/0", "mini", "qa", "qa", 1, "?", [1])])
+    (found,) = compare(run, "mini/0", ["lax"], None)
+    assert [lane.relaxed for lane in found.lanes] == [(1,), ()]
+    lines = page(found).splitlines()
+    assert RELAXED in lines
+    assert any("=~=x+" in line for line in lines)
+    (vanilla,) = compare(run, "mini/0", ["vanilla"], None)
+    assert RELAXED not in page(vanilla)

@@ -1,0 +1,72 @@
+"""The surface for authors: what is promised is there, and nothing in it is slow to import."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import methods
+from specbench_cli import api
+from specbench_cli.api import PeerSession, Session
+
+FILES = sorted(Path(methods.__path__[0]).rglob("*.py"))
+
+
+def test_all_that_is_imported_is_promised_in_order():
+    tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
+    held = {
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    held |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert held == set(api.__all__)
+    assert all(hasattr(api, name) for name in held)
+
+
+def test_methods_and_heads_import_nothing_else_of_the_project():
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and module.startswith("specbench_cli"):
+                assert module in ("specbench_cli.api", "specbench_cli.errors"), file
+
+
+def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
+    """So that the surface does not outgrow those who live on it."""
+    used = {
+        alias.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "specbench_cli.api"
+        for alias in node.names
+    }
+    kinds = {"Candidates", "Chosen", "Guarantee", "Hidden", "Law", "Length", "Rule"}
+    kinds |= {"Part", "State", "Template", "Worker"}
+    errors = {"MethodFault", "UsageError"}
+    for_plugins = {"Claim"}
+    assert set(api.__all__) - used <= kinds | errors | for_plugins
+
+
+def test_no_transformers_before_a_model_is_loaded():
+    check = "import sys, specbench_cli.api; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_a_session_shows_authors_what_they_need_and_the_harness_in_one_place():
+    members = {name for name in vars(Session) if not name.startswith("_")}
+    members |= {"requests", "target", "device", "sampling", "memory", "harness"}
+    taken = {
+        name
+        for kind in (Session, PeerSession)
+        for member in vars(kind).values()
+        if inspect.isfunction(member)
+        for name in inspect.signature(member).parameters
+    }
+    assert "seq" not in taken
+    assert not members & {"meter", "workers", "begin", "adopt", "module", "tokenizer", "origin"}
+    assert len(members) <= 40, sorted(members)
