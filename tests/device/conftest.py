@@ -236,16 +236,21 @@ class Far:
         self.prompt = (*BEGINNING, *said, *BEGINNING)
 
     @contextmanager
-    def on(self, device: torch.device, *, loading: bool = False) -> Iterator[None]:
+    def on(self, device: torch.device = FAR, *, loading: bool = False) -> Iterator[None]:
         """Work on a device, as in a step; or as while models are made."""
         self.mode.loading = loading
         with self.mode if device == FAR else nullcontext():
             yield
 
     def workspace(
-        self, device: torch.device, dtype: torch.dtype, places: Places, hosted: bool
+        self,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        places: Places | None = None,
+        hosted: bool = False,
     ) -> Workspace:
         """The models, made at first use: fused, or transformers' own."""
+        places = places or self._places
         key = (device, dtype, tuple(places.values()), hosted)
         if key not in self._made:
             with self.on(device, loading=True):
@@ -279,7 +284,7 @@ class Far:
         """Decode by a method: the output, and its steps, of which the first waited in prefill."""
         kind = registry.load(name)
         method = kind(kind.Params(**params or {}))
-        workspace = self.workspace(device, dtype, places or self._places, hosted)
+        workspace = self.workspace(device, dtype, places, hosted)
         with self.on(device, loading=True):
             for wanted in method.artifacts():
                 workspace.artifact(wanted)
@@ -296,6 +301,10 @@ class Far:
                 room, before = told[-1].left, after
             return list(session.output()), told
 
+    def numbers(self, tensor: Any) -> Any:
+        """What is on `FAR`."""
+        return tensor.shadow.tolist()
+
 
 class Clock(meter.HostClock):
     """The device's clock: it counts who waits for it."""
@@ -308,9 +317,48 @@ class Clock(meter.HostClock):
         self._far.clocks += 1
 
 
+class Real(Far):
+    """The same on a device that is there; torch itself says if a step waits where it should not."""
+
+    @contextmanager
+    def on(self, device: torch.device = FAR, *, loading: bool = False) -> Iterator[None]:
+        if device == CPU:
+            yield
+            return
+        torch.cuda.set_sync_debug_mode("default" if loading else "error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def numbers(self, tensor: Tensor) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        found = tensor.tolist()
+        torch.cuda.set_sync_debug_mode("error")
+        return found
+
+
+@contextmanager
+def _watched(made: Far) -> Iterator[None]:
+    """Note who waits."""
+
+    def wait(tensor: Tensor) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] == host.__name__:
+            frame = cast(FrameType, frame.f_back)
+        made.waited.append(frame.f_code.co_name)
+        return made.numbers(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "wait", wait)
+        patch.setattr(meter, "CudaClock", lambda _: Clock(made))
+        patch.setattr(torch.cuda, "synchronize", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    """The device, with a target of two layers, and a draft that is the first, which says most."""
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """A target of two layers, and a draft that is the first, which says most."""
     folder = tmp_path_factory.mktemp("far")
     target = copy.deepcopy(tiny_models().oracle)
     for part in (target.model.layers[1].self_attn.o_proj, target.model.layers[1].mlp.down_proj):
@@ -319,24 +367,26 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
     config.num_hidden_layers = 1
     draft = type(target)(config)
     draft.load_state_dict(target.state_dict(), strict=False)
-    places = {"target": folder / "target", "draft": folder / "draft"}
-    target.save_pretrained(places["target"])
-    draft.save_pretrained(places["draft"])
+    target.save_pretrained(folder / "target")
+    draft.save_pretrained(folder / "draft")
+    return {role: folder / role for role in ("target", "draft")}
+
+
+@pytest.fixture(scope="module")
+def far(places: Places) -> Iterator[Far]:
+    """The device that is not there."""
     made = Far(places)
-
-    def wait(tensor: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_globals["__name__"] == host.__name__:
-            frame = cast(FrameType, frame.f_back)
-        made.waited.append(frame.f_code.co_name)
-        return tensor.shadow.tolist()
-
-    with pytest.MonkeyPatch.context() as patch, _guarded():
-        patch.setattr(host, "wait", wait)
-        patch.setattr(meter, "CudaClock", lambda _: Clock(made))
-        patch.setattr(torch.cuda, "synchronize", lambda _: None)
+    with _watched(made), _guarded():
         for kept in KEPT:
             kept.cache_clear()
         yield made
         for kept in KEPT:
             kept.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def real(places: Places) -> Iterator[Far]:
+    """The device, where there is one."""
+    made = Real(places)
+    with _watched(made):
+        yield made

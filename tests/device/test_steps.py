@@ -7,6 +7,11 @@ import pytest
 import torch
 
 from specbench_cli import registry
+from specbench_cli.engine import session
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
 
 CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
@@ -98,10 +103,11 @@ CLOCKS = {"pearl": (1, 1), "mirror": (3, 1), "ssd": (2, 1)}
 an order; in a step behind which there is no room for a window."""
 
 
-def cases():
+def cases(rules):
+    """Each with its method's first parameters, and with others where nothing or all is drawn."""
     for name, rows in CASES.items():
         for at, (params, waits) in enumerate(rows):
-            for sampling in RULES if at == 0 else (RULES[0], RULES[2]):
+            for sampling in rules if at == 0 else rules[::2]:
                 words = "-".join(map(str, (name, *params.values(), sampling.rule)))
                 yield pytest.param(name, params, waits, sampling, id=words.replace(" ", ""))
 
@@ -119,8 +125,18 @@ def told_alike(here, there):
     return output == other and pairs[0] == pairs[1]
 
 
-@pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases()])
+@pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases(RULES)])
 def test_a_step_is_the_cpus_and_waits_as_often_as_it_must(far, name, params, waits, sampling):
+    check(far, name, params, waits, sampling)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases(RULES[:2])])
+def test_a_gpu_takes_the_cpus_steps_too(real, name, params, waits, sampling):
+    check(real, name, params, waits, sampling)
+
+
+def check(far, name, params, waits, sampling):
     there = far.decode(name, params, sampling)
     assert told_alike(far.decode(name, params, sampling, device=CPU), there)
     for told in there[1][1:]:  # the first one has prefill in it
@@ -158,6 +174,28 @@ def test_models_of_every_kind_work_there(far, tiny_checkpoint, family):
 def test_transformers_own_module_takes_the_same_steps(far, name):
     here, there = (far.decode(name, device=device, budget=6, hosted=True) for device in (CPU, FAR))
     assert told_alike(here, there)
+
+
+@pytest.mark.parametrize(("name", "params", "waits"), [("vanilla", {}, 1), ("sps-tree", GROWN, 2)])
+def test_a_batch_waits_as_often_as_its_sequences(far, monkeypatch, name, params, waits):
+    def chance(*key, **rest):
+        return SeededRandom(*key[:-1], CPU, **rest)
+
+    monkeypatch.setattr(session, "SeededRandom", chance)
+    requests = [
+        Request(f"far/{at}", 0, far.prompt[at:], StopRule(frozenset(), 4 + at)) for at in range(3)
+    ]
+    outputs = []
+    for device in (CPU, FAR):
+        workspace, method = far.workspace(device), registry.load(name)
+        before = len(far.waited)
+        with far.on(device):
+            batch = Batch(workspace, requests, Sampling())
+            steps = [*method(method.Params(**params)).generate_batch(batch)]
+            outputs.append([list(each.output()) for each in batch.sessions])
+    assert outputs[0] == outputs[1]
+    drafted = sum(step.draft.nodes > 0 for step in steps)
+    assert len(far.waited) - before == 3 + len(steps) + (waits - 1) * drafted
 
 
 def test_a_recording_is_walked_with_one_wait_a_step(far):
