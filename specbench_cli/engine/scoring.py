@@ -240,7 +240,7 @@ class Scoring:
         return self._begun
 
     def ready(self, *, keep: bool = False) -> int:
-        """Forget what parts of the target wrote; returns the rows of the text.
+        """Forget what parts of the target wrote; returns how many tokens of the text were fed.
 
         Args:
             keep: whether `forward` comes next, which may go on from it.
@@ -248,7 +248,7 @@ class Scoring:
             MethodFault: rows of the text are gone too.
         """
         if self._lent is None:
-            return self.state.length()
+            return self.state.position()
         position, rows = self._lent
         beyond = [self.state.length(0, at) - rows for at in range(self.target.n_layers)]
         if min(beyond) < 0:
@@ -261,7 +261,7 @@ class Scoring:
         if begun is None or not begun.n or beyond != due:
             self.state.rollback(0, position)
             self._lent = self._begun = None
-        return rows
+        return position
 
     def tap(self, taps: Sequence[int]) -> None:
         """See `Session.tap`."""

@@ -97,7 +97,7 @@ def _cost(summary: Summary) -> str:
 
 
 _SWEEP = (
-    "Rows of the sweep by parameter: drafted tokens that were not accepted (discarded) and target"
+    "Rows of the sweep by parameter: drafted tokens that do not stand (discarded) and target"
     " forwards (verified), both by generated tokens. Front: no other row is better in one and as"
     " good in the other."
 )
