@@ -26,7 +26,7 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
@@ -83,6 +83,10 @@ class Watched(Session):
         for desk in self.desks():
             for decoder, state in desk.held:
                 yield decoder, state, desk.text
+
+
+class WatchedPeer(Watched, PeerSession):
+    """The same for what decodes by means of its own."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,12 @@ def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
                 budget = (LONGEST, g + 1, LONGEST, 2)[turn % 4]
                 eos = () if turn % 2 == 0 else (ids[turn % 5],)
                 session = models.open(
-                    prompt, sampling, budget=min(budget, LONGEST), eos=eos, memory=memory
+                    prompt,
+                    sampling,
+                    budget=min(budget, LONGEST),
+                    eos=eos,
+                    memory=memory,
+                    peer=subject.method.peer,
                 )
                 learn_from(subject.method(params), session)
                 due = cut(ids, eos, min(budget, LONGEST))

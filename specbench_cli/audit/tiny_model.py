@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from specbench_cli.audit.cases import Watched, nominal_costs
+from specbench_cli.audit.cases import Watched, WatchedPeer, nominal_costs
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
@@ -63,11 +63,13 @@ class TinyModels:
         budget: int = LONGEST,
         eos: Sequence[int] = (),
         memory: Memory | None = None,
+        peer: bool = False,
     ) -> Watched:
-        """A session on a prompt."""
+        """A session on a prompt, a `peer`'s where another program decodes."""
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
-        return Watched(self.workspace, request, sampling, memory=memory)
+        kind = WatchedPeer if peer else Watched
+        return kind(self.workspace, request, sampling, memory=memory)
 
     def clear(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
         """Prompts whose plain output has no near-tie, with that output."""

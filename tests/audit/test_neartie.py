@@ -82,20 +82,25 @@ class Wide(Decoder):
         logits = torch.zeros(1, n, VOCAB)
         logits[..., 6] = 1.0
         logits[..., 7] = 1.0 + (1e-5 if n > 1 else -1e-5)
-        state.length += n
-        assert state.length <= state.capacity
+        state.written += n
+        assert state.written <= state.capacity
         return Out(logits if logits_at == "all" else logits[:, -1:], torch.zeros(1, n, 1))
 
 
 class Rows:
     """A state that counts."""
 
+    by_row = True
+
     def __init__(self, capacity):
-        self.capacity, self.length, self.kept = capacity, 0, 0
+        self.capacity, self.written, self.kept = capacity, 0, 0
+
+    def length(self, seq=0, layer=0):
+        return self.written
 
     def commit(self, seq, path):
         self.kept += len(path)
-        self.length = self.kept
+        self.written = self.kept
 
 
 def request(n):

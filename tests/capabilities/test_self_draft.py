@@ -259,11 +259,11 @@ def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored
         part.forward(x, own.state)
         x = Tokens(torch.tensor([[token]]))
     part.forward(x, own.state)
-    first = len(own.meter.forwards)
+    first = len(own.harness.meter.forwards)
     draft = Draft(torch.tensor(drafted).long())
     expected, found = plain.score(draft), own.score(draft)
     assert float((expected - found).abs().max()) <= 1e-5
-    ran = [(f.layers, f.n_tokens, f.role) for f in own.meter.forwards[first:]]
+    ran = [(f.layers, f.n_tokens, f.role) for f in own.harness.meter.forwards[first:]]
     m = len(drafted) + 1
     if not same or len(drafted) < 2:
         assert ran == [((0, 2), m, "verify")]

@@ -28,7 +28,7 @@ class StaleRow(Method):
     def observe(self, session, outcome):
         if session.finish is None:
             state = session.state
-            state.truncate(0, state.length() - 1)
+            state.rollback(0, state.length() - 1)
             session.target.forward(Tokens(session.chain([5]).tokens[None]), state)
             state.commit(0, range(1))
 '''

@@ -34,6 +34,7 @@ class Rows:
     """A state that counts."""
 
     nbytes = 0
+    by_row = True
 
     def __init__(self):
         self.clear()
@@ -42,6 +43,9 @@ class Rows:
         self.written = self.kept = 0
 
     def length(self, seq=0, layer=0):
+        return self.written
+
+    def position(self, seq=0):
         return self.written
 
     def commit(self, seq, path):

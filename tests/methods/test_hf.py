@@ -38,6 +38,7 @@ class History:
     """All ids of one sequence, from which `Recomputing` computes everything again."""
 
     nbytes = 0
+    by_row = True
 
     def __init__(self) -> None:
         self.clear()
@@ -47,6 +48,9 @@ class History:
         self.kept = 0
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
+        return len(self.ids)
+
+    def position(self, seq: int = 0) -> int:
         return len(self.ids)
 
     def commit(self, seq: int, path: Sequence[int]) -> None:

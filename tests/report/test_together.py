@@ -39,7 +39,7 @@ def test_speedup_is_over_vanilla_of_the_same_run(make_run, synthetic):
         ns = record.ns
         return replace(
             record,
-            ns=replace(ns, **{k: 2 * getattr(ns, k) for k in ns.__slots__}),
+            ns=replace(ns, **{k: 2 * (getattr(ns, k) or 0) for k in ns.__slots__}),
         )
 
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
