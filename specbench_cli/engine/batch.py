@@ -50,6 +50,10 @@ class Batch:
         self._target = Metered(target, self.meter, role="verify")
         self._taken = 0
         lend, kept = workspace.loans(len(requests)), Memory() if memory is None else memory
+        # Sequences about as long as each other lie beside each other: attention takes them at once.
+        lengths = [len(request.ids) for request in requests]
+        order = sorted(range(len(requests)), key=lengths.__getitem__)
+        self._line = {place: line for line, place in enumerate(order)}
         self.sessions = tuple(
             kind(
                 workspace,
@@ -59,7 +63,7 @@ class Batch:
                 memory=kept,
                 recording=(recordings or {}).get(place),
                 reference=(references or {}).get(place),
-                shared=Shared(self.meter, partial(lend, place=place), place),
+                shared=Shared(self.meter, partial(lend, place=self._line[place]), place),
             )
             for place, request in enumerate(requests)
         )
@@ -92,5 +96,9 @@ class Batch:
 
     def _forward(self, drafts: Sequence[tuple[Session, Draft | None]]) -> list[Tensor]:
         parts = [session.harness.brings(draft) for session, draft in drafts]
-        outs = self._target.forward_batch(parts, taps=drafts[0][0].harness.taps)
-        return [session.harness.takes(out) for (session, _), out in zip(drafts, outs, strict=True)]
+        order = sorted(range(len(parts)), key=lambda at: self._line[parts[at].place])
+        outs = self._target.forward_batch(
+            [parts[at] for at in order], taps=drafts[0][0].harness.taps
+        )
+        at_of = dict(zip(order, outs, strict=True))
+        return [session.harness.takes(at_of[at]) for at, (session, _) in enumerate(drafts)]

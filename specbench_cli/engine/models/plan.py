@@ -31,6 +31,9 @@ from specbench_cli.engine.models.state import KVState
 MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""
 
+WASTE = 1.4
+"""Rows that attention may read at once for several sequences, over those that they have."""
+
 MAX_SCRATCH = 64
 """Sets of buffers kept, by how many rows each sequence of a forward has."""
 
@@ -206,10 +209,12 @@ class Planner:
         )
 
     def _neighbours(self, parts: Sequence[Part], ns: Sequence[int], at: int) -> int:
-        """How many parts from `at` on attention can take at once."""
+        """How many parts from `at` on attention can take at once: neighbours about as long as each
+        other, since all are read up to the longest one's end."""
         first, b = cast(KVState, parts[at].state), 1
         if first.pool is None or any(self._windows):
             return 1
+        longest = total = first.length()
         while (
             at + b < len(parts)
             and ns[at + b] == ns[at]
@@ -217,6 +222,10 @@ class Planner:
             and (state := cast(KVState, parts[at + b].state)).pool is first.pool
             and state.place == first.place + b
         ):
+            rows = state.length()
+            longest, total = max(longest, rows), total + rows
+            if (b + 1) * longest > WASTE * total:
+                break
             b += 1
         return b
 
