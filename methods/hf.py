@@ -57,6 +57,9 @@ class HfVanilla(Method):
         assert isinstance(session, PeerSession)
         prompt = session.since(0).ids
         start = prompt.shape[1]
+        source = session.requests[0].source
+        if source is not None and source.ids:
+            prompt = torch.tensor([source.ids], device=prompt.device)
         proposals: list[Proposal] = []
         module = _watched(session.module("target"), start, proposals)
         with torch.inference_mode(), _quiet(), _seeded(session):
@@ -64,6 +67,7 @@ class HfVanilla(Method):
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 generation_config=_settings(session, **self.options()),
+                **({} if source is None else source.images),
                 **_extensions(session, start),
                 **self.assistant(session),
             )
@@ -193,8 +197,11 @@ def _watched(module: Any, start: int, proposals: list[Proposal]) -> Any:
 
 def _settings(session: Session, **options: Any) -> GenerationConfig:
     """The session's decoding rule in transformers' words; all else is the library's default."""
-    stop = session.requests[0].stop
+    request = session.requests[0]
+    stop = request.stop
     eos = sorted(stop.eos)
+    if request.source is not None and request.source.ids:
+        options["decoder_start_token_id"] = request.ids[0]
     return GenerationConfig(
         max_new_tokens=stop.max_new_tokens,
         eos_token_id=eos or None,

@@ -256,7 +256,7 @@ class Generator:
             if self.below is not None:
                 self.below.learn(before, own)
             self.held += [*unread, *own[:-1]]
-            unread = [token]
+            unread = [*self._lost(), token]
             for token, row in zip(own, said, strict=True):
                 trunk.append(token)
                 rows.append(row)
@@ -358,7 +358,16 @@ class Generator:
         while len(text) <= n < most and self.held[n] == path[n - len(text)]:
             n += 1
         self.state.rollback(0, n)
+        self._lost()
+
+    def _lost(self) -> list[int]:
+        """What the state does not hold, or no longer, of `held`; a recurrent one may keep less than
+        it is told to."""
+        n = self.state.length()
+        lost = self.held[n:]
         del self.held[n:]
+        self.sure = min(self.sure, n)
+        return lost
 
 
 class Counts:

@@ -43,6 +43,7 @@ from specbench_cli.engine.drafting.template import (
     Template,
     best_tree,
     fill,
+    fill_from,
     tree_of_choices,
     tree_of_widths,
 )
@@ -78,7 +79,7 @@ from specbench_cli.engine.workers.windows import Preparer, Windows
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.head import NORMED, Artifact, Head, Trained
+from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
 from specbench_cli.engine.models.checkpoint import Weights
 
 # The fused path of heads: a stack of layers, and how they are read.
@@ -105,6 +106,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EnvironmentFault",
+    "FeatureHead",
     "Features",
     "Field",
     "FusedStack",
@@ -156,6 +158,7 @@ __all__ = [
     "best_tree",
     "expand",
     "fill",
+    "fill_from",
     "grow",
     "guesses",
     "host",

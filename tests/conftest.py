@@ -51,8 +51,95 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2Config",
         {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256},
     ),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mamba2": (
+        "Mamba2Config",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 8,
+            "head_dim": 16,
+            "num_heads": 4,
+            "n_groups": 2,
+            "chunk_size": 8,
+        },
+    ),
+    "mamba": ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+    "jamba": (
+        "JambaConfig",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            "num_hidden_layers": 2,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_ssm": 64,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 1,
+            "mamba_chunk_size": 8,
+        },
+    ),
+    "rwkv": ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}),
+    "t5": (
+        "T5Config",
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_decoder_layers": 3,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "bart": (
+        "BartConfig",
+        {
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 256,
+            "decoder_start_token_id": 0,
+            "forced_eos_token_id": None,
+        },
+    ),
+    "llava": (
+        "LlavaConfig",
+        {
+            "image_token_index": 196,
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": 8,
+                "patch_size": 4,
+            },
+        },
+    ),
 }
 """Family -> transformers' config class and what its tiny model has of its own."""
+
+IDS = ("vocab_size", "bos_token_id", "eos_token_id")
+TAKES = dict.fromkeys(("gpt2", "mamba2", "mamba", "rwkv", "t5", "bart"), IDS)
+"""Which of `SIZES` a family's configuration knows by these names; default: all."""
+
+KINDS = {"t5": "Seq2SeqLM", "bart": "Seq2SeqLM", "llava": "ImageTextToText"}
+"""Which of transformers' kinds of model a family is; default: causal."""
 
 TinyCheckpoint = Callable[..., Path]
 
@@ -61,9 +148,9 @@ TinyCheckpoint = Callable[..., Path]
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
     """A maker of tiny random checkpoints as transformers writes them, each made once a session.
 
-    `tiny_checkpoint(family, *, seed=0, dtype=torch.float32, shard=None, **config) -> folder`;
-    `shard` is the largest size of a weight file ("100KB"), `config` overrides the family's
-    configuration.
+    `tiny_checkpoint(family, *, seed=0, noise=0.0, dtype=torch.float32, shard=None, **config) ->
+    folder`; `noise` is added to each matrix, as a share of its spread; `shard` is the largest size
+    of a weight file ("100KB"), `config` overrides the family's configuration.
     """
     made: dict[str, Path] = {}
 
@@ -71,26 +158,30 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         family: str,
         *,
         seed: int = 0,
+        noise: float = 0.0,
         dtype: torch.dtype = torch.float32,
         shard: str | None = None,
         **overrides: Any,
     ) -> Path:
-        key = f"{family} {seed} {dtype} {shard} {sorted(overrides.items())}"
+        key = f"{family} {seed} {noise} {dtype} {shard} {sorted(overrides.items())}"
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
             config_class, own = FAMILIES[family]
-            sizes = SIZES
-            if family == "gpt2":
-                sizes = {key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+            sizes = {key: SIZES[key] for key in TAKES.get(family, SIZES)}
+            if family == "llava":
+                sizes = {"text_config": {"model_type": "llama", **SIZES}}
             transformers = importlib.import_module("transformers")
             config = getattr(transformers, config_class)(**(sizes | own | overrides))
+            kind = KINDS.get(family, "CausalLM")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                module = transformers.AutoModelForCausalLM.from_config(config)
+                module = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
                 for (
                     weight
                 ) in module.parameters():  # so that norms and biases matter, and logits spread
                     weight.data += 0.1 * torch.randn_like(weight)
+                for weight in module.parameters() if noise else ():
+                    weight.data += noise * weight.std() * torch.randn_like(weight)
             module.to(dtype).save_pretrained(folder, max_shard_size=shard or "1GB")
             made[key] = folder
         return made[key]

@@ -2,39 +2,86 @@
 
 Li, Wei, Zhang and Zhang: EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, ICML
 2024, arXiv:2401.15077.
+
+Slot t joins the token x_{t+1} and the feature f_t, which the target's output matrix reads.
+[embed(x_{t+1}), f_t] through `fc` enters a layer whose attention reads it without a norm; what
+leaves it is the predicted feature f_{t+1}, whose logits by the target's output matrix are those of
+x_{t+2}. Later levels of a draft read the predicted feature in place of the true one.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles
-from methods._heads.layer import LayerHead, random_layer, random_matrix
-from specbench_cli.api import NORMED, Decoder
+from methods._heads.files import HeadShape
+from methods._heads.layer import LayerHead
+from methods._heads.layouts import COPIES, Layout
+from methods._heads.module import DraftHead, Out
+from methods._heads.recipe import HeadRecipe, Objective, Taught
+from methods._heads.slots import Layer
+
+
+class Eagle(DraftHead):
+    """The torch module."""
+
+    kind: ClassVar[str] = "eagle"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            kind,
+            "EAGLE-1 and EAGLE-2 (SafeAILab)",
+            r"layers\.0\.self_attn\.q_proj\.weight",
+            COPIES | {"fc.": "fc.", "layers.0.": "layer."},
+            lacks=r"layers\.0\.hidden_norm\.weight",
+        ),
+        Layout(
+            kind,
+            "EAGLE (speculators)",
+            r"fusion_fc\.weight",
+            COPIES | {"fusion_fc.": "fc.", "transformer.": "layer."},
+        ),
+    )
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLM"], "bias": True}
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=700,
+        replies=700,
+        losses={
+            "paper": Objective(steps=1, ce=0.1, feature=1.0, noise=0.2),
+            "ttt": Objective(steps=4, feature=0.1),
+        },
+    )
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope)
+        width = shape.hidden_size
+        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
+        self.layer = Layer(width, shape, rope, has, normed=False)
+
+    @classmethod
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+        """With a bias."""
+        return cls(shape, rope, ("fc.bias",))
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """A projection of both, the embedding first."""
+        joined = self.fc(torch.cat([embedded, features], -1))
+        return joined, joined
+
+    def out(self, rows: Tensor) -> Out:
+        """The rows as they are."""
+        return Out(rows, rows)
 
 
 class EagleHead(LayerHead):
-    """Slot t joins the token x_{t+1} and the feature f_t, which the target's output matrix reads.
+    """The head in decoding."""
 
-    [embed(x_{t+1}), f_t] through `fc` enters a layer whose attention reads it without a norm; what
-    leaves it is the predicted feature f_{t+1}, whose logits by the target's output matrix are those
-    of x_{t+2}. Later levels of a draft read the predicted feature in place of the true one.
-    """
-
-    kind: ClassVar[str] = "eagle"
-    taps = (NORMED,)
-    first_norm = None
+    kind: ClassVar[str] = Eagle.kind
+    module: ClassVar[type[DraftHead]] = Eagle
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         return self.fc(torch.cat((tokens, rows), -1))
-
-    @classmethod
-    def random_files(cls, target: Decoder, seed: int) -> HeadFiles:
-        """See `LayerHead`."""
-        width = target.hidden_size
-        shape, tensors, generator = random_layer(target, seed, reads=width)
-        tensors["fc.weight"] = random_matrix(width, 2 * width, generator)
-        return HeadFiles("a random head", tensors, shape)

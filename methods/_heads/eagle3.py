@@ -2,184 +2,177 @@
 
 Li, Wei, Zhang and Zhang: EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
+
+Slot t joins the token x_{t+1} and g_t. True features, the target's rows at three layers side by
+side, become g_t through `fc`; at later levels of a draft the row that left this layer is g itself.
+Attention reads [norm(embed(x_{t+1})), norm(g_t)], the residual stream is g_t. Its own output matrix
+speaks a part of the target's vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles
-from methods._heads.layer import LayerHead, random_layer, random_matrix, wrong_size
-from specbench_cli.api import Decoder, Layer, LayerReader, Scratch
+from methods._heads.files import HeadFiles, HeadShape, official_taps, wrong_size
+from methods._heads.layer import LayerHead
+from methods._heads.layouts import DROPPED, OWN, Layout, under
+from methods._heads.module import DraftHead, Out
+from methods._heads.recipe import HeadRecipe, Objective, Taught
+from methods._heads.slots import Layer, Norm
+from methods._heads.vocabulary import Vocabulary
+from specbench_cli.api import Decoder, LayerReader, Scratch
+from specbench_cli.api import Layer as FusedLayer
 
-ROWS_AT_ONCE = 256
-"""Rows of the target's output matrix are read in blocks, so that little is held at a time."""
+_WRITERS = {"EAGLE-3 (SafeAILab, SpecForge)": "midlayer.", "EAGLE-3 (speculators)": "layers.0."}
+_AROUND = OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
+_LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
-class Eagle3Head(LayerHead):
-    """Slot t joins the token x_{t+1} and g_t, made of the target's rows at three layers.
+class Eagle3(DraftHead):
+    """The torch module. One that is trained here says the most frequent tokens only, with the
+    target's output matrix; official ones bring another.
 
-    True features, three rows side by side, become g_t through `fc`; at later levels of a draft the
-    row that left this layer is g itself. Attention reads [norm(embed(x_{t+1})), norm(g_t)], the
-    residual stream is g_t. Its own output matrix speaks a part of the target's vocabulary.
+    Args:
+        size: [taps * width], about how large the target's rows are there; a file's `fc` is divided
+            by it. Rows that leave a layer can be tens of times as large as what this layer adds to
+            them, and then learning is slow. Powers of two, by which fp16 divides exactly.
+        norm_first: whether the normed features are the residual stream.
     """
 
     kind: ClassVar[str] = "eagle3"
-    first_norm = None
+    layouts: ClassVar[tuple[Layout, ...]] = tuple(
+        Layout("eagle3", name, re.escape(f"{at}hidden_norm.weight"), _AROUND | under(at, _LAYER))
+        for name, at in _WRITERS.items()
+    )
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"]}
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=1000,
+        replies=1000,
+        losses={"paper": Objective(steps=7), "ttt": Objective(steps=5)},
+        mlp=384,
+        says=2048,
+    )
+    size: Tensor | None
 
-    def __init__(self, files: HeadFiles, target: Decoder) -> None:
-        self._check(files, target)
-        self.taps = files.taps(target.n_layers)
-        self._ids = _said(files, target)
-        self._true_width = files.tensors["fc.weight"].shape[1]
-        self._norm_first = bool(files.config.get("norm_before_residual", False))
-        self._own_embedding = _embedding(files, target)
-        super().__init__(files, target)
+    def __init__(
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        *,
+        taps: tuple[int, ...],
+        reads: int,
+        own: Vocabulary,
+        size: Tensor | None = None,
+        norm_first: bool = False,
+    ) -> None:
+        super().__init__(shape, rope)
+        self.taps, self.norm_first = taps, norm_first
+        self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in has)
+        self.layer = Layer(2 * shape.hidden_size, shape, rope, has, normed=False)
+        self.enorm, self.hnorm, self.norm = (self.new_norm() for _ in range(3))
+        self.fc_norm = Norm(reads, shape.rms_norm_eps) if "fc_norm.weight" in has else None
+        self.speak(own)
+        self.register_buffer("size", size, persistent=False)
 
-    def _read_rest(self, read: LayerReader) -> None:
+    @classmethod
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+        """The official code's taps; of few layers its last is no high one (of 8 it is the middle),
+        so there the last layer is read."""
+        n, own = taught.n_layers, Vocabulary(taught.vocab_size, taught.says(cls.recipe.says))
+        taps = official_taps(n) if n >= 16 else (min(1, n - 1), n // 2, n - 1)
+        size = taught.size(taps)
+        return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)
+
+    def begin(self, std: float) -> None:
+        """So widely that rows keep their size. The newest token enters through attention alone: a
+        slot sees itself to begin with."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        attention = self.layer.self_attn
+        attention.q_proj.load_state_dict(attention.k_proj.state_dict())
+
+    @classmethod
+    def small(cls, shape: HeadShape, target: Decoder) -> Self:
+        """It can say every second id, and the first two."""
+        taps, ids = official_taps(target.n_layers), target.vocab_size
+        says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
+        own = Vocabulary(ids, says, matrix=True)
+        return cls(shape, {}, taps=taps, reads=len(taps) * shape.hidden_size, own=own)
+
+    @classmethod
+    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+        """See `DraftHead`; `fc` must read three rows of this target's."""
+        d, wide = files.shape.hidden_size, 3 * target.hidden_size
+        found = tuple(files.tensors["fc.weight"].shape)
+        if found != (d, wide) or wide == d:
+            needs = f"this target's rows of {target.hidden_size}, three at a time, need {[d, wide]}"
+            raise wrong_size(files, f"fc is {list(found)}; {needs}")
+        own, taps = Vocabulary.of(files, target), files.taps(target.n_layers)
+        norm_first = bool(files.config.get("norm_before_residual", False))
+        return {"taps": taps, "reads": wide, "own": own, "norm_first": norm_first}
+
+    def read(self, features: Tensor) -> Tensor:
+        """Three layers' rows as one."""
+        if self.fc_norm is not None:
+            features = self.fc_norm(features)
+        joined: Tensor = self.fc(features if self.size is None else features / self.size)
+        return joined
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Both normed side by side; the residual stream is the features alone."""
+        normed = self.hnorm(features)
+        rows = torch.cat([self.enorm(embedded), normed], -1)
+        return rows, normed if self.norm_first else features
+
+    def out(self, rows: Tensor) -> Out:
+        """Fed back as they are, normed to be read out."""
+        return Out(rows, self.norm(rows))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `DraftHead`."""
+        held = super().tensors()
+        if self.size is not None:
+            held["fc.weight"] = held["fc.weight"] / self.size
+        return held
+
+
+class Eagle3Head(LayerHead):
+    """The head in decoding."""
+
+    kind: ClassVar[str] = Eagle3.kind
+    module: ClassVar[type[DraftHead]] = Eagle3
+
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+        assert isinstance(module, Eagle3)
         self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
-        self._fc_norm = read.get("fc_norm.weight") if "fc_norm.weight" in read else None
+        self._fc_norm = read.get("fc_norm.weight") if module.fc_norm is not None else None
+        self._true_width, self._norm_first = module.fc.in_features, module.norm_first
         self.weight_bytes += 3 * self._final.nbytes
-        if self._own_embedding is not None:
-            self.weight_bytes += self._own_embedding.nbytes
-        self._own_output = None
-        if "lm_head.weight" in read:
-            self._own_output = read.linear(read.get("lm_head.weight"))
-        elif self._ids is not None:
-            self._own_output = read.linear(_rows_of_output(self.target, self._ids))
-        if self._own_output is not None:
-            self.weight_bytes += self._own_output.nbytes
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`: the target's, unless the head was trained with one of its own."""
-        if self._own_embedding is None:
-            return self.target.embed(ids)
-        return torch.embedding(self._own_embedding, ids)
 
     def norm(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
         return self._norm(rows, self._final)
 
-    def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`; ids that the head cannot say get -inf."""
-        if self._own_output is None:
-            return self.target.unembed(rows)
-        said = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
-        if self._ids is None:
-            return said
-        logits = said.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
-        return logits.index_copy_(-1, self._ids, said)
-
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        self._tokens = self._norm(tokens, self._enorm)  # for attention, in this same forward
-        if rows.shape[1] == self._true_width:
+        self._tokens, width = self._norm(tokens, self._enorm), rows.shape[1]  # for attention
+        if width == self._true_width:
             if self._fc_norm is not None:
-                rows = torch.rms_norm(rows, (self._true_width,), self._fc_norm, self._eps)
+                rows = torch.rms_norm(rows, (width,), self._fc_norm, self._eps)
             g = self.fc(rows)
-        elif rows.shape[1] == self.hidden_size:
+        elif width == self.hidden_size:
             g = rows.clone()  # the layer adds to it
         else:
-            raise ValueError(
-                f"features of {rows.shape[1]} numbers; true ones have {self._true_width}, the"
-                f" head's own {self.hidden_size}"
-            )
+            known = f"true ones have {self._true_width}, the head's own {self.hidden_size}"
+            raise ValueError(f"features of {width} numbers; {known}")
         return self._norm(g, self._hnorm) if self._norm_first else g
 
-    def _seen(self, layer: Layer, h: Tensor, scratch: Scratch) -> Tensor:
+    def _seen(self, layer: FusedLayer, h: Tensor, scratch: Scratch) -> Tensor:
         rows = h if self._norm_first else self._norm(h, self._hnorm, scratch.size, scratch.normed)
         return torch.cat((self._tokens, rows), -1)
-
-    @classmethod
-    def _check(cls, files: HeadFiles, target: Decoder) -> None:
-        d, wide = files.shape.hidden_size, 3 * target.hidden_size
-        found = tuple(files.tensors["fc.weight"].shape)
-        reads = files.tensors["layer.self_attn.q_proj.weight"].shape[1]
-        if found != (d, wide) or wide == d:
-            raise wrong_size(
-                files,
-                f"fc is {list(found)}; this target's rows of {target.hidden_size}, three at a time,"
-                f" need {[d, wide]}",
-            )
-        if reads != 2 * d:
-            raise wrong_size(files, f"attention reads rows of {reads}; {2 * d} are computed here")
-
-    @classmethod
-    def random_files(cls, target: Decoder, seed: int) -> HeadFiles:
-        """See `LayerHead`; it can say every second id, and the first two."""
-        width = target.hidden_size
-        shape, tensors, generator = random_layer(target, seed, reads=2 * width)
-        tensors["fc.weight"] = random_matrix(width, 3 * width, generator)
-        for norm in ("enorm", "hnorm", "norm"):
-            tensors[f"{norm}.weight"] = torch.ones(width)
-        every = torch.arange(target.vocab_size)
-        said = (every % 2 == 0) | (every < 2)
-        ids = said.nonzero()[:, 0]
-        tensors |= {"t2d": said, "d2t": ids - torch.arange(len(ids))}
-        tensors["lm_head.weight"] = random_matrix(len(ids), width, generator)
-        return HeadFiles("a random head", tensors, shape)
-
-
-def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
-    """The target's ids that the head can say, [r] in its order; None for all of them.
-
-    Raises:
-        EnvironmentFault: the vocabulary is not the target's, or told in two ways that disagree.
-    """
-    offsets, mask = files.tensors.get("d2t"), files.tensors.get("t2d")
-    matrix = files.tensors.get("lm_head.weight")
-    if offsets is None and mask is None:
-        rows = target.vocab_size if matrix is None else len(matrix)
-        if rows != target.vocab_size:
-            raise wrong_size(
-                files,
-                f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
-                " there is neither d2t nor t2d to say which is which",
-            )
-        return None
-    if offsets is None:
-        assert mask is not None
-        ids = mask.nonzero()[:, 0]
-    else:
-        ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
-    rows = len(ids) if matrix is None else len(matrix)
-    known = bool(((ids >= 0) & (ids < target.vocab_size)).all()) and len(ids.unique()) == len(ids)
-    if not known or rows != len(ids):
-        raise wrong_size(
-            files,
-            f"d2t names {len(ids)} ids up to {int(ids.max())}, the output matrix has {rows} rows,"
-            f" the target {target.vocab_size} ids",
-        )
-    if mask is not None and not torch.equal(mask.nonzero()[:, 0], ids.sort().values):
-        raise wrong_size(files, "d2t and t2d name different ids")
-    everything = torch.equal(ids, torch.arange(target.vocab_size))
-    return None if everything else ids.to(target.device)
-
-
-def _embedding(files: HeadFiles, target: Decoder) -> Tensor | None:
-    """The head's embedding where it is not a copy of the target's.
-
-    Raises:
-        EnvironmentFault: it has none, and the target's is of another width.
-    """
-    own, d = files.tensors.get("embed_tokens.weight"), files.shape.hidden_size
-    if own is None:
-        if d != target.hidden_size:
-            raise wrong_size(
-                files, f"no embedding, and rows of {d} where the target's are {target.hidden_size}"
-            )
-        return None
-    own = own.to(device=target.device, dtype=target.dtype)
-    ids = torch.arange(min(len(own), target.vocab_size), device=target.device)
-    if d == target.hidden_size and torch.equal(own[ids], target.embed(ids)):
-        return None
-    return own.contiguous()
-
-
-def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:
-    """Rows [r, hidden] of the target's output matrix."""
-    unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
-    blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]
-    return torch.cat(blocks).t()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from methods._heads.layouts import recognise, renamed
+from methods._heads.layouts import Layout, recognise, renamed
 from specbench_cli.api import ROPE_TYPES, Decoder, EnvironmentFault, Weights, sha256_of
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
@@ -88,6 +88,11 @@ class HeadFiles:
             )
 
 
+def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
+    """A head that does not go with the target."""
+    return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
+
+
 def official_taps(n_layers: int) -> tuple[int, ...]:
     """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
 
@@ -97,11 +102,12 @@ def official_taps(n_layers: int) -> tuple[int, ...]:
     return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
 
 
-def read_head(folder: Path, kind: str) -> HeadFiles:
+def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
     """Read the head in a folder, whatever its layout.
 
     Args:
         kind: what it must be ("eagle", "eagle3", "mtp").
+        layouts: all that are known.
 
     Raises:
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
@@ -109,7 +115,7 @@ def read_head(folder: Path, kind: str) -> HeadFiles:
     """
     config = _config(folder)
     weights = Weights(folder)
-    layout, caught = recognise(folder, weights)
+    layout, caught = recognise(folder, weights, layouts)
     if layout.kind != kind:
         raise EnvironmentFault(
             f"{folder} holds a head of kind {layout.kind}: {layout.name}; {kind} was asked for",

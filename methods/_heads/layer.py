@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from methods._heads.files import HeadFiles, HeadShape, read_head
+from methods._heads.files import HeadFiles, read_head
+from methods._heads.module import DraftHead, heads
 from specbench_cli.api import (
     Artifact,
     Decoder,
-    EnvironmentFault,
     Features,
     FusedStack,
     Head,
@@ -26,90 +25,103 @@ from specbench_cli.api import (
     layer_bytes,
 )
 
-RANDOM_HEAD_DIM = 8
+ROWS_AT_ONCE = 256
+"""Rows of the target's output matrix are read in blocks, so that little is held at a time."""
 
 
 class LayerHead(FusedStack, Head, Artifact):
-    """One layer over `Features`: what enters it and what is read from it are its subclass's.
+    """The fused form of a `DraftHead`: what enters its layer and is read from it, a subclass says.
 
-    Embedding and output matrix are the target's own, which cost no memory twice.
+    Embedding and output matrix are the target's own, which cost no memory twice, unless the head
+    brings some.
 
     Args:
-        files: the head, as it was read or made.
+        module: whose weights are fused; it is not kept.
         target: the decoder that it drafts for; the head computes on its device, in its dtype.
 
-    Raises:
-        EnvironmentFault: sizes that do not go with the target's.
+    Attributes:
+        module: the torch module that it is made of.
     """
 
-    first_norm: ClassVar[str | None] = "input_layernorm"
-    """The norm of what attention reads, where the layer has one."""
+    module: ClassVar[type[DraftHead]]
 
-    def __init__(self, files: HeadFiles, target: Decoder) -> None:
-        shape, tensors = files.shape, files.tensors
-        self._check(files, target)
+    def __init__(self, module: DraftHead, target: Decoder) -> None:
+        shape, own = module.shape, module.layer
         super().__init__(
             shape,
-            _rotary(shape, files.rope),
+            own.self_attn.rotary,
             name=self.kind,
             device=target.device,
             dtype=target.dtype,
         )
-        self.target = target
+        self.target, self.taps = target, module.taps
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
-        read = self._reader(shape, tensors)
-        self.layer = read.layer("layer.", norm=self.first_norm)
+        read = self._reader(shape, module.state_dict())
+        normed = own.input_layernorm is not None
+        self.layer = read.layer("layer.", norm="input_layernorm" if normed else None)
         bias = read.get("fc.bias") if "fc.bias" in read else None
         self.fc = read.linear(read.get("fc.weight"), bias)
         self.weight_bytes = layer_bytes(self.layer) + self.fc.nbytes
-        self._read_rest(read)
+        self._read_rest(read, module)
+        self._read_vocabulary(read, module)
+
+    @classmethod
+    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+        """The head that files hold; raises EnvironmentFault where it does not fit the target."""
+        return cls(cls.module.of(files, target), target)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """The head in a folder, in whatever layout; see `Artifact.load`."""
-        files, target = read_head(folder, cls.kind), decoders["target"]
+        own, target = cls.module, decoders["target"]
+        known = (own, *(head for head in heads().values() if head is not own))
+        files = read_head(folder, cls.kind, [each for head in known for each in head.layouts])
         files.check_target(target)
-        try:
-            return cls(files, target)
-        except KeyError as missing:
-            raise EnvironmentFault(
-                f"{files.source} has no {missing.args[0]}", "specbench list methods"
-            ) from missing
+        return cls.of(files, target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
         """A head with random weights, one narrow attention head; see `Artifact.random`."""
         target = decoders["target"]
-        return cls(cls.random_files(target, seed), target)
+        return cls(cls.module.random(target, seed), target)
 
-    def _read_rest(self, read: LayerReader) -> None:
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
         """Read what a kind of head has beside its layer and `fc`; adds to `weight_bytes`."""
 
-    @classmethod
-    @abstractmethod
-    def random_files(cls, target: Decoder, seed: int) -> HeadFiles:
-        """What `random` is made of."""
-
-    @classmethod
-    def _check(cls, files: HeadFiles, target: Decoder) -> None:
-        """Raise EnvironmentFault unless the sizes go with the target's."""
-        found, due = tuple(files.tensors["fc.weight"].shape), target.hidden_size
-        if found != (due, 2 * due):
-            raise wrong_size(
-                files, f"fc is {list(found)}; this target's rows of {due} need {[due, 2 * due]}"
-            )
+    def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
+        """What it embeds and speaks with, where that is not simply the target's."""
+        says = module.says
+        self._ids = None if says is None else says.to(self.device)
+        self._own_embedding = self._own_output = None
+        if module.embed_tokens is not None:
+            self._own_embedding = read.get("embed_tokens.weight").contiguous()
+            self.weight_bytes += self._own_embedding.nbytes
+        if module.lm_head is not None:
+            self._own_output = read.linear(read.get("lm_head.weight"))
+        elif self._ids is not None:
+            self._own_output = read.linear(_rows_of_output(self.target, self._ids))
+        if self._own_output is not None:
+            self.weight_bytes += self._own_output.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`: the target's."""
-        return self.target.embed(ids)
+        """See `Decoder`: the target's, unless the head was trained with one of its own."""
+        if self._own_embedding is None:
+            return self.target.embed(ids)
+        return torch.embedding(self._own_embedding, ids)
 
     def norm(self, rows: Tensor) -> Tensor:
         """See `Decoder`: rows that leave the layer are what the output matrix reads."""
         return rows
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: the target's."""
-        return self.target.unembed(rows)
+        """See `Decoder`: the target's, or its own; ids that the head cannot say get -inf."""
+        if self._own_output is None:
+            return self.target.unembed(rows)
+        said = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+        if self._ids is None:
+            return said
+        logits = said.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
+        return logits.index_copy_(-1, self._ids, said)
 
     @property
     def _stack(self) -> Sequence[Layer]:
@@ -136,48 +148,8 @@ class LayerHead(FusedStack, Head, Artifact):
         return self.unembed(self.norm(rows))
 
 
-def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
-    """A head that does not go with the target."""
-    return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
-
-
-def random_layer(
-    target: Decoder, seed: int, *, reads: int
-) -> tuple[HeadShape, dict[str, Tensor], torch.Generator]:
-    """A layer as wide as the target whose attention reads rows of so many numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    width, d = target.hidden_size, RANDOM_HEAD_DIM
-    mlp = 2 * width
-    sizes = {
-        **{f"self_attn.{part}_proj": (d, reads) for part in "qkv"},
-        "self_attn.o_proj": (width, d),
-        "mlp.gate_proj": (mlp, width),
-        "mlp.up_proj": (mlp, width),
-        "mlp.down_proj": (width, mlp),
-    }
-    tensors = {
-        f"layer.{name}.weight": random_matrix(*size, generator) for name, size in sizes.items()
-    }
-    tensors["layer.post_attention_layernorm.weight"] = torch.ones(width)
-    return HeadShape(width, mlp, 1, 1, d), tensors, generator
-
-
-def random_matrix(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """[rows, columns], which about keeps the size of what it is multiplied with."""
-    drawn = torch.randn(rows, columns, generator=generator)
-    return drawn.div_(math.sqrt(columns))
-
-
-def _rotary(shape: HeadShape, rope: Mapping[str, Any]) -> Any:
-    """transformers' rotary module for the layer."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    config = LlamaConfig(
-        hidden_size=shape.num_attention_heads * shape.head_dim,
-        num_attention_heads=shape.num_attention_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        **rope,
-    )
-    return LlamaRotaryEmbedding(config)
+def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:
+    """Rows [r, hidden] of the target's output matrix."""
+    unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
+    blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]
+    return torch.cat(blocks).t()

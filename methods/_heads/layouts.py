@@ -1,7 +1,7 @@
-"""Checkpoint layouts of draft heads: the one place that knows how others name their tensors.
+"""Checkpoint layouts of draft heads: how files are recognised, and their tensors renamed.
 
-Whatever the layout, a head is read as `HeadFiles`: one transformer layer and what is around it,
-under these names:
+How others name their tensors, each head's own file says. Whatever the layout, a head is read as
+`HeadFiles`: one transformer layer and what is around it, under these names:
 
 * `layer.*`: the layer, named as transformers names a Llama's;
 * `enorm`, `hnorm`: norms of the token's embedding and of the features before they meet;
@@ -18,13 +18,13 @@ target checkpoints, vllm-project/vllm.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.api import EnvironmentFault
 
 DROPPED = ""
 """What a tensor is renamed to that is not needed: a copy of the target's, or a table."""
@@ -37,7 +37,9 @@ class Layout:
     Attributes:
         kind: the head's kind (`Artifact.kind`).
         name: for people.
-        mark: pattern of a tensor's name that no layout listed before this one has.
+        mark: pattern of a tensor's name that no other layout has, or none but such as `lacks` tells
+            apart.
+        lacks: pattern of a tensor's name that files in this layout do not have.
         renames: beginnings of names, to ours; `{n}` is what `mark` caught; the longest wins.
         in_target: whether the head lies inside the target's checkpoint, among its other tensors.
         hidden_first: whether `fc` reads the features before the embedding.
@@ -48,105 +50,23 @@ class Layout:
     name: str
     mark: str
     renames: Mapping[str, str]
+    lacks: str = ""
     in_target: bool = False
     hidden_first: bool = False
     centred: bool = False
 
 
-_OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
-_EAGLE3 = _OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
-_MTP_LAYER = {
-    "token_layernorm.": "enorm.",
-    "hidden_layernorm.": "hnorm.",
-    "input_proj.": "fc.",
-    "final_layernorm.": "norm.",
-    "": "layer.",
-}
-_COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
+OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
+"""Tensors that others name as we do."""
+
+COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
+"""The target's matrices, which many checkpoints hold once more."""
 
 
-def _under(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
+def under(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
+    """The renames where all of their names begin with a prefix."""
     return {prefix + theirs: ours for theirs, ours in renames.items()}
 
-
-_EAGLE3_LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
-
-LAYOUTS = (
-    Layout(
-        "eagle3",
-        "EAGLE-3 (SafeAILab, SpecForge)",
-        r"midlayer\.hidden_norm\.weight",
-        _EAGLE3 | _under("midlayer.", _EAGLE3_LAYER),
-    ),
-    Layout(
-        "eagle3",
-        "EAGLE-3 (speculators)",
-        r"layers\.0\.hidden_norm\.weight",
-        _EAGLE3 | _under("layers.0.", _EAGLE3_LAYER),
-    ),
-    Layout(
-        "eagle",
-        "EAGLE (speculators)",
-        r"fusion_fc\.weight",
-        _COPIES | {"fusion_fc.": "fc.", "transformer.": "layer."},
-    ),
-    Layout(
-        "mtp",
-        "MTP (MiMo)",
-        r"model\.mtp_layers\.0\.input_proj\.weight",
-        _under("model.mtp_layers.0.", _MTP_LAYER),
-        in_target=True,
-        hidden_first=True,
-    ),
-    Layout(
-        "mtp",
-        "MTP (speculators)",
-        r"mtp_layers\.0\.input_proj\.weight",
-        _COPIES | {"verifier_": DROPPED} | _under("mtp_layers.0.", _MTP_LAYER),
-    ),
-    Layout(
-        "mtp",
-        "MTP (Qwen3-Next)",
-        r"mtp\.pre_fc_norm_hidden\.weight",
-        _under(
-            "mtp.",
-            {
-                "pre_fc_norm_embedding.": "enorm.",
-                "pre_fc_norm_hidden.": "hnorm.",
-                "fc.": "fc.",
-                "norm.": "norm.",
-                "layers.0.": "layer.",
-            },
-        ),
-        in_target=True,
-        centred=True,
-    ),
-    Layout(
-        "mtp",
-        "MTP (DeepSeek, GLM)",
-        r"model\.layers\.(\d+)\.eh_proj\.weight",
-        _under(
-            "model.layers.{n}.",
-            {
-                "enorm.": "enorm.",
-                "hnorm.": "hnorm.",
-                "eh_proj.": "fc.",
-                "shared_head.norm.": "norm.",
-                "shared_head.head.": DROPPED,
-                "embed_tokens.": DROPPED,
-                "": "layer.",
-            },
-        ),
-        in_target=True,
-    ),
-    Layout(
-        "eagle",
-        "EAGLE-1 and EAGLE-2 (SafeAILab)",
-        r"layers\.0\.self_attn\.q_proj\.weight",
-        _COPIES | {"fc.": "fc.", "layers.0.": "layer."},
-    ),
-)
-"""In the order of recognition."""
 
 _WEIGHTS = (
     "self_attn.q_proj",
@@ -174,16 +94,18 @@ _OTHERS = {
 """Signs of layers that are not a Llama's, and what they are."""
 
 
-def recognise(folder: Path, names: Mapping[str, Tensor]) -> tuple[Layout, str]:
+def recognise(
+    folder: Path, names: Mapping[str, Tensor], layouts: Sequence[Layout]
+) -> tuple[Layout, str]:
     """The layout, and what its mark caught."""
-    for layout in LAYOUTS:
+    for layout in layouts:
         found = [match for name in names if (match := re.fullmatch(layout.mark, name))]
-        if found:
+        if found and not any(re.fullmatch(layout.lacks, name) for name in names):
             return layout, min(("".join(match.groups()) for match in found), key=_number)
     shown = ", ".join(sorted(names)[:6])
     raise EnvironmentFault(
         f"{folder}: no head's layout is known with tensors like {shown}"
-        f" ({len(names)} in all); known are {'; '.join(layout.name for layout in LAYOUTS)}",
+        f" ({len(names)} in all); known are {'; '.join(layout.name for layout in layouts)}",
         "specbench list methods eagle",
     )
 
@@ -219,6 +141,16 @@ def renamed(
             f"{folder}: {layout.name} without {', '.join(missing)}", "specbench list methods"
         )
     return tensors
+
+
+def stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A head's tensors as a layout names them: what `renamed` takes back."""
+    theirs = {ours: name for name, ours in layout.renames.items() if ours != DROPPED}
+    found = {}
+    for name, tensor in tensors.items():
+        ours = max((ours for ours in theirs if name.startswith(ours)), key=len)
+        found[theirs[ours] + name[len(ours) :]] = tensor
+    return found
 
 
 def _in_layer(name: str) -> bool:

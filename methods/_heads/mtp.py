@@ -1,38 +1,141 @@
 """A multi-token-prediction layer, as recent checkpoints ship it, as a draft head.
 
 DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; here as XiaomiMiMo/MiMo computes it.
+
+Slot t joins the token x_{t+1} and h_t, the row that the target's output matrix reads.
+[norm(embed(x_{t+1})), norm(h_t)] through `fc` enters a whole layer; what leaves it, through a final
+norm of the head's own, gives logits of x_{t+2} by the target's output matrix and takes h's place at
+later levels of a draft, which it is trained for.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles
-from methods._heads.layer import LayerHead, random_layer, random_matrix
-from specbench_cli.api import NORMED, Decoder, LayerReader
+from methods._heads.files import HeadShape
+from methods._heads.layer import LayerHead
+from methods._heads.layouts import COPIES, DROPPED, Layout, under
+from methods._heads.module import DraftHead, Out
+from methods._heads.recipe import HeadRecipe, Objective, Taught
+from methods._heads.slots import Layer
+from specbench_cli.api import LayerReader
+
+_MIMO = {
+    "token_layernorm.": "enorm.",
+    "hidden_layernorm.": "hnorm.",
+    "input_proj.": "fc.",
+    "final_layernorm.": "norm.",
+    "": "layer.",
+}
+_QWEN = {
+    "pre_fc_norm_embedding.": "enorm.",
+    "pre_fc_norm_hidden.": "hnorm.",
+    "fc.": "fc.",
+    "norm.": "norm.",
+    "layers.0.": "layer.",
+}
+_DEEPSEEK = {
+    "enorm.": "enorm.",
+    "hnorm.": "hnorm.",
+    "eh_proj.": "fc.",
+    "shared_head.norm.": "norm.",
+    "shared_head.head.": DROPPED,
+    "embed_tokens.": DROPPED,
+    "": "layer.",
+}
+
+
+class Mtp(DraftHead):
+    """The torch module; trained ones join as MiMo's do, the features first."""
+
+    kind: ClassVar[str] = "mtp"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            kind,
+            "MTP (MiMo)",
+            r"model\.mtp_layers\.0\.input_proj\.weight",
+            under("model.mtp_layers.0.", _MIMO),
+            in_target=True,
+            hidden_first=True,
+        ),
+        Layout(
+            kind,
+            "MTP (speculators)",
+            r"mtp_layers\.0\.input_proj\.weight",
+            COPIES | {"verifier_": DROPPED} | under("mtp_layers.0.", _MIMO),
+        ),
+        Layout(
+            kind,
+            "MTP (Qwen3-Next)",
+            r"mtp\.pre_fc_norm_hidden\.weight",
+            under("mtp.", _QWEN),
+            in_target=True,
+            centred=True,
+        ),
+        Layout(
+            kind,
+            "MTP (DeepSeek, GLM)",
+            r"model\.layers\.(\d+)\.eh_proj\.weight",
+            under("model.layers.{n}.", _DEEPSEEK),
+            in_target=True,
+        ),
+    )
+    config: ClassVar[Mapping[str, Any]] = {
+        "architectures": ["MiMoMTPModel"],
+        "num_nextn_predict_layers": 1,
+    }
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=500,
+        replies=500,
+        losses={"paper": Objective(steps=1, text=True), "ttt": Objective(steps=4)},
+    )
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope)
+        width = shape.hidden_size
+        self.enorm, self.hnorm = self.new_norm(), self.new_norm()
+        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
+        self.layer = Layer(width, shape, rope, has, normed=True)
+        self.norm = self.new_norm()
+
+    @classmethod
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+        """In the first layout's order."""
+        head = cls(shape, rope)
+        head.hidden_first = cls.layouts[0].hidden_first
+        return head
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """A projection of both normed, normed once more for the attention."""
+        both = [self.enorm(embedded), self.hnorm(features)]
+        if self.hidden_first:
+            both.reverse()
+        joined = self.fc(torch.cat(both, -1))
+        assert self.layer.input_layernorm is not None
+        return self.layer.input_layernorm(joined), joined
+
+    def out(self, rows: Tensor) -> Out:
+        """Normed, for both ends."""
+        normed = self.norm(rows)
+        return Out(normed, normed)
 
 
 class MtpHead(LayerHead):
-    """Slot t joins the token x_{t+1} and h_t, the row that the target's output matrix reads.
+    """The head in decoding."""
 
-    [norm(embed(x_{t+1})), norm(h_t)] through `fc` enters a whole layer; what leaves it, through a
-    final norm of the head's own, gives logits of x_{t+2} by the target's output matrix and takes
-    h's place at later levels of a draft.
-    """
+    kind: ClassVar[str] = Mtp.kind
+    module: ClassVar[type[DraftHead]] = Mtp
 
-    kind: ClassVar[str] = "mtp"
-    taps = (NORMED,)
-
-    def __init__(self, files: HeadFiles, target: Decoder) -> None:
-        super().__init__(files, target)
-        self._hidden_first = files.hidden_first
-
-    def _read_rest(self, read: LayerReader) -> None:
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
         self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
         self.weight_bytes += 3 * self._final.nbytes
+        self._hidden_first = module.hidden_first
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         parts = [self._norm(tokens, self._enorm), self._norm(rows, self._hnorm)]
@@ -43,13 +146,3 @@ class MtpHead(LayerHead):
     def _run_layer(self, *given: Any) -> Tensor:
         """The final norm ends the layer: what is said and what is fed back are one row."""
         return self._norm(super()._run_layer(*given), self._final)
-
-    @classmethod
-    def random_files(cls, target: Decoder, seed: int) -> HeadFiles:
-        """See `LayerHead`."""
-        width = target.hidden_size
-        shape, tensors, generator = random_layer(target, seed, reads=width)
-        tensors["fc.weight"] = random_matrix(width, 2 * width, generator)
-        for norm in ("enorm", "hnorm", "norm", "layer.input_layernorm"):
-            tensors[f"{norm}.weight"] = torch.ones(width)
-        return HeadFiles("a random head", tensors, shape)

@@ -9,17 +9,21 @@ from functools import partial
 from typing import Any
 
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_head import make_on_tables
+from specbench_cli.audit.table_head import TableFeatureHead, make_on_tables
 from specbench_cli.audit.table_model import (
     Pair,
+    RecurrentTable,
     TableDecoder,
     exits_of,
     pair,
     random_table,
     settled,
 )
+from specbench_cli.engine.learning import Memory, learn
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
@@ -39,15 +43,30 @@ def nominal_costs(model: str, rows: int) -> float:
 
 
 class Watched(Session):
-    """A session that remembers every state it handed out, with the model it is a state of."""
+    """A session that remembers every state it handed out, with the model it is a state of, and the
+    heads that have none."""
 
     held: list[tuple[Decoder, State]]
+    stateless: tuple[FeatureHead, ...] = ()
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""
         state = super().new_state(decoder, slack)
         self.__dict__.setdefault("held", []).append((decoder.decoder, state))
         return state
+
+    def artifact(self, wanted: Trained) -> Any:
+        """See `Session`."""
+        made = super().artifact(wanted)
+        if isinstance(made, MeteredHead):
+            self.stateless = (*self.stateless, made.head)
+        return made
+
+    @property
+    def drafted_by_tables(self) -> bool:
+        """Whether models drafted, and all of them say what their tables do."""
+        exact = (isinstance(head, TableFeatureHead) and head.exact for head in self.stateless)
+        return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""
@@ -72,6 +91,7 @@ class Case:
         name: how the tables lie to each other.
         tables: of the target and of the draft.
         length: how many tokens are looked at where all outcomes are walked.
+        recurrent: which of "target" and "draft" keep no rows.
     """
 
     name: str
@@ -82,13 +102,15 @@ class Case:
     budget: int = 6
     length: int = 3
     prompt_id: str = "table/0"
+    recurrent: frozenset[str] = frozenset()
 
     def workspace(self) -> Workspace:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
+        kinds = dict.fromkeys(self.recurrent, RecurrentTable)
         decoders = {
-            "target": TableDecoder("target", target, exits_of(target)),
-            "draft": TableDecoder("draft", draft),
+            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
+            "draft": kinds.get("draft", TableDecoder)("draft", draft),
         }
         capacity = len(self.prompt) + self.budget + SPARE
         make = partial(make_on_tables, decoders)
@@ -104,6 +126,15 @@ class Case:
         stop = StopRule(frozenset(self.eos), self.budget)
         return Request(self.prompt_id, 0, self.prompt, stop)
 
+    def learnt(self, method: Method) -> dict[str, Any]:
+        """For `open`: of a method that learns, what it keeps once it has learnt from this request;
+        of another one nothing."""
+        if not method.learns:
+            return {}
+        kept: dict[str, Any] = {"workspace": self.workspace(), "memory": Memory()}
+        learn_from(method, self.open(**kept))
+        return kept
+
     def __str__(self) -> str:
         s = self.sampling
         cuts = f" top-k {s.top_k}" * bool(s.top_k) + f" top-p {s.top_p}" * (s.top_p < 1)
@@ -111,8 +142,17 @@ class Case:
         eos = f", EOS {' '.join(map(str, self.eos))}" if self.eos else ""
         vocab = self.tables[0].shape[-1]
         prompt = " ".join(map(str, self.prompt))
-        tables = f"{self.name} tables of {vocab} tokens"
+        keeps = f", {' and '.join(sorted(self.recurrent))} recurrent" if self.recurrent else ""
+        tables = f"{self.name} tables of {vocab} tokens{keeps}"
         return f"{tables}, {rule}{eos}, budget {self.budget}, after {prompt}"
+
+
+def learn_from(method: Method, session: Session) -> None:
+    """Decode a request, and learn from it if the method does."""
+    for _ in method.generate(session):
+        pass
+    if method.learns:
+        learn(method, session)
 
 
 def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:

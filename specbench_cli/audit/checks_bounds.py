@@ -28,19 +28,21 @@ SURE = 2
 
 def check_bounds(subject: Subject) -> list[Finding]:
     """The bounds that apply to a method."""
-    findings = []
+    findings: list[Finding | None] = []
     if subject.drafts:
         findings += [_twin(subject), _useless(subject)]
     if subject.name in COPIES:
         findings.append(_repeats(subject))
-    return findings
+    return [finding for finding in findings if finding is not None]
 
 
-def _twin(subject: Subject) -> Finding:
+def _twin(subject: Subject) -> Finding | None:
     """Draft equal to target: all levels stand, and a full step commits one token more.
 
     Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
-    doubt; it ends at a leaf, since a node's best child comes before all its others.
+    doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
+    a state foresees what follows the target's own choice, so that it is no twin where that is drawn
+    or noise decides.
     """
     return _full(
         subject,
@@ -49,6 +51,7 @@ def _twin(subject: Subject) -> Finding:
         "what the method feeds its draft (positions, tokens left out, stale rows; a head: features"
         " of another token) and, under the coupled rule, which output position it draws for"
         " (`session.pick(out, ahead)`); and whether full acceptance adds the bonus",
+        by_tables=True,
     )
 
 
@@ -63,7 +66,7 @@ def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
                     yield params, Case("sure", (table, table), sampling_of(rule, turn), budget=25)
 
 
-def _repeats(subject: Subject) -> Finding:
+def _repeats(subject: Subject) -> Finding | None:
     """A text of any period is copied without end: after two rounds all levels stand."""
     return _full(
         subject,
@@ -86,13 +89,34 @@ def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
 
 
 def _full(
-    subject: Subject, check: str, cases: Iterator[tuple[MethodParams, Case]], look: str
-) -> Finding:
+    subject: Subject,
+    check: str,
+    cases: Iterator[tuple[MethodParams, Case]],
+    look: str,
+    *,
+    by_tables: bool = False,
+) -> Finding | None:
     """Every step of every case drafts something, has all of it stand, and adds a bonus where the
-    method has one."""
+    method has one.
+
+    Args:
+        by_tables: cases in which something else than tables drafted are no cases.
+    Returns:
+        None where no case is left of some.
+    """
     steps = committed = wrong = 0
     problem: Problem | None = None
-    decoded = [(p, case, list(subject.method(p).generate(case.open()))) for p, case in cases]
+    decoded = []
+    seen = 0
+    for params, case in cases:
+        session = case.open()
+        taken = list(subject.method(params).generate(session))
+        seen += 1
+        blind = bool(session.stateless) and case.sampling.rule != "greedy"
+        if not by_tables or (session.drafted_by_tables and not blind):
+            decoded.append((params, case, taken))
+    if seen and not decoded:
+        return None
     # A draft need not share the noise of the coupled rule. One that does has its first token stand
     # in every step, whatever the table.
     alone = [
@@ -143,9 +167,9 @@ def _at_leaf(draft: Draft, step: Step) -> bool:
     return draft.parents is not None and last not in draft.parents
 
 
-def _useless(subject: Subject) -> Finding:
+def _useless(subject: Subject) -> Finding | None:
     """A draft that only says what the target cannot: one token a step, the right ones."""
-    steps = committed = 0
+    steps = committed = seen = counted = 0
     problem: Problem | None = None
     for rule in RULES:
         for params in subject.promising(rule):
@@ -156,13 +180,20 @@ def _useless(subject: Subject) -> Finding:
                 sampling = replace(sampling_of(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
-                for step in subject.method(params).generate(session):
+                taken = list(subject.method(params).generate(session))
+                seen += 1
+                if not session.drafted_by_tables:
+                    continue
+                counted += 1
+                for step in taken:
                     steps, committed = steps + 1, committed + len(step.outcome.committed)
                     what = _stood(step)
                     if what and problem is None:
                         where = f"{passed(params)}; {case}"
                         look = "verification: these draft tokens have probability 0 in the target"
                         problem = Problem(what, where, look)
+    if seen and not counted:
+        return None
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0}
     return Finding("useless draft", problem is None, figure, problem)
 

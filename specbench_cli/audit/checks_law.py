@@ -105,10 +105,14 @@ def _draws_trees(subject: Subject) -> bool:
 def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
+    kept = case.learnt(subject.method(params))
+    learnt = kept["memory"].save() if kept else None
 
     def run(random: Random) -> tuple[Output, int, float]:
         nonlocal other
-        session = case.open(random=random)
+        if learnt is not None:  # every outcome begins with the same version
+            kept["memory"].restore(learnt)
+        session = case.open(random=random, **kept)
         accepted, expected = 0, 0.0
         for step in subject.method(params).generate(session):
             accepted += len(step.outcome.path)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.cases import Watched
+from specbench_cli.audit.cases import Watched, learn_from
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
+from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.models.state import KVState
@@ -49,12 +50,14 @@ def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
         sampling = SAMPLINGS[rule]
         for params in _few(subject, rule):
             g = longest(params, otherwise=5)
+            memory = _memory(subject, params)
             for turn, (prompt, ids) in enumerate(islice(models.clear(sampling), OUTPUTS)):
                 budget = (LONGEST, g + 1, LONGEST, 2)[turn % 4]
                 eos = () if turn % 2 == 0 else (ids[turn % 5],)
-                session = models.open(prompt, sampling, budget=min(budget, LONGEST), eos=eos)
-                for _ in subject.method(params).generate(session):
-                    pass
+                session = models.open(
+                    prompt, sampling, budget=min(budget, LONGEST), eos=eos, memory=memory
+                )
+                learn_from(subject.method(params), session)
                 due = cut(ids, eos, min(budget, LONGEST))
                 compared += 1
                 if list(session.output()) != due:
@@ -73,14 +76,21 @@ def _few(subject: Subject, rule: Rule) -> Iterator[MethodParams]:
     return islice(subject.promising(rule), 2)
 
 
+def _memory(subject: Subject, params: MethodParams) -> Memory | None:
+    """What a method that learns keeps from prompt to prompt."""
+    return Memory() if subject.method(params).learns else None
+
+
 def _states(subject: Subject, models: TinyModels) -> Finding:
     """After every step, keys and values of every state equal those of one forward from scratch."""
     largest, rows = 0.0, 0
     for rule, sampling in SAMPLINGS.items():
         for params in _few(subject, rule):
+            memory = _memory(subject, params)
             for prompt in (3, 13):
-                session = models.open(prompt, sampling, budget=12)
-                for number, _ in enumerate(subject.method(params).generate(session), start=1):
+                method = subject.method(params)
+                session = models.open(prompt, sampling, budget=12, memory=memory)
+                for number, _ in enumerate(method.generate(session), start=1):
                     where = f"step {number} of {passed(params)}; tiny Llama, {rule}"
                     for decoder, state, text in session.states():
                         own = text is session.tokens()  # a drafter may roll out beyond its text
@@ -92,6 +102,8 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
                         if wrong > ROUNDING:
                             return _stale(decoder, wrong, where, rows)
                         largest = max(largest, wrong)
+                if method.learns:
+                    learn(method, session)
     return Finding("caches", True, {"difference": largest, "rows": rows})
 
 

@@ -7,16 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from torch import Tensor
+
 from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.audit.table_model import rows_out_of_place
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.workspace import Workspace
 
 CASES = 120
 """Random tables for each rule, shared out among the variants."""
@@ -27,15 +31,17 @@ RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 
 def check_tokens(subject: Subject) -> list[Finding]:
-    """Every output is, token by token, what plain decoding of the table gives."""
+    """Every output is, token by token, what plain decoding of the table gives; of a method that
+    learns, once it has learnt."""
     compared, wrong = 0, 0
     problem: Problem | None = None
     for params, turn, endless in _cases(subject):
         longest_output = reference_tokens(endless, endless.budget)
         case = with_eos(endless, longest_output, turn)
         due = cut(longest_output, case.eos, case.budget)
-        session = case.open(reference=due)
-        for _ in subject.method(params).generate(session):
+        method = subject.method(params)
+        session = case.open(reference=due, **case.learnt(method))
+        for _ in method.generate(session):
             pass
         compared += 1
         what = _difference(list(session.output()), due, session)
@@ -90,7 +96,8 @@ LOOK_AT_BATCHES = (
 
 def check_order(subject: Subject) -> list[Finding]:
     """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
-    ran before; a method that learns from prompt to prompt may take other steps."""
+    ran before; a method that learns from prompt to prompt may take other steps. What it learns is
+    its own: the run's models stay as they are."""
     compared = 0
     for rule in RULES:
         learns = subject.method.state_scope != "prompt"
@@ -103,13 +110,16 @@ def check_order(subject: Subject) -> list[Finding]:
             }
             for order in (range(len(cases)), range(len(cases) - 1, -1, -1)):
                 method, workspace = subject.method(params), cases[0].workspace()
-                memory: dict[str, Any] = {}
+                memory, weights = Memory(), _weights(workspace)
                 for i in order:
                     rest = {"workspace": workspace, "memory": memory}
                     found = _decode(method, cases[i], learns, **rest)
                     compared += 1
                     if found != alone[i]:
                         return [_disordered(params, cases[i], alone[i], found, compared)]
+                    for name, table in _weights(workspace).items():
+                        if not table.equal(weights[name]):
+                            return [_not_its_own(params, cases[i], name, compared)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
 
 
@@ -178,6 +188,8 @@ Decoded = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 def _decode(method: Method, case: Case, learns: bool, **rest: Any) -> Decoded:
     session = case.open(**rest)
     steps = [_counts(step) for step in method.generate(session)]
+    if method.learns and "memory" in rest:
+        learn(method, session)
     return tuple(session.output()), () if learns else tuple(steps)
 
 
@@ -201,6 +213,19 @@ def _disordered(
         "what outlives a prompt: attributes that `start` does not set anew, module globals, a"
         " generator of random numbers of its own; learning needs `state_scope` and `session.memory`"
     )
+    problem = Problem(what, f"{passed(params)}; {case}", look)
+    return Finding("order", False, {"decodings": compared}, problem)
+
+
+def _weights(workspace: Workspace) -> dict[str, Tensor]:
+    """The tables of the run's models, as they are now."""
+    tables = {name: getattr(each, "table", None) for name, each in workspace.decoders.items()}
+    return {name: table.clone() for name, table in tables.items() if table is not None}
+
+
+def _not_its_own(params: MethodParams, case: Case, name: str, compared: int) -> Finding:
+    what = f"the {name}'s weights, which all rows share, are others than before"
+    look = "`learn`, which may train the row's own copy alone: `session.trainable`"
     problem = Problem(what, f"{passed(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
 

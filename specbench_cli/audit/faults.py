@@ -20,6 +20,7 @@ from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit import faulty_engine as engine
+from specbench_cli.audit import faulty_learning as learning
 from specbench_cli.audit import faulty_methods as methods
 from specbench_cli.audit import faulty_parallel as parallel
 from specbench_cli.audit import faulty_trees as trees
@@ -30,6 +31,8 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.recurrent import RecurrentState
+from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify import chain as verify
@@ -140,6 +143,18 @@ FAULTS: tuple[Fault, ...] = (
         _instead(Session, "commit", engine.keeps_the_rejected),
     ),
     Fault("draft state kept for a rejected token", "states", _sps(methods.ForgetsNothing)),
+    Fault(
+        "recurrent state not rolled back",
+        "recurrent",
+        _sps(),
+        _instead(RecurrentState, "_return", engine.returns_nowhere),
+    ),
+    Fault(
+        "tokens that a recurrent state lacks not fed again",
+        "recurrent",
+        _sps(),
+        _instead(Scoring, "_apart", engine.reads_the_root_alone),
+    ),
     Fault("draft positions off by one", "states", _sps(methods.OffByOne)),
     Fault("stale draft state", "states", _sps(methods.SkipsAToken)),
     Fault("bonus lost at full acceptance", "twin draft", _sps(methods.LosesTheBonus)),
@@ -238,5 +253,9 @@ FAULTS: tuple[Fault, ...] = (
         _mirror(length=1),
         _instead(Rollouts, "_take", windows.likeliest_last),
     ),
+    Fault("laws of the version before", "law", _sps(learning.LearnsInTheMiddle, 1)),
+    Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
+    Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
+    Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
 )
 """All of them."""

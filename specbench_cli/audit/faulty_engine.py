@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Origin, Outcome
+from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
 from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.accept import AcceptRule
@@ -31,6 +33,7 @@ def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
 
 _warp = Session.warp
 _rejection = verify.rejection
+_apart = Scoring._apart
 
 
 def unwarped_bonus(self: Session, rows: Tensor) -> Tensor:
@@ -149,6 +152,16 @@ def eos_last_only(
     if len(new) <= room and new[-1] in self.eos:
         return len(new), "eos"
     return (room, "length") if len(new) >= room else (len(new), None)
+
+
+def returns_nowhere(self: Any, seq: int, n: int, firm: int) -> None:
+    """Leaves a recurrent state as the last forward left it."""
+    del self._stops[seq][:-1]
+
+
+def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
+    """Of the committed tokens that a recurrent target lacks, reads the last one only."""
+    return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
 
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:

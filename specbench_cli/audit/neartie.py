@@ -73,17 +73,23 @@ def width_explains(
     ]
     padding = [ids[-1]] * max(widths, default=0)
     text = torch.tensor([[*request.ids, *ids, *padding]], device=decoder.device)
-    state = decoder.new_state(text.shape[1])
+    state = request.state(decoder, text.shape[1])
     first = decoder.forward(Tokens(text[:, :n_prompt]), state).logits
     assert first is not None
     rows, end = [first[0]], n_prompt
     state.commit(0, range(n_prompt))
     for width, kept in zip(widths, steps.committed, strict=True):
         block = text[:, end : min(end + width, decoder.max_positions)]
-        logits = decoder.forward(Tokens(block), state, logits_at="all").logits
-        assert logits is not None
-        rows.append(logits[0, :kept])
-        state.commit(0, range(kept))
+        missing = text[:, state.length() : end]  # a recurrent state's, see `Scoring`
+        blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]
+        found = [
+            decoder.forward(Tokens(each), state, logits_at="all").logits
+            for each in blocks
+            if each.shape[1]
+        ]
+        logits = torch.cat([each for each in found if each is not None], 1)[0]
+        rows.append(logits[missing.shape[1] :][:kept])
+        state.commit(0, range(missing.shape[1] + kept))
         end += kept
     scores = torch.cat(rows)
     if sampling.rule != "greedy":

@@ -12,6 +12,7 @@ from specbench_cli.audit.checks_bounds import check_bounds
 from specbench_cli.audit.checks_conduct import check_conduct
 from specbench_cli.audit.checks_law import check_law
 from specbench_cli.audit.checks_model import check_model
+from specbench_cli.audit.checks_recurrent import check_recurrent
 from specbench_cli.audit.checks_sampled import check_generator
 from specbench_cli.audit.checks_tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import Finding, Problem
@@ -26,6 +27,7 @@ TABLE_CHECKS: dict[str, Check] = {
     "order": check_order,
     "batch": check_batch,
     "states": check_conduct,
+    "recurrent": check_recurrent,
     "twin draft": check_bounds,
     "generator": check_generator,
 }

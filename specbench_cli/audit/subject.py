@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from specbench_cli.engine.drafting.lengths import LengthParams
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.models.head import FeatureHead, Head
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Rule
 
@@ -60,8 +61,10 @@ class Subject:
 
     @property
     def drafts(self) -> bool:
-        """Whether a model or a head drafts for it."""
-        return bool({"draft", "head"} & self.method.needs)
+        """Whether a model or a head drafts for it, as far as it says."""
+        asked = self.method(self.variants[0]).artifacts()
+        heads = any(issubclass(wanted.kind, Head | FeatureHead) for wanted in asked)
+        return heads or bool({"draft", "head"} & self.method.needs)
 
 
 def largest(params: MethodParams, otherwise: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""A draft head that is a table: it notices features that are not those of the token before."""
+"""Draft heads that are tables: they notice features that are not those of the token before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench_cli.audit.table_model import TableDecoder, TableState
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import NORMED, Head, Trained
+from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
 from specbench_cli.engine.types import Features
 
 
@@ -46,16 +46,57 @@ class TableHead(TableDecoder, Head):
         return before
 
 
+class TableFeatureHead(FeatureHead):
+    """Mixed into a head without a state, it has that say what a draft with the table would.
+
+    Features that are a row of the target's table tell the last two tokens, and what the target says
+    next if it is greedy; from there on the draft's table goes its own greedy way. Where the head's
+    own answer is not logits [levels, n, V] there is no saying what they are about: it stands.
+
+    Attributes:
+        tables: of the draft, and of the target.
+        exact: whether all it said was the table's.
+    """
+
+    tables: tuple[Tensor, Tensor]
+    exact = True
+
+    def forward(self, rows: Tensor, *more: Any, **named: Any) -> Any:
+        """See the class."""
+        said: Any = super().forward(rows, *more, **named)
+        if not isinstance(said, Tensor) or said.shape[1:] != (len(rows), self.vocab_size):
+            self.exact = False
+            return said
+        ways = [self._way(row[-self.vocab_size :], len(said)) for row in rows]
+        return torch.stack(ways, 1)
+
+    def _way(self, row: Tensor, levels: int) -> Tensor:
+        """Logits [levels, V] of the tokens behind the one that the target's row says."""
+        draft, target = self.tables
+        _, last = divmod(_place(target.flatten(0, 1), row), self.vocab_size)
+        token, way = int(row.argmax()), []
+        for _ in range(levels):
+            way.append(draft[last, token])
+            last, token = token, int(way[-1].argmax())
+        return torch.stack(way)
+
+
 def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     """A trained module for a run on tables: any head speaks from the draft's table.
 
     Args:
         decoders: tables by role, "target" and "draft".
     """
-    if not issubclass(wanted.kind, Head):
-        return wanted.kind.random(decoders)
-    target, draft = (cast(TableDecoder, decoders[role]).table for role in ("target", "draft"))
-    return TableHead(draft, target)
+    kind: type[Artifact] = wanted.kind
+    if issubclass(kind, FeatureHead):
+        kind = type(kind.__name__, (TableFeatureHead, kind), {"tables": _tables(decoders)})
+    return TableHead(*_tables(decoders)) if issubclass(kind, Head) else kind.random(decoders)
+
+
+def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:
+    """The draft's and the target's."""
+    draft, target = (cast(TableDecoder, decoders[role]).table for role in ("draft", "target"))
+    return draft, target
 
 
 def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> str | None:
@@ -74,6 +115,6 @@ def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> st
 
 
 def _place(rows: Tensor, row: Tensor) -> int:
-    """Which of the rows [V, V] it is; the last one if none."""
+    """Which of the rows [n, V] it is; the last one if none."""
     same = (rows == row).all(-1).nonzero()
     return int(same[0]) if len(same) else rows.shape[0] - 1

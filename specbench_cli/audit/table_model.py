@@ -6,15 +6,17 @@ The logits of a row are an entry of a table: by the token before it and by its o
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
+from specbench_cli.engine.models.recurrent import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
 
 
@@ -38,6 +40,8 @@ LEFT_OUT = -2
 
 class TableState:
     """The rows that were fed, and at each layer how many of them went through it."""
+
+    by_row = True
 
     def __init__(self, capacity: int, n_layers: int = 1) -> None:
         self.capacity = capacity
@@ -103,15 +107,6 @@ class TableState:
         del self.rows[max(self.lengths) :]
         self.kept = min(self.kept, len(self.rows))
 
-    def snapshot(self) -> object:
-        """See `State`."""
-        return list(self.rows), list(self.lengths), self.kept
-
-    def restore(self, handle: object) -> None:
-        """See `State`."""
-        rows, lengths, self.kept = cast(tuple[list[Row], list[int], int], handle)
-        self.rows, self.lengths = list(rows), list(lengths)
-
     def clear(self) -> None:
         """See `State`."""
         self.left_out = 0
@@ -136,6 +131,7 @@ class TableDecoder(Decoder):
     """
 
     reads: type[Tokens | Features] = Tokens
+    module: LearntTable
 
     def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
         self.name = name
@@ -149,7 +145,7 @@ class TableDecoder(Decoder):
         self.dtype = table.dtype
         self.weight_bytes = table.nbytes
 
-    def new_state(self, capacity: int, n_seqs: int = 1) -> TableState:
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
         """See `Decoder`."""
         return TableState(capacity, self.n_layers)
 
@@ -210,6 +206,18 @@ class TableDecoder(Decoder):
         """See `Decoder`: nothing."""
         return rows
 
+    def trainable(self) -> TableDecoder:
+        """A copy that has its entries from a `module`."""
+        made = copy.copy(self)
+        made.module = LearntTable(self.table)
+        made.publish()
+        return made
+
+    def publish(self) -> None:
+        """Say what the module now says."""
+        self.table = self.module.table.detach().clone()
+        self.layers = (*self.layers[:-1], self.table)
+
     def before(self, state: TableState, row: int) -> int:
         """The token before that of a row."""
         return self.read(state, state.rows[row].follows)
@@ -223,6 +231,67 @@ class TableDecoder(Decoder):
             return token
         due = 0 if follows < 0 else state.rows[follows].position + 1
         return (token + position - due) % self.vocab_size
+
+
+class RecurrentTableState(RecurrentState):
+    """What a recurrent table remembers: the rows that it read, whole."""
+
+    left_out = 0
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows read."""
+        return self.held(0) or ()
+
+    @property
+    def ids(self) -> list[int]:
+        """The id of each row."""
+        return [row.id for row in self.rows]
+
+    @property
+    def positions(self) -> list[int]:
+        """The position that each row was computed at."""
+        return [row.position for row in self.rows]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows, as `TableState` has them by layer."""
+        return [self.length()]
+
+
+class RecurrentTable(TableDecoder):
+    """The same logits from a state that only knows the ends of forwards."""
+
+    trees = False
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
+        """See `Decoder`."""
+        return RecurrentTableState(n_seqs, capacity)
+
+    def forward(self, x: Input, state: State, **how: Any) -> Out:
+        """See `Decoder`; whole forwards over chains."""
+        if how.get("mask") is not None or how.get("layers") not in (None, (0, self.n_layers)):
+            raise no_trees(self)
+        assert isinstance(state, RecurrentTableState)
+        read = TableState(state.capacity, self.n_layers)
+        read.append(state.rows)
+        out = super().forward(x, read, **how)
+        state.write(0, len(read.rows) - len(state.rows), tuple(read.rows))
+        return out
+
+
+class LearntTable(nn.Module):
+    """A table as a torch module, called as transformers' are."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor) -> Out:
+        """Logits [b, n, V] after each of the ids [b, n]."""
+        before = nn.functional.pad(input_ids[:, :-1], (1, 0))
+        rows = self.table[before, input_ids]
+        return Out(rows, rows)
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from specbench_cli.audit.cases import Watched, nominal_costs
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
@@ -55,12 +56,18 @@ class TinyModels:
     prompts: Sequence[tuple[int, ...]]
 
     def open(
-        self, prompt: int, sampling: Sampling, *, budget: int = LONGEST, eos: Sequence[int] = ()
+        self,
+        prompt: int,
+        sampling: Sampling,
+        *,
+        budget: int = LONGEST,
+        eos: Sequence[int] = (),
+        memory: Memory | None = None,
     ) -> Watched:
         """A session on a prompt."""
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
-        return Watched(self.workspace, request, sampling)
+        return Watched(self.workspace, request, sampling, memory=memory)
 
     def clear(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
         """Prompts whose plain output has no near-tie, with that output."""

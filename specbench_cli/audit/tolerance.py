@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from specbench_cli.audit.oracle import Oracle
 
 POSITIONS = 512
 """Positions measured, as far as the sequences given have so many."""
@@ -43,17 +44,17 @@ def measure_tolerance(
     """Compare the two kinds of forward on a transformers module.
 
     Args:
-        module: a causal language model of transformers.
+        module: a language model of transformers.
         sequences: ids, best the texts that the model was run on; read until `positions` are done.
         positions: how many to measure.
     Raises:
         ValueError: the sequences hold no token at all.
     """
-    largest, done = 0.0, 0
+    oracle, largest, done = Oracle(module), 0.0, 0
     for sequence in sequences:
         ids = list(sequence)[: positions - done]
         if ids:
-            largest = max(largest, _difference(module, ids))
+            largest = max(largest, _difference(oracle, ids))
             done += len(ids)
         if done == positions:
             break
@@ -63,15 +64,10 @@ def measure_tolerance(
     return Tolerance(min(2 * largest, ceiling), largest, ceiling, done)
 
 
-@torch.inference_mode()
-def _difference(module: Any, sequence: Sequence[int]) -> float:
-    ids = torch.tensor([sequence], device=module.device)
-    at_once: Tensor = module(input_ids=ids).logits[0].float()
-    cache, worst = None, torch.zeros((), device=module.device)
-    for position in range(ids.shape[1]):
-        out = module(
-            input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True
-        )
-        cache = out.past_key_values
-        worst = torch.maximum(worst, (out.logits[0, -1].float() - at_once[position]).abs().max())
+def _difference(oracle: Oracle, text: Sequence[int]) -> float:
+    source = oracle.itself(text)
+    at_once = oracle.logits(text, source, len(text))
+    worst = torch.zeros((), device=oracle.device)
+    for row, alone in zip(at_once, oracle.one_by_one(text, source), strict=True):
+        worst = torch.maximum(worst, (alone - row).abs().max())
     return float(worst)

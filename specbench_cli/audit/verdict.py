@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.neartie import REACH, flip_chances, width_explains
+from specbench_cli.audit.oracle import Oracle
 from specbench_cli.audit.tolerance import Tolerance, measure_tolerance
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
@@ -113,7 +114,7 @@ class Judge:
         tolerance of a top-k or top-p cut nobody can say on which side it is: it may be chosen, and
         need not be beaten. One beyond the cut lacks its distance to the cut, if that is more.
         """
-        rows = self._rows(request.ids, ids)
+        rows = self._rows(request, ids)
         chosen = _column(ids, rows)
         if self._sampling.rule == "greedy":
             return _lack(rows, chosen)
@@ -127,7 +128,7 @@ class Judge:
     def chances(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Of each position of an output of vanilla's, the chance at most that another program, as
         right as vanilla, chooses another token there."""
-        rows = self._rows(request.ids, ids)
+        rows = self._rows(request, ids)
         chosen, reach = _column(ids, rows), REACH * self._allowed
         if self._sampling.rule == "greedy":
             return _listed(flip_chances(rows, chosen, reach))
@@ -148,7 +149,7 @@ class Judge:
         if not ids:
             return []
         own = None if self._sampling.draws else self._decoder
-        rows = self._rows(request.ids, ids) if own is None else _read(own, request.ids, ids)
+        rows = self._rows(request, ids) if own is None else _read(own, request, ids)
         chosen = _column(ids, rows)
         whole = (rows / (self._sampling.temperature or 1.0)).log_softmax(-1).gather(-1, chosen)
         if self._sampling.temperature:
@@ -160,12 +161,12 @@ class Judge:
     def _allowed(self) -> float:
         """The tolerance in units of decision scores."""
         if self._tolerance is None:
-            self._tolerance = measure_tolerance(self._oracle, self._texts())
+            self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         return self._tolerance.value / (self._sampling.temperature or 1.0)
 
     @cached_property
-    def _oracle(self) -> Any:
-        return self._build()
+    def _oracle(self) -> Oracle:
+        return Oracle(self._build())
 
     def _scores(self, request: Request, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities before the cuts, and with the keyed noise added: [n, V] each."""
@@ -175,12 +176,9 @@ class Judge:
         )
         return scores, scores + noise.rows(0, rows.shape[0])
 
-    @torch.inference_mode()
-    def _rows(self, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
+    def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Logits [n, V], float32, that each of the n tokens was chosen from."""
-        text = torch.tensor([[*prompt, *ids[:-1]]], device=self._oracle.device)
-        logits: Tensor = self._oracle(input_ids=text, logits_to_keep=len(ids)).logits
-        return logits[0].float()
+        return self._oracle.logits([*request.ids, *ids[:-1]], request.source, len(ids))
 
 
 def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:
@@ -214,11 +212,11 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
     return floor, ceiling
 
 
-def _read(decoder: Decoder, prompt: Sequence[int], ids: Sequence[int]) -> Tensor:
+def _read(decoder: Decoder, request: Request, ids: Sequence[int]) -> Tensor:
     """Logits [n, V], float32, that a decoder gives for each of the n tokens."""
-    text = torch.tensor([[*prompt, *ids[:-1]]], device=decoder.device)
-    last = torch.arange(len(prompt) - 1, text.shape[1], device=decoder.device)
-    state = decoder.new_state(text.shape[1])
+    text = torch.tensor([[*request.ids, *ids[:-1]]], device=decoder.device)
+    last = torch.arange(len(request.ids) - 1, text.shape[1], device=decoder.device)
+    state = request.state(decoder, text.shape[1])
     logits = decoder.forward(Tokens(text), state, logits_at=last).logits
     assert logits is not None
     return logits[0].float()

@@ -84,6 +84,12 @@ def predict(
         list[str] | None,
         typer.Option("--set", metavar="M.PARAM=VALUE", help="As in run.", rich_help_panel=PROBE),
     ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Python file with methods, as in run.", rich_help_panel=PROBE
+        ),
+    ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +123,7 @@ def predict(
         "dtype": dtype,
         "threads": threads,
         "allow_noise": allow_noise,
+        "plugins": plugin,
     }
     given = {name: value for name, value in models.items() if value not in (None, False)}
     others = {"--costs": costs, "--against": against}
@@ -127,7 +134,7 @@ def predict(
     if probe:
         _refuse(others, "--probe")
         return measure(given, method or [], set_ or [], rounds, out, json)
-    _refuse({"--method": method, "--set": set_}, "RUN")
+    _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
     _refuse({"--rounds": rounds, "--out": out}, "RUN")
     if compare is not None:

@@ -11,6 +11,7 @@ from specbench_cli.commands.convert import convert
 from specbench_cli.commands.quality import quality
 from specbench_cli.commands.train_acceptance import specdec
 from specbench_cli.commands.train_heads import COMMANDS as HEADS
+from specbench_cli.commands.train_heads import stateless
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ for head in HEADS:
         "shipped target; a quarter of an hour of one core) - [bold]--smoke[/bold] (seconds, no "
         "download)"
     )(head)
+app.command(
+    "head",
+    epilog="Example: [bold]specbench train head --plugin my_head.py --out heads[/bold] - then "
+    "[bold]specbench run --plugin my_head.py --set my-method.head=heads/KIND[/bold]",
+)(stateless)
 app.command(
     "specdec++",
     epilog="Example: [bold]specbench train specdec++ --out heads[/bold] (for the shipped pair; "

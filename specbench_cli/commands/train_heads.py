@@ -1,4 +1,4 @@
-"""`specbench train eagle`, `eagle3` and `mtp`: draft heads for a finished target."""
+"""`specbench train eagle`, `eagle3`, `mtp` and `head`: draft heads for a finished target."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -8,10 +8,10 @@ import typer
 
 from specbench_cli.commands import _training as shared
 from specbench_cli.commands._training import Data, Out, Resume, Scale, Seed, Smoke, Where
+from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.training.corpus import Chat
-    from specbench_cli.training.head_family import Kind
 
 
 class Loss(StrEnum):
@@ -33,7 +33,7 @@ Towards = Annotated[
 ]
 
 
-def _trains(kind: "Kind", help_text: str) -> Callable[..., None]:
+def _trains(kind: str, help_text: str) -> Callable[..., None]:
     """The command that trains heads of a kind."""
 
     def command(
@@ -49,10 +49,10 @@ def _trains(kind: "Kind", help_text: str) -> Callable[..., None]:
     ) -> None:
         from specbench_cli.models import resolve
         from specbench_cli.training.corpus import load_gsm8k
-        from specbench_cli.training.head_family import RECIPES
+        from specbench_cli.training.head_family import SCHEDULES
         from specbench_cli.training.head_trainer import HeadTrainer
 
-        (recipe,) = shared.recipes((RECIPES[kind],), steps_scale, smoke, out, resume)
+        (recipe,) = shared.recipes((SCHEDULES[kind],), steps_scale, smoke, out, resume)
         folder, place = resolve(target).path, shared.device(device)
         problems: Sequence[Chat] = [] if smoke else load_gsm8k(data)
         with shared.bars() as report:
@@ -90,3 +90,55 @@ COMMANDS = (
         """,
     ),
 )
+
+
+def stateless(
+    out: Out,
+    plugin: Annotated[list[str], typer.Option(metavar="FILE", help="Python file with the method.")],
+    method: Annotated[
+        str | None,
+        typer.Argument(help="Its name, where the file holds several.", show_default=False),
+    ] = None,
+    target: Target = "embedded",
+    seed: Seed = 0,
+    resume: Resume = True,
+    steps_scale: Scale = 1.0,
+    smoke: Smoke = False,
+    device: Where = shared.Device.AUTO,
+    data: Data = None,
+) -> None:
+    """Train the head without a state (a FeatureHead) that a plug-in's method asks for.
+
+    OUT gets a folder named after its kind, for --set METHOD.head=FOLDER. Each level learns the
+    target's distribution at its place, on the target's own replies; otherwise as
+    [bold]specbench train eagle[/bold]. docs/heads.md has an example.
+    """
+    from specbench_cli import registry
+
+    names = [name for file in plugin for name in registry.load_plugin(file)]
+    if method is None and len(names) != 1:
+        raise UsageError(
+            f"which of {', '.join(names)}?", "specbench train head METHOD --plugin ..."
+        )
+    from specbench_cli.engine.models.head import FeatureHead
+    from specbench_cli.models import resolve
+    from specbench_cli.training.corpus import load_gsm8k
+    from specbench_cli.training.head_family import schedule_of
+    from specbench_cli.training.head_trainer import HeadTrainer
+
+    name = registry.resolve(method or names[0])
+    asked = [wanted.kind for wanted in registry.build(name, {}).artifacts()]
+    kinds = [kind for kind in asked if issubclass(kind, FeatureHead)]
+    if len(kinds) != 1:
+        raise UsageError(
+            f"{name} asks for {len(kinds)} heads without a state (`FeatureHead`), not for one",
+            "specbench train --help",
+        )
+    (schedule,) = shared.recipes((schedule_of(kinds[0]),), steps_scale, smoke, out, resume)
+    folder, place = resolve(target).path, shared.device(device)
+    problems: Sequence[Chat] = [] if smoke else load_gsm8k(data)
+    with shared.bars() as report:
+        trainer = HeadTrainer(out, folder, problems, seed, place, report=report)
+        trainer = trainer.smoke() if smoke else trainer
+        result = trainer.train_stateless(kinds[0], schedule)
+        shared.finish({schedule.name: result}, out, {schedule.name: result.mat})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.session import Request, Session, Shared
 from specbench_cli.engine.types import Draft, Forward
@@ -40,7 +40,7 @@ class Batch:
         sampling: Sampling,
         *,
         pass_: int = 1,
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         recordings: Mapping[int, Sequence[int]] | None = None,
         references: Mapping[int, Sequence[int]] | None = None,
         kind: type[Session] = Session,
@@ -49,7 +49,7 @@ class Batch:
         self.meter = Meter(target.device)
         self._target = Metered(target, self.meter, role="verify")
         self._taken = 0
-        lend, kept = workspace.loans(len(requests)), {} if memory is None else memory
+        lend, kept = workspace.loans(len(requests)), Memory() if memory is None else memory
         self.sessions = tuple(
             kind(
                 workspace,

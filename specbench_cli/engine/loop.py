@@ -100,4 +100,4 @@ def _accept(method: Proposer) -> tuple[AcceptRule, ...]:
 def _named(method: Proposer, fault: MethodFault) -> MethodFault:
     """A fault in a draft that names the method."""
     name = getattr(method, "name", type(method).__name__)
-    return MethodFault(f"{name}, {fault.message}", fault.hint)
+    return type(fault)(f"{name}, {fault.message}", fault.hint)

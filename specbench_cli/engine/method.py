@@ -98,6 +98,11 @@ class Method(ABC):
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether it learns between requests, which takes time: whether it has a `learn`."""
+        return type(self).learn is not Method.learn
+
+    @property
     def timing_free(self) -> bool:
         """Whether, with these parameters, its counters are a function of inputs and seed alone."""
         return not self.uses_costs
@@ -129,6 +134,13 @@ class Method(ABC):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Learn what was committed of the last draft; roll the draft's state back."""
 
+    def learn(self, session: Session) -> None:
+        """Learn from a request that has just ended, which delays the next; needs a `state_scope`.
+
+        The only place where weights may change: those of `session.trainable(...).module`. Gradients
+        are on, and gone afterwards; tensors made while decoding take part once they are cloned.
+        """
+
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
         return draft_and_verify(self, session)
@@ -141,11 +153,13 @@ class Method(ABC):
         """
         if not self.batches:
             raise MethodFault(
-                f"{type(self).name} decodes one request at a time: it has a loop of its own"
+                f"{type(self).name} decodes one request at a time: it has a loop of its own, or"
+                " learns from one for the next"
             )
         return draft_and_verify_batch([type(self)(self.params) for _ in batch.sessions], batch)
 
     @property
     def batches(self) -> bool:
-        """Whether several requests can be decoded together: whether it only proposes."""
-        return type(self).generate is Method.generate
+        """Whether several requests can be decoded together: whether it only proposes, and does not
+        learn from one for the next."""
+        return type(self).generate is Method.generate and not self.learns

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import Drafts, check_rows
+from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.models.head import Trained
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
@@ -28,6 +30,7 @@ from specbench_cli.engine.types import (
     Law,
     Out,
     Outcome,
+    Source,
     Step,
     Tokens,
 )
@@ -45,12 +48,29 @@ from specbench_cli.errors import MethodFault
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `ids` are the prompt's tokens, template included."""
+    """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
+    reads the prompt otherwise (`Decoder.parted`) those that its text begins with."""
 
     prompt_id: str
     turn: int
     ids: tuple[int, ...]
     stop: StopRule
+    source: Source | None = None
+
+    @classmethod
+    def of(
+        cls, target: Decoder, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule
+    ) -> Request:
+        """A prompt as a target reads it."""
+        text, source = target.parted(ids)
+        return cls(prompt_id, turn, text, stop, source)
+
+    def state(self, decoder: Decoder, capacity: int) -> State:
+        """A state of a decoder for this request."""
+        state = decoder.new_state(capacity)
+        if self.source is not None:
+            decoder.attach(state, self.source)
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +160,7 @@ class Session:
         sampling: Sampling,
         *,
         pass_: int = 1,
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
@@ -156,7 +176,7 @@ class Session:
         self.requests = (request,)
         self.sampling = sampling
         self._pass = pass_
-        self.memory = {} if memory is None else memory
+        self.memory = Memory() if memory is None else memory
         self._chooser = Chooser(
             sampling,
             random
@@ -182,7 +202,15 @@ class Session:
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        return self._lend(decoder.decoder, slack)
+        state = self._lend(decoder.decoder, slack)
+        source = self.requests[0].source
+        if source is not None:
+            read = decoder.decoder.attach(state, source)
+            if not read and decoder.decoder is self._decoder("target"):
+                raise MethodFault(
+                    f"{decoder.name} reads text alone, and the request holds more beside it"
+                )
+        return state
 
     def reserve(self, nodes: int) -> None:
         """Have rows in the target's state for trees of so many nodes; only before prefill."""
@@ -207,6 +235,7 @@ class Session:
             self.sampling,
             self._workspace.capacity,
             self.target.vocab_size,
+            request.source,
         )
         chooser = None if self._own_chance else self._chooser
         worker = self._workspace.transport.hire(
@@ -225,8 +254,33 @@ class Session:
         return worker
 
     def artifact(self, wanted: Trained) -> Any:
-        """A trained module of the run; one that is a decoder comes behind the meter, as a draft."""
+        """A trained module of the run; a head comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
+        if isinstance(made, FeatureHead):
+            return MeteredHead(made, self.harness.meter, place=self._place)
+        if not isinstance(made, Decoder):
+            return made
+        return Metered(made, self.harness.meter, role="draft", place=self._place)
+
+    def trainable(self, wanted: str | Trained = "draft") -> Any:
+        """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
+        module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
+
+        Its weights are the parameters of its `module`, which is called as transformers' are,
+        `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
+        request is decoded by those that it began with.
+
+        Raises:
+            MethodFault: there is no such decoder, or it has no torch module.
+        """
+        if isinstance(wanted, str):
+            source: Any = self._decoder(wanted)
+        else:
+            source = self._workspace.artifact(wanted)
+        make = partial(trainable, source, self._workspace.decoders.values())
+        made = self.memory.copy_of(wanted, make)
+        if wanted == "target":
+            made.name = "target's copy"  # whose forwards are none of the target's
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self.harness.meter, role="draft", place=self._place)
@@ -236,7 +290,7 @@ class Session:
         over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
         return self._workspace.cost("target", rows)
 
-    def draft_cost(self, model: Metered, rows: int = 1) -> float:
+    def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
         """Time of a draft model's or head's forward, in that of a target forward over one row."""
         return self._workspace.cost(model.name, rows)
 
@@ -277,6 +331,15 @@ class Session:
             MethodFault: `tap` was not called.
         """
         return self._scoring.features(self.since(length + 1))
+
+    def features(self) -> Tensor:
+        """What a head without a state reads: the target's features [1, width] of the token before
+        the last committed one, those that this one was chosen from.
+
+        Raises:
+            MethodFault: `tap` was not called, or there was no prefill.
+        """
+        return self._scoring.newest()
 
     # ---- drafts ---------------------------------------------------------------------------------
 

@@ -33,13 +33,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeds:
-    """Rows that stand for token embeddings (image patches), shape [b, n, hidden]."""
-
-    rows: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Hidden:
     """Input rows of layer `layers[0]`, to go on from an exit layer, shape [b, n, hidden]."""
 
@@ -55,8 +48,21 @@ class Features:
     rows: Tensor
 
 
-Input = Tokens | Embeds | Hidden | Features
+Input = Tokens | Hidden | Features
 """What goes into a forward; which of them a decoder takes is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a model reads of a request beside its text; see `Decoder.attach`.
+
+    ids: the input of an encoder.
+    images: what an image processor makes of images ("pixel_values"), as the module's forward takes
+        it; their places in the text hold the family's image token.
+    """
+
+    ids: tuple[int, ...] = ()
+    images: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

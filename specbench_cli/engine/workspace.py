@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
@@ -35,7 +36,10 @@ class Workspace:
     costs: Callable[[str, int], float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
-    _states: dict[tuple[Decoder, int, int, int], list[State]] = field(default_factory=dict)
+    # A decoder that goes, as a row's trained copy does, takes its states with it.
+    _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
+        default_factory=WeakKeyDictionary
+    )
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
     def artifact(self, wanted: Trained) -> Any:
@@ -51,10 +55,10 @@ class Workspace:
         return Loans(self, sequences)
 
     @property
-    def heads(self) -> dict[str, Decoder]:
+    def heads(self) -> dict[str, Decoder | FeatureHead]:
         """The trained modules that can be run forward, by their names in traces."""
         made = self._artifacts.values()
-        return {each.name: each for each in made if isinstance(each, Decoder)}
+        return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
     def cost(self, model: str, rows: int) -> float:
         """Relative time of a forward; raises MethodFault where none was measured."""
@@ -80,17 +84,17 @@ class Workspace:
             sequences: how many are decoded together, of which `place` says which; their rows lie
                 beside each other where the decoder's states can.
         """
-        key = (decoder, slack, index, sequences)
-        if key not in self._states:
+        own, key = self._states.setdefault(decoder, {}), (slack, index, sequences)
+        if key not in own:
             room = self.capacity + slack
             pool = decoder.new_state(room, sequences)
             if sequences == 1:
-                self._states[key] = [pool]
+                own[key] = [pool]
             elif isinstance(pool, KVState):
-                self._states[key] = [pool.line(each) for each in range(sequences)]
+                own[key] = [pool.line(each) for each in range(sequences)]
             else:
-                self._states[key] = [decoder.new_state(room) for _ in range(sequences)]
-        state = self._states[key][place]
+                own[key] = [decoder.new_state(room) for _ in range(sequences)]
+        state = own[key][place]
         state.clear()
         return state
 
@@ -107,7 +111,8 @@ class Workspace:
     @property
     def state_bytes(self) -> int:
         """Bytes of all states preallocated so far."""
-        return sum(state.nbytes for states in self._states.values() for state in states)
+        held = (states for own in self._states.values() for states in own.values())
+        return sum(state.nbytes for states in held for state in states)
 
 
 class Loans:

@@ -18,9 +18,11 @@ from safetensors import SafetensorError
 
 from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.encoded import EncodedDecoder
+from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.placement import choose_device, placement
@@ -73,6 +75,7 @@ class Bench:
             )
             for role, checkpoint in checkpoints.items()
         }
+        _encoding(decoders, checkpoints)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(lambda role: module_of(decoders[role]))
@@ -127,6 +130,10 @@ class Bench:
     def stop(self, budget: int) -> StopRule:
         """The one stop rule with a budget."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
+
+    def request(self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule) -> Request:
+        """A prompt as the target reads it."""
+        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop)
 
     def check_first_turns(self) -> None:
         """Raise UsageError if a question's first prompt is too long: before anything was measured.
@@ -195,7 +202,7 @@ class Bench:
                 "engine": type(head).__name__,
             }
             for wanted, files in self._heads.items()
-            if isinstance(head := self.workspace.artifact(wanted), Decoder)
+            if isinstance(head := self.workspace.artifact(wanted), Decoder | FeatureHead)
         }
 
     def heads(self) -> dict[str, Mapping[str, Any]]:
@@ -260,6 +267,19 @@ def _check_memory(
             f" {device} has {free / 1e9:.3g} GB free",
             hint=f"{lean}a smaller --target, or another --device",
         )
+
+
+def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
+    if isinstance(decoders["target"], EncodedDecoder):
+        return
+    for role, decoder in decoders.items():
+        if isinstance(decoder, EncodedDecoder):
+            raise UsageError(
+                f"{checkpoints[role].label} cannot draft for {checkpoints['target'].label}: it"
+                " reads its prompt through an encoder, and the target has none",
+                hint="choose a --draft without an encoder, or a --target with one",
+            )
 
 
 def _agreeing(target: Checkpoint, tokenizer: Any, draft: Checkpoint, width: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 import traceback
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
@@ -50,8 +50,20 @@ class Measured:
     peak: int | None
     drafts: list[Drafted] | None
     extra: dict[str, float]
+    version: int | None
     error: str | None = None
     batch: Batched | None = None
+
+
+@dataclass(slots=True)
+class Delay:
+    """What learning from one request delays the row's next one by.
+
+    void: whether it was measured while others took too much of the machine.
+    """
+
+    ns: int = 0
+    void: bool = False
 
 
 class Cell:
@@ -61,10 +73,12 @@ class Cell:
         pass_: of the run, from 1.
         measured: the last measurement.
         other_cpu, void: the window's verdict, once it is settled.
+        delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
-    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts.
+    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
+    measurement begins with the same `memory`.
     """
 
     def __init__(
@@ -75,11 +89,12 @@ class Cell:
         workspace: Workspace,
         sampling: Sampling,
         pass_: int,
-        memory: dict[str, Any],
+        memory: Memory,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
         *,
         pictured: bool = False,
+        delayed_by: Delay | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -91,7 +106,9 @@ class Cell:
         self.recording = recording
         self.reference = reference
         self.pictured = pictured
-        self._memory_before = copy.deepcopy(memory)
+        self._memory_before: Saved | None = None
+        self._delayed_by = Delay() if delayed_by is None else delayed_by
+        self.delay = Delay()
         self.measured: Measured | None = None
         self.lost: WorkerLost | None = None
         self.settled = False
@@ -105,6 +122,7 @@ class Cell:
         if self.lost is not None:
             return
         device = self.rest()
+        learns, version = self.arm.method.learns, self._memory.version
         transport, parallel = self._workspace.transport, self.arm.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
         kind = PeerSession if self.arm.method.peer else Session
@@ -148,12 +166,27 @@ class Cell:
                 harness.meter.forwards,
                 text.last_ns - text.started_ns,
                 text.first_ns - text.started_ns,
+                self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
             drafts=[_drafted(*each) for each in proposed] if self.pictured else None,
             extra=extra,
+            version=version if learns else None,
             error=error,
         )
+        if learns and error is None:
+            self._learn(session, self.measured)
+
+    def _learn(self, session: Session, measured: Measured) -> None:
+        """Have the method learn from what it decoded; its fault fails this cell."""
+        gc.disable()
+        try:
+            self.delay.ns = learn(self.arm.method, session)
+        except Exception as failure:
+            measured.error = _one_line(failure)
+        finally:
+            gc.enable()
+        measured.peak = peak_bytes(session.device)
 
     def batch(self, requests: Sequence[Request], known: Mapping[str, Any]) -> Batch:
         """Requests to be decoded together as this cell's would be alone."""
@@ -185,8 +218,11 @@ class Cell:
     def rest(self) -> torch.device:
         """Have memory as it was before the first measurement, and let the machine come to rest;
         returns the target's device."""
-        self._memory.clear()
-        self._memory.update(copy.deepcopy(self._memory_before))
+        if self._memory_before is None:
+            self._memory_before = self._memory.save()
+        else:
+            self._memory.restore(self._memory_before)
+        self.delay.ns = 0
         gc.collect()
         time.sleep(PAUSE_S)
         return self._workspace.decoders["target"].device
@@ -199,6 +235,8 @@ class Cell:
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
         self.settled, self.other_cpu, self.void = True, other_cpu, void
+        self.delay.void = void and self.delay.ns > 0
+        self._memory_before = None
 
     def record(
         self,
@@ -210,8 +248,8 @@ class Cell:
         """The cell as it is written; `verdict` is None for a failed one."""
         assert self.measured is not None
         m, method, peer = self.measured, self.arm.method, self.arm.method.peer
-        failed = m.error is not None
-        ns = Ns() if failed or self.void else Ns(total=m.ns.total) if peer else m.ns
+        failed, void = m.error is not None, self.void or self._delayed_by.void
+        ns = Ns() if failed or void else Ns(total=m.ns.total) if peer else m.ns
         depth = self._workspace.decoders["target"].n_layers
         kinds = [m.trace.kinds[kind] for kind in m.trace.kind]
         whole = sum(kind.model == "target" and kind.layers[1] == depth for kind in kinds)
@@ -243,6 +281,7 @@ class Cell:
             extra=None if failed else m.extra or None,
             target_forwards=None if unseen else whole,
             draft_forwards=None if unseen else drafting,
+            version=m.version,
             batch=m.batch,
             forwards=None if unseen else m.trace,
             ns=ns,
@@ -252,7 +291,7 @@ class Cell:
             log_likelihood=log_likelihood,
             log_probs=log_probs,
             score=score,
-            void=self.void,
+            void=void,
             error=m.error,
         )
 
@@ -307,6 +346,7 @@ class Together:
                 peak=peak,
                 drafts=[_drafted(*each) for each in proposed] if cell.pictured else None,
                 extra=extra,
+                version=None,
                 error=error or cell.fault_of(session),
                 batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
             )

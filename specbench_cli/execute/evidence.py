@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specbench_cli.audit.tolerance import POSITIONS
@@ -40,7 +40,10 @@ def pictured(questions: Sequence[Question]) -> frozenset[str]:
 
 
 def near_ties(
-    judge: Judge, prompts: Mapping[tuple[str, int], Prompt], vanilla: Outputs
+    judge: Judge,
+    prompts: Mapping[tuple[str, int], Prompt],
+    vanilla: Outputs,
+    request: Callable[[str, int, Sequence[int], StopRule], Request],
 ) -> dict[str, Any] | None:
     """Where vanilla's outputs have ties within the tolerance, and so near-ties may be expected.
 
@@ -51,6 +54,7 @@ def near_ties(
         judge: of the run.
         prompts: as they were.
         vanilla: its outputs; of several passes the first counts, as all are the same.
+        request: makes one of a prompt; see `Bench.request`.
     Returns:
         For the manifest: how many `outputs` and `positions` were looked at, how many positions are
         `ties`, how many outputs are `expected` at most to differ by rounding, and by output
@@ -65,8 +69,8 @@ def near_ties(
     ties, chances = 0, []
     for key, ids in first.items():
         # Chances depend on neither stop strings nor budget.
-        request = Request(*key, tuple(prompts[key].ids), StopRule(frozenset(), len(ids)))
-        at = judge.chances(request, ids)
+        asked = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
+        at = judge.chances(asked, ids)
         ties += sum(chance > 0 for chance in at)
         if any(at):
             chances.append([*key, at_least_one(at)])

@@ -4,17 +4,18 @@ kept."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specbench_cli.audit.verdict import Judge
+from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.cell import Cell, Together, staffed
+from specbench_cli.execute.cell import Cell, Delay, Together, staffed
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
@@ -108,12 +109,14 @@ class Pass:
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
         self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer)
+        self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}
         self._alone = False
 
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1)."""
-        memory: dict[str, dict[str, Any]] = {arm.label: {} for arm in self._plan.arms}
+        memory = {arm.label: Memory() for arm in self._plan.arms}
+        self._delays.clear()
         every = list(self._plan.visits(number))
         visits = [visit for visit in every if self._lacks(*visit, number)]
         if not visits:
@@ -124,7 +127,7 @@ class Pass:
             for arm in arms
         ):
             visits = every  # what was decoded before an interruption is learnt once more
-        self._warm_up(visits[0][0], number)
+        self._warm_up(visits[0][0], number, memory)
         size = self._plan.config.batch
         for first in range(0, len(visits), size):
             together = visits[first : first + size]
@@ -137,7 +140,7 @@ class Pass:
         questions: Sequence[Question],
         arms: Sequence[Arm],
         number: int,
-        memory: dict[str, dict[str, Any]],
+        memory: Mapping[str, Memory],
     ) -> None:
         """All turns of questions that are decoded together."""
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
@@ -159,7 +162,9 @@ class Pass:
         """See `evidence.near_ties`; None where outputs are not compared token by token."""
         if self._sampling.draws or self._plan.config.verify == REPLAY:
             return None
-        return near_ties(self.judge, self._answers.prompts, self._answers.vanilla)
+        return near_ties(
+            self.judge, self._answers.prompts, self._answers.vanilla, self._bench.request
+        )
 
     def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
         return any(
@@ -199,7 +204,7 @@ class Pass:
         asked: Sequence[tuple[Question, Prompt]],
         arms: Sequence[Arm],
         number: int,
-        memory: dict[str, dict[str, Any]],
+        memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
         """Run the missing cells of prompts that are decoded together; returns vanilla's answers."""
         requests = [self._request(question, prompt) for question, prompt in asked]
@@ -249,7 +254,8 @@ class Pass:
         budget = self._plan.budget(question)
         self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
         self._bench.workspace.reserve(len(prompt.ids) + budget)
-        return Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), self._bench.stop(budget))
+        stop = self._bench.stop(budget)
+        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop)
 
     def _cell(
         self,
@@ -259,9 +265,9 @@ class Pass:
         request: Request,
         known: Known,
         number: int,
-        memory: dict[str, dict[str, Any]],
+        memory: Mapping[str, Memory],
     ) -> Cell:
-        return Cell(
+        cell = Cell(
             arm,
             prompt,
             request,
@@ -272,7 +278,10 @@ class Pass:
             None if arm.method.peer else known.recording,
             known.reference if arm.method.upper_bound else None,
             pictured=number == 1 and question.prompt_id in self._pictured,
+            delayed_by=self._delays.get(arm.label),
         )
+        self._delays[arm.label] = cell.delay
+        return cell
 
     def _recording(self, request: Request, number: int) -> list[int] | None:
         """In a replay, the tokens that all are given: vanilla's."""
@@ -327,22 +336,29 @@ class Pass:
             self._alone = True
             self._view.note("no other run takes turns with this one: it goes on alone")
 
-    def _warm_up(self, question: Question, number: int) -> None:
-        """Run every row a little: lazy set-up, caches and clocks are then as they will be."""
+    def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:
+        """Run every row a little: lazy set-up, caches and clocks are then as they will be. What was
+        learnt is forgotten; the copies that rows train are made."""
+        fresh = Memory().save()
         ids = tuple(self._bench.prompt(question.turns[:1], ()))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
-        request = Request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
+        request = self._bench.request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
         for arm in self._plan.arms * WARM_UP_ROUNDS:
             if arm.label in self.left_out:
                 continue
             kind = PeerSession if arm.method.peer else Session
-            session = kind(self._bench.workspace, request, self._sampling)
+            own = memory[arm.label] if arm.method.learns else None
+            session = kind(self._bench.workspace, request, self._sampling, memory=own)
             transport, parallel = self._bench.workspace.transport, arm.method.workers > 1
             try:
                 with staffed(session, transport, parallel):
                     for _ in arm.method.generate(session):
                         pass
+                if arm.method.learns:
+                    learn(arm.method, session)
             except WorkerLost as lost:
                 self._leave_out(arm, number, lost)
             except Exception as failure:  # it will fail, and be recorded, on the prompts
                 self._view.note(f"{arm.label} failed while warming up: {failure}")
+        for kept in memory.values():
+            kept.restore(fresh)

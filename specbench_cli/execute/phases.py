@@ -10,8 +10,8 @@ from specbench_cli.store.schema import Ns
 Span = tuple[int, int]
 
 
-def divided(forwards: Sequence[Forward], total: int, prefill: int) -> Ns:
-    """The times of a decoding.
+def divided(forwards: Sequence[Forward], total: int, prefill: int, learn: int | None = None) -> Ns:
+    """The times of a decoding, with what learning delayed it by.
 
     Where one worker computed they add up. Where several did, `draft` and `verify` are busy times
     within decode (what a drafter's prefill took of it is `draft`, and what was still being drafted
@@ -20,17 +20,18 @@ def divided(forwards: Sequence[Forward], total: int, prefill: int) -> Ns:
     Args:
         forwards: in nanoseconds since the timer's start.
         total, prefill: nanoseconds until the last and the first committed token.
+        learn: nanoseconds, added to the total; None where nothing is learnt.
     """
-    decode = total - prefill
+    decode, total, end = total - prefill, total + (learn or 0), total
     if all(forward.worker == 0 for forward in forwards):
         verify = sum(f.t1_ns - f.t0_ns for f in forwards if f.role == "verify")
         draft = sum(f.t1_ns - f.t0_ns for f in forwards if f.role in ("draft", "aux"))
-        return Ns(total, prefill, decode, draft, verify, decode - draft - verify)
-    spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, total)) for f in forwards]
+        return Ns(total, prefill, decode, draft, verify, decode - draft - verify, learn)
+    spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, end)) for f in forwards]
     verifying = covered((t0, t1) for role, t0, t1 in spans if role == "verify")
     drafting = covered((t0, t1) for role, t0, t1 in spans if role != "verify")
     either = covered((t0, t1) for _, t0, t1 in spans)
-    return Ns(total, prefill, decode, drafting, verifying, decode - either)
+    return Ns(total, prefill, decode, drafting, verifying, decode - either, learn)
 
 
 def covered(spans: Iterable[Span]) -> int:

@@ -113,7 +113,8 @@ def choose(
     candidates have a figure for. Candidates that failed or answered wrong are out.
 
     Args:
-        by: "time", decode time a token; peers, which show no phases, by their whole time.
+        by: "time", decode time a token, with what learning delayed it by; peers, which show no
+            phases, by their whole time.
             "forwards", the forwards' cost in target forwards (`forwards_cost`).
         weights: bytes of each model, by its name in traces.
 
@@ -162,7 +163,8 @@ def _time(record: Record) -> tuple[float, int] | None:
         return None
     if record.peer or record.ns.decode is None:
         return None if record.ns.total is None else (record.ns.total / 1e6, record.n_tokens)
-    return (record.ns.decode / 1e6, record.n_tokens - 1) if record.n_tokens > 1 else None
+    spent = record.ns.decode + (record.ns.learn or 0)
+    return (spent / 1e6, record.n_tokens - 1) if record.n_tokens > 1 else None
 
 
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:

@@ -159,6 +159,12 @@ def measure(
         decodings: by name, what decodes the sessions that time the host.
         seconds: where a round takes long there are fewer, to take about so long.
     """
+    if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
+        raise UsageError(
+            f"forwards of {' and '.join(lame)} cannot be measured: they take chains alone, and what"
+            " is measured are trees too",
+            "give numbers in place of auto, and predict for a pair of decoders with attention",
+        )
     longest = max(grid.contexts)
     workspace.reserve(max(longest + grid.spare, PROMPT + NEW_TOKENS))
     models = (*workspace.decoders.values(), *workspace.heads.values())

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import Head
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.head import FeatureHead, Head
+from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
@@ -158,6 +158,34 @@ class Drafter:
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
 
 
+class Reader:
+    """A head without a state, which reads a row where a step would have it: once, before all else.
+
+    Its forwards cost the same after any text; they are counted at each context, and a prefill, for
+    what reads costs of models with states.
+
+    Args:
+        features: [n, width], what it reads.
+    """
+
+    def __init__(self, head: FeatureHead, meter: Meter, features: Tensor, grid: Grid) -> None:
+        self._head, self._features, self._grid = MeteredHead(head, meter), features, grid
+        self._first = MeteredHead(head, meter, role="prefill")
+
+    def prefill(self, context: int) -> None:
+        """A row at the text's beginning."""
+        self._first(self._features[:1])
+
+    def chain(self, length: int, rng: random.Random) -> None:
+        """A row, as every step has it."""
+        self._head(self._features[:1])
+
+    def tree(self, length: int, rng: random.Random) -> None:
+        """A row, and several at once."""
+        self.chain(length, rng)
+        self._head(self._features[: rng.choice(self._grid.levels)])
+
+
 class Round:
     """All points once.
 
@@ -215,9 +243,7 @@ class Round:
         """The forwards after `context` rows, on average."""
         grid, meter = self._grid, Meter(self._device)
         drafters = [
-            self._drafter(name, model, meter)
-            for name, model in self._models.items()
-            if name != "target"
+            self._drafter(model, meter) for name, model in self._models.items() if name != "target"
         ]
         for drafter in drafters:
             drafter.prefill(context)
@@ -251,13 +277,15 @@ class Round:
             point = Visited(f.model, before, f.n_tokens, at in trees)
             self.samples.forwards[point].append(f.t1_ns - f.t0_ns)
 
-    def _drafter(self, name: str, model: Decoder, meter: Meter) -> Drafter:
-        metered = Metered(model, meter, role="draft")
+    def _drafter(self, model: Decoder | FeatureHead, meter: Meter) -> Drafter | Reader:
         features = None
-        if isinstance(model, Head):
+        if isinstance(model, Head | FeatureHead):
             width = len(model.taps) * self._target.hidden_size
             shape = (1, self._ids.shape[1], width)
-            features = torch.zeros(shape, dtype=model.dtype, device=self._device)
+            features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
+            if isinstance(model, FeatureHead):
+                return Reader(model, meter, features[0], self._grid)
+        metered = Metered(model, meter, role="draft")
         return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
 
     def _session(self, decoding: Decoding) -> HostSample:
@@ -273,7 +301,7 @@ class Round:
         drafted = [step.draft for step in steps if step.draft]
         nodes = sum(draft.nodes for draft in drafted)
         own_line = any(draft.nodes > draft.levels for draft in drafted) or any(
-            isinstance(self._models[model], Head) for model in models
+            isinstance(self._models[model], Head | FeatureHead) for model in models
         )
         host = max(0, text.last_ns - text.first_ns - busy)
         return HostSample(
@@ -284,7 +312,9 @@ class Round:
         )
 
 
-def _turn(drafters: Sequence[Drafter], place: int, places: int) -> Sequence[Drafter]:
+def _turn(
+    drafters: Sequence[Drafter | Reader], place: int, places: int
+) -> Sequence[Drafter | Reader]:
     """Whose turn it is at a place: one after another, several at once where places are fewer."""
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 

@@ -1,8 +1,9 @@
 """Lanes as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Trace Event Format, JSON object: a process a method, a thread a worker; forwards and steps are
-complete events ("X"), messages are short ones joined by flow events ("s", "f"). Times are in us
-since the timer's start.
+complete events ("X"), messages are short ones joined by flow events ("s", "f"), and learning before
+the request has a thread of its own. Times are in us since the timer's start, or since the learning
+began.
 """
 
 from __future__ import annotations
@@ -15,18 +16,27 @@ from typing import Any, NamedTuple
 
 from specbench_cli.report.lanes import Lanes
 
-_STEPS, _MESSAGES = 1000, 2000
-"""Threads of steps, and of messages by worker (events of one thread must nest)."""
+_LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
+"""Threads of learning, of steps, and of messages by worker (events of one thread must nest)."""
 _LONGEST_US = 1.0
 """Length of a message's ends, which have none of their own, so that arrows can end at them."""
 
 
 def write_trace(lanes: Sequence[Lanes], path: Path) -> Path:
     """Write the lanes of some outputs to a file, whose folder exists."""
-    events = [event for pid, own in enumerate(lanes, start=1) for event in _process(pid, own)]
+    events = [event for pid, own in enumerate(lanes, start=1) for event in _delayed(pid, own)]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
     return path
+
+
+def _delayed(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+    """What learning took, and all that came after it."""
+    for event in _process(pid, lanes):
+        yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
+    if lanes.learn:
+        yield _name("thread_name", pid, _LEARNING, "learning")
+        yield _complete(pid, _LEARNING, "learning", "learn", 0.0, lanes.learn / 1e3)
 
 
 def _process(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:

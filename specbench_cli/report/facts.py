@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+FUSED, HOSTED = "FusedDecoder", "transformers' module"
+"""What manifests call our own decoder, and what reports call any other."""
+
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -18,6 +21,8 @@ class Facts:
     tuned: how parameters were tuned, in a line; empty if they were not.
     batch: how many prompts are decoded together.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
+    hosted: the models ("target", "draft") that ran through transformers' own module; the others
+        ran through the fused decoder.
     """
 
     version: str
@@ -36,6 +41,7 @@ class Facts:
     batch: int = 1
     runs: int = 1
     forced: tuple[str, ...] = ()
+    hosted: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Facts:
@@ -61,7 +67,17 @@ class Facts:
             batch=config.get("batch") or 1,
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
+            hosted=frozenset(
+                role
+                for role, model in models.items()
+                if (model or {}).get("engine", FUSED) != FUSED
+            ),
         )
+
+    def through(self, role: str) -> str:
+        """What a model's name is followed by: nothing, unless it ran through transformers' own
+        module."""
+        return f" ({HOSTED})" if role in self.hosted else ""
 
     @property
     def plumbing(self) -> list[str]:
@@ -76,9 +92,9 @@ class Facts:
         Args:
             prompts: how many questions of each task.
         """
-        models = [f"specbench {self.version}", f"target {self.target}"]
+        models = [f"specbench {self.version}", f"target {self.target}{self.through('target')}"]
         if self.draft:
-            models.append(f"draft {self.draft}")
+            models.append(f"draft {self.draft}{self.through('draft')}")
         work = [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
         if self.device not in ("", "auto", "cpu"):

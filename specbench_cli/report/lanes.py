@@ -52,6 +52,7 @@ class Lanes:
 
     prefill: ns since the timer's start at which decoding began.
     spans: forwards by start. steps: empty where the method reports none.
+    learn: ns that learning took before the timer's start.
     """
 
     label: str
@@ -62,6 +63,7 @@ class Lanes:
     spans: tuple[Span, ...]
     arrows: tuple[Arrow, ...] = ()
     steps: tuple[StepSpan, ...] = field(default=())
+    learn: int = 0
 
     @cached_property
     def workers(self) -> dict[int, str]:
@@ -110,6 +112,7 @@ def lanes_of(record: Record) -> Lanes:
         spans=tuple(spans),
         arrows=tuple(Arrow(*message) for message in trace.messages),
         steps=tuple(_steps(record, spans, prefill)),
+        learn=record.ns.learn or 0,
     )
 
 

@@ -56,6 +56,7 @@ class Row:
         / tokens; of peers, whose forwards are not seen, one for prefill and one a step.
     tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
         committed in it, over outputs. share_*: of decode; with several workers of their sum.
+    learn_share: what learning between requests took of all wall time; null where nothing is learnt.
     identical to reference: outputs by verdict, each by its worst pass.
     questions_checked, questions_mismatched: those with a token verdict; those that failed it.
     mismatch_bound: what that proves: the rate of mismatches is at most this (95%).
@@ -108,6 +109,7 @@ class Row:
     share_target: float | None
     share_draft: float | None
     share_host: float | None
+    learn_share: float | None = None
     identical: int
     near_tie: int
     mismatch: int
@@ -217,6 +219,7 @@ def make_row(
         share_target=target,
         share_draft=draft,
         share_host=host,
+        learn_share=_learn_share(timed),
         identical=verdicts["identical"],
         near_tie=verdicts["near-tie"],
         mismatch=verdicts["mismatch"],
@@ -302,6 +305,12 @@ def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float 
         return None, None, None
     target, draft, host = (spent / spent.sum()).tolist()
     return target, draft, host
+
+
+def _learn_share(timed: Iterable[Record]) -> float | None:
+    """Of the wall time of the outputs that learning could delay."""
+    spans = [(r.ns.learn, r.ns.total) for r in timed if r.ns.learn is not None and r.ns.total]
+    return _ratio(sum(learn for learn, _ in spans), sum(total for _, total in spans))
 
 
 def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:

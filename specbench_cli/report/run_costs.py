@@ -44,6 +44,8 @@ def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
     for option in Setup.model_fields:
         if config.get(option) is not None:
             words += [f"--{option}", str(config[option])]
+    for file in config.get("plugins") or ():
+        words += ["--plugin", file]
     return shlex.join([*words, *more])
 
 

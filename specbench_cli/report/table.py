@@ -67,6 +67,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
         *text.evidence(summary),
+        *text.learning(summary),
         *text.quality(summary),
         *text.controls(summary),
         *text.warnings(summary, facts),

@@ -126,6 +126,16 @@ def evidence(summary: Summary) -> list[str]:
     ]
 
 
+def learning(summary: Summary) -> list[str]:
+    """What learning between requests takes, a line a row that learns."""
+    return [
+        f"learning: {row.label} {row.learn_share:.1%} of its time, between requests: part of the"
+        " speedup, not of the decode speedup"
+        for row in summary.rows
+        if row.learn_share is not None
+    ]
+
+
 def quality(summary: Summary) -> list[str]:
     """What the answers of lossy rows lose or gain, a line a row."""
     lines = []

@@ -92,6 +92,7 @@ def _validate_drafts(record: Record) -> None:
 
 
 def _validate_batch(record: Record) -> None:
+    _ensure(record.version is None or record.version >= 0, "version", "negative")
     batch, work = record.batch, record.target_equivalents
     if work is not None:
         _ensure(math.isfinite(work) and work >= 0, "target_equivalents", "not 0 or more")
@@ -114,6 +115,7 @@ def _validate_times(record: Record) -> None:
     if record.void and ns == Ns():
         return
     _ensure(ns.total is not None, "ns.total", "missing")
+    _ensure(ns.learn is None or ns.learn >= 0, "ns.learn", "negative")
     if not record.peer:
         for f in fields(ns):
             missing = getattr(ns, f.name) is None and f.name != "learn"

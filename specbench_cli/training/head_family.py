@@ -1,4 +1,4 @@
-"""The embedded target's draft heads: shapes, schedules, and how a head is built and stored.
+"""Draft heads for a finished target: schedules, and how a head is built and stored.
 
 Files have the tensor names of the published releases, in fp16, and **the upcast is the head**;
 `config.json` says which target's features it was trained on.
@@ -7,59 +7,64 @@ Files have the tensor names of the published releases, in fp16, and **the upcast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import LlamaConfig
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from methods._heads.files import HeadShape
+from methods._heads.layouts import stored
+from methods._heads.module import DraftHead, heads
+from methods._heads.recipe import Taught
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.types import Out
+from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
-from specbench_cli.training.heads import DraftHead, Eagle, Eagle3, Mtp
-
-Kind = Literal["eagle", "eagle3", "mtp"]
-
-DEEP = 16
-"""From so many layers on, EAGLE-3's taps are the official ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadRecipe(Schedule):
-    """Shape and schedule of a head; its width and its attention are the target's.
+class HeadSchedule(Schedule):
+    """How long a kind of head learns; `mlp` is the width of its layer's MLP."""
 
-    mlp: width of the layer's MLP.
-    says: how many tokens it can say, the most frequent in the target's answers; None: all.
-    """
-
-    kind: Kind
+    kind: str
     mlp: int
-    says: int | None = None
+
+    @classmethod
+    def of(cls, head: type[DraftHead]) -> "HeadSchedule":
+        """That of the shipped one, which has less than a million parameters. All replies fit in
+        512 tokens."""
+        recipe = head.recipe
+        return cls(
+            name=f"embedded-{head.kind}",
+            kind=head.kind,
+            mlp=recipe.mlp,
+            stages=(
+                StagePlan(recipe.corpus, 4, 512, "target", "corpus"),
+                StagePlan(recipe.replies, 4, 512, "target", "replies"),
+            ),
+            peak_lr=recipe.peak_lr,
+        )
 
 
-def _stages(corpus: int, replies: int) -> tuple[StagePlan, ...]:
-    """So many updates on the corpus, which has no end, so that little is learnt by heart; then on
-    the target's own words, whose like the head will have to foresee. All replies fit in 512."""
-    return (
-        StagePlan(corpus, 4, 512, "target", "corpus"),
-        StagePlan(replies, 4, 512, "target", "replies"),
+def schedule_of(kind: type[FeatureHead]) -> Schedule:
+    """That of a head without a state."""
+    stages = (
+        StagePlan(500, 4, 512, "target", "corpus"),
+        StagePlan(500, 4, 512, "target", "replies"),
     )
+    return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
 
 
-# Below a million parameters each.
-EAGLE = HeadRecipe(
-    name="embedded-eagle", kind="eagle", mlp=704, stages=_stages(700, 700), peak_lr=5e-3
-)
-EAGLE3 = replace(
-    EAGLE, name="embedded-eagle3", kind="eagle3", mlp=384, says=2048, stages=_stages(1000, 1000)
-)
-MTP = replace(EAGLE, name="embedded-mtp", kind="mtp", stages=_stages(500, 500))
-RECIPES: dict[Kind, HeadRecipe] = {recipe.kind: recipe for recipe in (EAGLE, EAGLE3, MTP)}
+SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}
 
 
 def build(
-    recipe: HeadRecipe,
+    schedule: HeadSchedule,
     target: LlamaConfig,
     seed: int,
     answers: Iterable[int],
@@ -69,39 +74,75 @@ def build(
 
     Args:
         answers: tokens that the target answered with; those that a head can say are counted there.
-        size: how large the target's rows are at such taps (see `Eagle3`).
+        size: how large the target's rows are at such taps.
     """
     torch.manual_seed(seed)
-    config = head_config(target, recipe)
-    head: DraftHead
-    if recipe.kind == "eagle":
-        head = Eagle(config)
-    elif recipe.kind == "mtp":
-        head = Mtp(config)
-    else:
-        says = most_frequent(answers, recipe.says or target.vocab_size, target.vocab_size)
-        read = taps(target.num_hidden_layers)
-        head = Eagle3(config, read, says, size(read))
-    narrow = isinstance(head, Eagle3)
-    for module in head.modules():
-        if isinstance(module, nn.Linear):
-            std = module.in_features**-0.5 if narrow else target.initializer_range
-            nn.init.normal_(module.weight, std=std)
-    if narrow:  # its newest token enters through attention alone: a slot sees itself to begin with
-        attention = head.layer.self_attn
-        attention.q_proj.load_state_dict(attention.k_proj.state_dict())
+    config, ids = head_config(target, schedule.mlp), target.vocab_size
+    taught = Taught(
+        n_layers=target.num_hidden_layers,
+        vocab_size=ids,
+        says=lambda n: most_frequent(answers, n or ids, ids),
+        size=size,
+    )
+    rope = {"rope_parameters": config.rope_parameters}
+    head = heads()[schedule.kind].new(shape_of(config), rope, taught)
+    head.begin(target.initializer_range)
     return head
 
 
-def taps(n_layers: int) -> tuple[int, ...]:
-    """The layers whose outgoing rows EAGLE-3 reads: low, middle, high.
+class TorchTarget(Decoder):
+    """A finished target as heads without a state learn with it: torch's own modules, no forward."""
 
-    The official code takes what enters layers 2, N/2 and N-3, counted from 0. Of few layers the
-    last of these is no high one (of 8 it is the middle), so there the last layer is read.
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        config = model.config
+        self.name, self._model = "target", model
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
+        self.device, self.dtype, self.weight_bytes = model.device, model.dtype, 0
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
+        """There is none."""
+        raise MethodFault("in training a head's target has no states")
+
+    def forward(self, *_: Any, **__: Any) -> Out:
+        """There is none."""
+        raise MethodFault("in training a head's target has no forward: it gives features alone")
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        rows: Tensor = self._model.model.embed_tokens(ids)
+        return rows
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        normed: Tensor = self._model.model.norm(rows)
+        return normed
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`."""
+        logits: Tensor = self._model.lm_head(rows)
+        return logits
+
+
+def build_stateless(
+    kind: type[FeatureHead], target: LlamaForCausalLM, seed: int
+) -> tuple[FeatureHead, int]:
+    """A freshly initialised head without a state, and how many levels it says.
+
+    Raises:
+        UsageError: what it says is not logits of levels.
     """
-    if n_layers >= DEEP:
-        return (1, n_layers // 2 - 1, n_layers - 4)
-    return (min(1, n_layers - 1), n_layers // 2, n_layers - 1)
+    torch.manual_seed(seed)
+    head = kind(TorchTarget(target)).to(target.device)
+    with torch.no_grad():
+        said = head(torch.zeros(1, head.width, device=target.device))
+    if said.dim() != 3 or said.shape[1:] != (1, head.vocab_size):
+        raise UsageError(
+            f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"
+            f" trained here makes logits [levels, 1, {head.vocab_size}]",
+            "docs/heads.md",
+        )
+    return head, len(said)
 
 
 def most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
@@ -111,7 +152,7 @@ def most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
     return torch.tensor(sorted(ids[:n]))
 
 
-def head_config(target: LlamaConfig, recipe: HeadRecipe) -> LlamaConfig:
+def head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
     """A head's one layer in transformers' terms: the target's, with a key for each query head."""
     wide = target.hidden_size // target.num_attention_heads
     return LlamaConfig(
@@ -121,7 +162,7 @@ def head_config(target: LlamaConfig, recipe: HeadRecipe) -> LlamaConfig:
         num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_attention_heads,
         head_dim=wide,
-        intermediate_size=recipe.mlp,
+        intermediate_size=mlp,
         max_position_embeddings=target.max_position_embeddings,
         rope_parameters=target.rope_parameters,
         rms_norm_eps=target.rms_norm_eps,
@@ -132,8 +173,13 @@ def head_config(target: LlamaConfig, recipe: HeadRecipe) -> LlamaConfig:
     )
 
 
+def shape_of(config: LlamaConfig) -> HeadShape:
+    """The sizes of a head's layer."""
+    return HeadShape(**{name: getattr(config, name) for name in HeadShape.__dataclass_fields__})
+
+
 @torch.no_grad()
-def as_stored(head: DraftHead) -> None:
+def as_stored(head: torch.nn.Module) -> None:
     """Round a head to what its file will hold."""
     for parameter in head.parameters():
         parameter.copy_(parameter.half())
@@ -141,33 +187,27 @@ def as_stored(head: DraftHead) -> None:
 
 def tensors(head: DraftHead) -> dict[str, Tensor]:
     """A head's tensors by their names in the published releases, in fp16; maps as they are."""
-    named = {
-        head.prefix + name.replace("block.", ""): parameter.detach().half().cpu().contiguous()
-        for name, parameter in head.named_parameters()
+    named = stored(head.layouts[0], head.tensors())
+    return {
+        name: tensor.half().cpu().contiguous() if tensor.is_floating_point() else tensor
+        for name, tensor in named.items()
     }
-    if isinstance(head, Eagle3):
-        named["fc.weight"] = (head.fc.weight / head.size).detach().half().cpu()
-        says = head.says.cpu()
-        t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool)
-        t2d[says] = True
-        named |= {"d2t": says - torch.arange(len(says)), "t2d": t2d}
-    return named
 
 
-def export(head: DraftHead, folder: Path, facts: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json; `facts` go under "specbench"."""
+def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, Any]) -> None:
+    """Write model.safetensors and config.json; `facts` go under "specbench".
+
+    Args:
+        config: what `head_config` gave.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors(head), folder / "model.safetensors", metadata={"format": "pt"})
-    config = head.config.to_diff_dict() | {
-        "architectures": [head.architecture],
+    told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
+    words = config.to_diff_dict() | {
+        **head.config,
+        **told,
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.taps)},
     }
-    if head.kind == "eagle":
-        config["bias"] = True
-    if head.kind == "mtp":
-        config["num_nextn_predict_layers"] = 1
-    if head.says is not None:
-        config["draft_vocab_size"] = len(head.says)
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(words, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

@@ -1,7 +1,6 @@
 """What draft heads are trained towards: the target's next distributions, drafted step by step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,51 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.head import NORMED
-from specbench_cli.training.head_attention import Past, take
-from specbench_cli.training.heads import DraftHead
+from methods._heads.module import DraftHead
+from methods._heads.recipe import Objective
+from methods._heads.slots import Past, take
+from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
 from specbench_cli.training.packing import Batch
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
 The others are still read."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A loss: the mean over `steps` of what each step adds, later ones weighing `decay` less each.
-
-    steps: drafted in training; after the first the head reads its own output.
-    ce: weight of the cross-entropy to the target's distribution at temperature 1.
-    feature: weight of the smooth L1 distance to the target's final features.
-    noise: width of the uniform noise on the features read (EAGLE's augmentation).
-    text: cross-entropy to the text in place of the target's distribution.
-    """
-
-    steps: int
-    decay: float = 0.8
-    ce: float = 1.0
-    feature: float = 0.0
-    noise: float = 0.0
-    text: bool = False
-
-
-LOSSES: dict[str, dict[str, Objective]] = {
-    "paper": {
-        "eagle": Objective(steps=1, ce=0.1, feature=1.0, noise=0.2),
-        "eagle3": Objective(steps=7),
-        "mtp": Objective(steps=1, text=True),
-    },
-    "ttt": {
-        "eagle": Objective(steps=4, feature=0.1),
-        "eagle3": Objective(steps=5),
-        "mtp": Objective(steps=4),
-    },
-}
-"""By name and kind of head. `paper`: as published. `ttt`: every kind is drafted from for a few
-steps in training (EAGLE-3's training-time test), towards the target's distribution: what a chain
-needs from its second token on is learnt nowhere else."""
 
 
 class Read(NamedTuple):
@@ -99,7 +63,7 @@ def read_target(target: LlamaForCausalLM, ids: Tensor, taps: tuple[int, ...]) ->
 
 
 def unroll(
-    head: DraftHead,
+    head: DraftHead | FeatureHead,
     target: LlamaForCausalLM,
     ids: Tensor,
     read: Read,
@@ -112,14 +76,25 @@ def unroll(
         ids: [sequences, n].
         read: of these ids.
         slots: [sequences, slots], places of the text whose features are the last that are known:
-            the first step at slot t reads token t+1 and says token t+2.
+            the first step at slot t reads token t+1 and says token t+2. A head without a state
+            says all of its levels from the slot's features.
     """
     last = ids.shape[1] - 1
     starts = torch.arange(last + 1, device=ids.device) - read.chats.positions
     start = starts.gather(1, slots)
+    if isinstance(head, FeatureHead):
+        rows = take(read.features, slots)
+        levels = head(rows.flatten(0, 1)).unflatten(1, slots.shape)
+        for step, logits in enumerate(levels[:steps]):
+            at = slots + step + 1
+            inside = at.clamp(max=last)
+            valid = (at <= last) & (starts.gather(1, inside) == start)
+            yield Step(logits, rows, inside, valid)
+        return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
-    embed, weight = target.model.embed_tokens, target.lm_head.weight
-    if head.says is not None:
+    embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
+    weight = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
+    if head.says is not None and head.lm_head is None:
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
@@ -134,7 +109,9 @@ def unroll(
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
 
 
-def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: bool) -> Loss:
+def head_loss(
+    head: DraftHead | FeatureHead, target: LlamaForCausalLM, aim: Objective, fast: bool
+) -> Loss:
     """The loss of a packed batch; features are computed with it, none are stored.
 
     Args:
@@ -156,7 +133,7 @@ def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: b
                 weight = weights.gather(1, step.at) * step.valid
                 each = torch.zeros_like(weight)
                 if aim.ce:
-                    entropy, known = _cross_entropy(step, said, batch, head, aim.text)
+                    entropy, known = _cross_entropy(step, said, batch, said_by(head), aim.text)
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:
@@ -172,13 +149,19 @@ def head_loss(head: DraftHead, target: LlamaForCausalLM, aim: Objective, fast: b
 
     def drawn(batch: Batch) -> Tensor:
         batch = Batch(*(part.to(device) for part in batch))
-        return step(batch, _noise(batch, head, aim.noise) if aim.noise else None)
+        wide = len(head.taps) * target.config.hidden_size
+        return step(batch, _noise(batch, wide, aim.noise) if aim.noise else None)
 
     return drawn
 
 
+def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
+    """The ids that a head's logits are about; None: all."""
+    return None if isinstance(head, FeatureHead) else head.says
+
+
 def _cross_entropy(
-    step: Step, said: Tensor, batch: Batch, head: DraftHead, text: bool
+    step: Step, said: Tensor, batch: Batch, says: Tensor | None, text: bool
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy at each slot, and whether the head can say what it should."""
     logits = step.logits.float()
@@ -188,8 +171,8 @@ def _cross_entropy(
         return entropy.view_as(labels), torch.ones_like(labels, dtype=torch.bool)
     wanted = take(said, step.at)
     known = torch.ones(wanted.shape[:2], dtype=torch.bool, device=wanted.device)
-    if head.says is not None:
-        among = wanted[..., head.says]
+    if says is not None:
+        among = wanted[..., says]
         known = among.amax(-1) >= wanted.amax(-1)
         wanted = among
     return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), known
@@ -210,9 +193,8 @@ def _slots(weights: Tensor) -> Tensor:
     return after.sort(descending=True, stable=True).indices[:, :n].sort().values
 
 
-def _noise(batch: Batch, head: DraftHead, width: float) -> Tensor:
+def _noise(batch: Batch, wide: int, width: float) -> Tensor:
     """Uniform noise on the features; a function of the batch, so a resumed run repeats it."""
     rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
-    wide = len(head.taps) * head.config.hidden_size
     drawn = torch.rand((*batch.inputs.shape, wide), generator=rng)
     return ((drawn - 0.5) * width).to(batch.inputs.device)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.training.head_losses import read_target, unroll
-from specbench_cli.training.heads import DraftHead
+from methods._heads.module import DraftHead
+from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.training.head_losses import read_target, said_by, unroll
 from specbench_cli.training.packing import Encoded
 
 CHAIN = 5
@@ -32,7 +33,7 @@ class Estimate:
 
 @torch.no_grad()
 def estimate(
-    head: DraftHead,
+    head: DraftHead | FeatureHead,
     target: LlamaForCausalLM,
     replies: Sequence[Encoded],
     step: int,
@@ -64,7 +65,10 @@ def estimate(
 
 
 def _reach(
-    head: DraftHead, target: LlamaForCausalLM, group: Sequence[Encoded], chain: int
+    head: DraftHead | FeatureHead,
+    target: LlamaForCausalLM,
+    group: Sequence[Encoded],
+    chain: int,
 ) -> Tensor:
     """[chats, longest]: how many drafts from each slot are the text that follows."""
     longest = max(len(chat.ids) for chat in group)
@@ -72,7 +76,7 @@ def _reach(
     ids = torch.tensor([chat.ids + [begin] * (longest - len(chat.ids)) for chat in group])
     ids = ids.to(target.device)
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
-    says = head.says
+    says = said_by(head)
     with torch.autocast(ids.device.type, torch.bfloat16):
         read = read_target(target, ids, head.taps)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)

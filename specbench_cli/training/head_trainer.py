@@ -16,13 +16,23 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from methods._heads.module import DraftHead
+from methods._heads.recipe import Objective
 from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, generated_chats, reply_chats
-from specbench_cli.training.family import read
-from specbench_cli.training.head_family import HeadRecipe, as_stored, build, export
-from specbench_cli.training.head_losses import LOSSES, head_loss, read_target
+from specbench_cli.training.family import Schedule, read
+from specbench_cli.training.head_family import (
+    HeadSchedule,
+    as_stored,
+    build,
+    build_stateless,
+    export,
+    head_config,
+)
+from specbench_cli.training.head_losses import head_loss, read_target
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import Replies, replied, sample_replies
 from specbench_cli.training.trainer import WORK, Report, deterministic
@@ -70,25 +80,52 @@ class HeadTrainer:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=64, n_held_out=8, fast=False)
 
-    def train(self, recipe: HeadRecipe, loss: str) -> HeadResult:
+    def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
 
         Raises:
             UsageError: the folder holds work for another target or with another loss.
         """
-        folder = self.out / WORK / recipe.name
-        claim(self.out / WORK, {"target_sha256": self._sha})
-        claim(folder, {"loss": loss})
+        folder = self._claimed(recipe, loss)
         answers = (token for chat in self._sampled for token in _said(chat))
         head = build(recipe, self._model.config, self.seed, answers, self._size).to(self.device)
-        aim = LOSSES[loss][recipe.kind]
+        result = self._fit(head, recipe, head.recipe.losses[loss], folder)
+        config = head_config(self._model.config, recipe.mlp)
+        facts = {"kind": recipe.kind, **self._facts, "loss": loss}
+        export(head, config, self.out / recipe.name, facts)
+        return result
+
+    def train_stateless(self, kind: type[FeatureHead], schedule: Schedule) -> HeadResult:
+        """Train and export one head without a state, towards the target's distributions.
+
+        Raises:
+            UsageError: as `train`; or what the head says cannot be trained here.
+        """
+        folder = self._claimed(schedule, "levels")
+        head, levels = build_stateless(kind, self._model, self.seed)
+        result = self._fit(head, schedule, Objective(levels, kind.decay), folder)
+        head.half().save(self.out / schedule.name, **self._facts)
+        return result
+
+    def _claimed(self, schedule: Schedule, loss: str) -> Path:
+        """The folder of the work."""
+        folder = self.out / WORK / schedule.name
+        claim(self.out / WORK, {"target_sha256": self._sha})
+        claim(folder, {"loss": loss})
+        return folder
+
+    def _fit(
+        self, head: DraftHead | FeatureHead, schedule: Schedule, aim: Objective, folder: Path
+    ) -> HeadResult:
+        """Train a head, and round it to what its file will hold."""
         source = {
             "corpus": Corpus(self._encode, self.gsm8k, self.seed),
             "replies": Replies(self._encode.padding, lambda: [*self._sampled, *self._greedy]),
         }
         step = head_loss(head, self._model, aim, self.fast)
         stages = [
-            loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads]) for s in recipe.stages
+            loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
+            for s in schedule.stages
         ]
         log = head_mat.Log(folder)
 
@@ -98,17 +135,17 @@ class HeadTrainer:
         def progress(point: loop.Point) -> None:
             if point.step % MEASURE_EVERY == 0:
                 measure(point.step)
-            self.report(recipe.name, point)
+            self.report(schedule.name, point)
 
         with deterministic(self.device):
             result = loop.train(
                 head,
                 stages,
                 loop.Optimization(
-                    recipe.peak_lr,
-                    end_lr=0.05 * recipe.peak_lr,
-                    warmup_steps=recipe.warmup_steps,
-                    horizon=recipe.horizon,
+                    schedule.peak_lr,
+                    end_lr=0.05 * schedule.peak_lr,
+                    warmup_steps=schedule.warmup_steps,
+                    horizon=schedule.horizon,
                 ),
                 folder,
                 checkpoint_every=MEASURE_EVERY,
@@ -116,7 +153,6 @@ class HeadTrainer:
             )
         as_stored(head)
         measure(result.curve[-1].step)
-        export(head, self.out / recipe.name, {**self._facts(recipe), "loss": loss})
         return HeadResult(result.curve, result.seconds, log.read())
 
     @torch.no_grad()
@@ -128,9 +164,10 @@ class HeadTrainer:
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
         return sizes.repeat_interleave(parts.shape[-1]).cpu()
 
-    def _facts(self, recipe: HeadRecipe) -> dict[str, Any]:
-        """What `config.json` says of where the head comes from."""
-        return {"kind": recipe.kind, "target": self.target.name, "target_sha256": self._sha}
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What `config.json` says of where a head comes from."""
+        return {"target": self.target.name, "target_sha256": self._sha}
 
     @cached_property
     def _model(self) -> LlamaForCausalLM:

@@ -286,7 +286,8 @@ def make_head(tmp_path):
     target = load_decoder(resolve("embedded-1m").path, name="target")
 
     def make(seed):
-        files, folder = EagleHead.random_files(target, seed), tmp_path / f"head-{seed}"
+        files = EagleHead.module.random(target, seed).files()
+        folder = tmp_path / f"head-{seed}"
         folder.mkdir()
         tensors = {
             re.sub("^layer", "layers.0", name): tensor.contiguous()

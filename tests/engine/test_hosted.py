@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
-from specbench_cli.engine.types import Embeds, Hidden, Tokens
+from specbench_cli.engine.types import Hidden, Source, Tokens
 from specbench_cli.errors import UsageError
 
 Maker = Callable[..., Path]
@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gpt2": ("gpt2", {}),
     "mistral": ("mistral", {}),
+    "mixtral": ("mixtral", {}),
+    "llava": ("llava", {}),
     "qwen2 some windows": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
@@ -123,13 +125,6 @@ def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
     assert decoder.forward(Tokens(ids), decoder.new_state(12), logits_at=None).logits is None
 
 
-def test_embeds_stand_for_tokens(tiny_checkpoint: Maker) -> None:
-    decoder, ids = decoder_of(tiny_checkpoint, "olmo2"), some_ids(12)
-    rows = decoder.module.get_input_embeddings()(ids)
-    out = decoder.forward(Embeds(rows), decoder.new_state(12), logits_at="all")
-    assert apart(out.logits, own_logits(decoder, ids)) <= CLOSE
-
-
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -153,19 +148,73 @@ def test_more_rows_than_the_state_holds_are_refused(tiny_checkpoint: Maker) -> N
         logits(decoder, some_ids(5), decoder.new_state(4))
 
 
-def test_model_without_keys_and_values_is_refused() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    module = MambaForCausalLM(
-        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4)
-    )
-    with pytest.raises(UsageError, match="mamba checkpoints cannot be decoded here"):
-        HostedDecoder(module.eval(), name="target")
-
-
 def test_model_that_needs_a_two_dimensional_mask_is_refused() -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
     module = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
     with pytest.raises(UsageError, match="bloom checkpoints cannot be decoded here"):
         HostedDecoder(module.eval(), name="target")
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+IMAGE = 196
+
+
+def with_image(text: Tensor) -> Tensor:
+    """A prompt with the places of an image in it."""
+    return torch.cat((text[:, :3], torch.full((1, 4), IMAGE), text[:, 3:]), 1)
+
+
+def seen(seed: int) -> Source:
+    pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return Source(images={"pixel_values": pixels})
+
+
+def test_images_are_read_with_the_prompt(tiny_checkpoint: Maker) -> None:
+    decoder, ids, source = decoder_of(tiny_checkpoint, "llava"), with_image(some_ids(16)), seen(0)
+    with torch.no_grad():
+        due = decoder.module(input_ids=ids, **source.images).logits
+    state = decoder.new_state(24)
+    assert decoder.attach(state, source)
+    found = [logits(decoder, part, state) for part in ids.split((12, 1, 7), 1)]
+    assert apart(torch.cat(found, 1), due) <= CLOSE
+    assert apart(due, own_logits(decoder, ids)) > 100 * CLOSE
+    state.clear()
+    assert apart(logits(decoder, ids, state), own_logits(decoder, ids)) <= CLOSE
+
+
+def test_sequences_of_one_forward_have_images_of_their_own(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "llava")
+    ids = torch.cat([with_image(some_ids(n)[:, :9]) for n in (16, 17)])
+    together = decoder.new_state(24, n_seqs=2)
+    for seq in range(2):
+        decoder.attach(together, seen(seq), seq)
+    found = logits(decoder, ids, together)
+    for seq in range(2):
+        alone = decoder.new_state(24)
+        decoder.attach(alone, seen(seq))
+        assert apart(found[seq], logits(decoder, ids[seq : seq + 1], alone)[0]) <= CLOSE
+
+
+def test_a_model_of_text_alone_takes_no_images(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "gpt2")
+    assert not decoder.attach(decoder.new_state(4), seen(0))
+
+
+def test_a_family_whose_images_come_out_otherwise_is_refused_them(
+    tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_of(tiny_checkpoint, "llava")
+    read = decoder.module.model.get_placeholder_mask
+
+    def once(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(decoder.module.model, "get_placeholder_mask", refuse)
+        return read(*args, **how)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("no")
+
+    monkeypatch.setattr(decoder.module.model, "get_placeholder_mask", once)
+    with pytest.raises(UsageError, match=r"llava models read no images here, only text.*\(no\)"):
+        decoder.attach(decoder.new_state(4), seen(0))

@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder, module_bytes, module_of
+from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.engine.types import Tokens
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.errors import EnvironmentFault, UsageError
 
 Maker = Callable[..., Path]
 
@@ -41,10 +43,18 @@ def test_families_of_ours_run_fused(tiny_checkpoint: Maker, family: str) -> None
     assert isinstance(hosted, HostedDecoder)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi3", "olmo2", "gpt2"])
+KINDS = {
+    **dict.fromkeys(("gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"), HostedDecoder),
+    "llava": HostedDecoder,
+    "mamba2": RecurrentDecoder,
+    "t5": EncodedDecoder,
+}
+
+
+@pytest.mark.parametrize("family", KINDS)
 def test_other_families_run_hosted(tiny_checkpoint: Maker, family: str) -> None:
     decoder = load_decoder(tiny_checkpoint(family), name="target")
-    assert isinstance(decoder, HostedDecoder)
+    assert type(decoder) is KINDS[family]
     assert module_of(decoder) is decoder.module
     assert module_bytes(decoder) == 0
 
@@ -153,6 +163,26 @@ def test_facts_describe_the_files(tiny_checkpoint: Maker) -> None:
     assert facts.parameters == sum(tensor.numel() for tensor in weights.values())
     content = (folder / "model.safetensors").read_bytes()
     assert facts.sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llava", "mamba2", "jamba"])
+def test_facts_are_of_the_part_that_writes_text(tiny_checkpoint: Maker, family: str) -> None:
+    folder = tiny_checkpoint(family)
+    facts, decoder = config_facts(folder), load_decoder(folder, name="target")
+    assert (facts.family, facts.vocab_size, facts.eos) == (family, 197, {1})
+    assert facts.n_layers == decoder.n_layers
+    assert facts.hidden_size == decoder.hidden_size
+
+
+def test_a_family_that_writes_no_text_is_refused(tmp_path: Path) -> None:
+    from transformers import CLIPConfig
+
+    CLIPConfig().save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UsageError, match="clip checkpoints cannot be decoded here: transformers has"
+    ):
+        load_decoder(tmp_path, name="target")
 
 
 def test_pickled_weights_are_refused(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specbench_cli.engine.models.state import KVState, LayerShape
 
@@ -40,22 +40,14 @@ def rows_of(state: KVState, seq: int, layer: int) -> list[int]:
 
 
 class StateAgainstLists(RuleBasedStateMachine):
-    """Every operation on the state and on lists; a snapshot's lists say what must come back."""
+    """Every operation on the state and on lists."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = make()
         self.rows = [[[] for _ in range(LAYERS)] for _ in range(SEQS)]
-        self.memory = [[[0] * CAPACITY for _ in range(LAYERS)] for _ in range(SEQS)]
         self.committed = [[0] * LAYERS for _ in range(SEQS)]
-        self.snapshots: list = []
         self.next = 1
-
-    def remember(self) -> None:
-        for seq in range(SEQS):
-            for layer in range(LAYERS):
-                rows = self.rows[seq][layer]
-                self.memory[seq][layer][: len(rows)] = rows
 
     @rule(
         seq=st.integers(0, SEQS - 1),
@@ -70,7 +62,6 @@ class StateAgainstLists(RuleBasedStateMachine):
         write(self.state, seq, layers, new)
         for layer in layers:
             self.rows[seq][layer] += new
-        self.remember()
 
     @rule(seq=st.integers(0, SEQS - 1), data=st.data())
     def commit(self, seq: int, data: st.DataObject) -> None:
@@ -85,7 +76,6 @@ class StateAgainstLists(RuleBasedStateMachine):
             rows[layer] = have[:base] + [have[base + at] for at in kept]
             firm = [at for at in kept if at in path[: len(path) - loose]]
             committed[layer] = base + len(firm)
-        self.remember()
 
     @rule(
         seq=st.integers(0, SEQS - 1),
@@ -97,29 +87,6 @@ class StateAgainstLists(RuleBasedStateMachine):
         for layer in range(LAYERS) if layers is None else layers:
             self.rows[seq][layer] = self.rows[seq][layer][:n]
             self.committed[seq][layer] = min(self.committed[seq][layer], n)
-
-    @rule()
-    def snapshot(self) -> None:
-        rows = [[list(have) for have in line] for line in self.rows]
-        committed = [list(line) for line in self.committed]
-        self.snapshots.append((self.state.snapshot(), rows, committed))
-
-    @precondition(lambda self: self.snapshots)
-    @rule(data=st.data())
-    def restore(self, data: st.DataObject) -> None:
-        handle, rows, committed = data.draw(st.sampled_from(self.snapshots))
-        intact = all(
-            self.memory[seq][layer][: len(rows[seq][layer])] == rows[seq][layer]
-            for seq in range(SEQS)
-            for layer in range(LAYERS)
-        )
-        if not intact:
-            with pytest.raises(ValueError, match="overwritten"):
-                self.state.restore(handle)
-            return
-        self.state.restore(handle)
-        self.rows = [[list(have) for have in line] for line in rows]
-        self.committed = [list(line) for line in committed]
 
     @rule()
     def clear(self) -> None:
@@ -186,11 +153,6 @@ def test_a_length_is_the_first_sequences_at_the_first_layer_unless_it_is_said() 
 def test_more_rows_than_capacity_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit into a state of 12 rows"):
         make().require(9, 4)
-
-
-def test_handle_of_another_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="no snapshot of this state"):
-        make().restore(make().snapshot())
 
 
 def test_nbytes_is_what_the_shapes_ask_for() -> None:

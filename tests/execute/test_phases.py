@@ -41,6 +41,13 @@ def test_busy_times_are_those_within_decode():
     assert divided(trace, 100, 20) == Ns(100, 20, 80, 15, 80, 0)
 
 
+def test_learning_delays_the_total_and_nothing_else():
+    trace = [forward("prefill", 0, 0, 20), forward("verify", 0, 30, 70)]
+    assert divided(trace, 100, 20, learn=300) == Ns(400, 20, 80, 0, 40, 40, 300)
+    beside = [*trace, forward("draft", 1, 90, 130)]
+    assert divided(beside, 100, 20, learn=300) == Ns(400, 20, 80, 10, 40, 30, 300)
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
 def test_a_union_counts_every_moment_once(spans):
     moments = {moment for t0, t1 in spans for moment in range(t0, t1)}

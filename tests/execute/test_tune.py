@@ -83,6 +83,12 @@ def test_least_decode_time_a_token_is_chosen():
     assert (found.best, found.n) == ("b", 2)
 
 
+def test_what_learning_delays_a_candidate_by_counts_against_it():
+    quick, slow = cell("a", "1", 8), cell("b", "1", 10)
+    quick.ns.learn = 5_000_000
+    assert choose(quick, slow).costs == {"a": pytest.approx(1.3), "b": pytest.approx(1.0)}
+
+
 def test_candidates_are_compared_on_the_prompts_that_all_were_timed_on():
     found = choose(
         cell("a", "1", 10), cell("b", "1", 11), cell("a", "2", 90), cell("b", "2", void=True)

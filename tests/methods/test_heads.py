@@ -103,8 +103,8 @@ def target(family):
 def made(request, target):
     """A head, what it was made of, and the target's features of TEXT."""
     kind = request.param
-    files = grouped(kind.random_files(target, seed=7), seed=8)
-    head = kind(files, target)
+    files = grouped(kind.module.random(target, 7).files(), seed=8)
+    head = kind.of(files, target)
     return kind, files, head, read(target, head.taps)
 
 
@@ -182,7 +182,7 @@ def test_what_is_fed_back_is_not_written_to(made):
 
 
 def test_eagles_feature_through_the_output_matrix_is_the_targets_logits(target):
-    rows = read(target, EagleHead.taps)
+    rows = read(target, EagleHead.module.taps)
     expected = target.forward(Tokens(TEXT), target.new_state(32), logits_at="all").logits[0]
     assert torch.equal(target.unembed(rows), expected)
 
@@ -210,10 +210,10 @@ def test_embedding_and_output_matrix_cost_nothing_twice(target):
 
 
 def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(target):
-    files = Eagle3Head.random_files(target, seed=1)
+    files = Eagle3Head.module.random(target, 1).files()
     ids = files.tensors["t2d"].nonzero()[:, 0]
     rest = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
-    head = Eagle3Head(replace(files, tensors=rest), target)
+    head = Eagle3Head.of(replace(files, tensors=rest), target)
     rows = torch.randn(3, target.hidden_size)
     logits, whole = head.unembed(rows), target.unembed(rows)
     torch.testing.assert_close(logits[:, ids], whole[:, ids], **CLOSE)
@@ -222,20 +222,20 @@ def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(targe
 
 
 def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
-    files = Eagle3Head.random_files(target, seed=1)
+    files = Eagle3Head.module.random(target, 1).files()
     kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
     rows = torch.randn(3, target.hidden_size)
-    head = Eagle3Head(replace(files, tensors=kept), target)
+    head = Eagle3Head.of(replace(files, tensors=kept), target)
     assert torch.equal(head.unembed(rows), target.unembed(rows))
     matrix = torch.randn(target.vocab_size, target.hidden_size)
-    head = Eagle3Head(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
+    head = Eagle3Head.of(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
     torch.testing.assert_close(head.unembed(rows), rows @ matrix.T, **CLOSE)
 
 
 def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(target):
-    files = grouped(Eagle3Head.random_files(target, seed=1), seed=2)
+    files = grouped(Eagle3Head.module.random(target, 1).files(), seed=2)
     given = files.tensors
-    head = Eagle3Head(replace(files, config={"norm_before_residual": True}), target)
+    head = Eagle3Head.of(replace(files, config={"norm_before_residual": True}), target)
     rows = read(target, head.taps)
     out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
     g = rms(rows[:-1] @ given["fc.weight"].T, given["hnorm.weight"])
@@ -245,15 +245,15 @@ def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(ta
 
 
 def test_d2t_is_an_offset_and_t2d_its_mask(target):
-    files = Eagle3Head.random_files(target, seed=1)
+    files = Eagle3Head.module.random(target, 1).files()
     offsets, mask = files.tensors["d2t"], files.tensors["t2d"]
     ids = [at + offset for at, offset in enumerate(offsets.tolist())]
     assert ids == sorted(set(ids))
     assert mask.nonzero()[:, 0].tolist() == ids
     only_mask = {name: tensor for name, tensor in files.tensors.items() if name != "d2t"}
     rows = torch.randn(3, target.hidden_size)
-    both = Eagle3Head(files, target).unembed(rows)
-    assert torch.equal(both, Eagle3Head(replace(files, tensors=only_mask), target).unembed(rows))
+    both = Eagle3Head.of(files, target).unembed(rows)
+    assert torch.equal(both, Eagle3Head.of(replace(files, tensors=only_mask), target).unembed(rows))
 
 
 def test_official_taps_are_the_rows_that_enter_layers_2_half_and_three_from_the_end():
@@ -285,22 +285,22 @@ def test_layers_that_the_target_lacks_are_refused():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_a_head_of_another_width_is_refused(target, family, kind):
-    with pytest.raises(EnvironmentFault, match="a random head: fc is"):
-        kind(kind.random_files(family.decoders["far"], seed=1), target)
+    with pytest.raises(EnvironmentFault, match="head: fc is"):
+        kind.of(kind.module.random(family.decoders["far"], 1).files(), target)
 
 
 def test_another_vocabulary_is_refused(target):
-    files = Eagle3Head.random_files(target, seed=1)
+    files = Eagle3Head.module.random(target, 1).files()
     for change in (
         {"d2t": files.tensors["d2t"] + target.vocab_size},
         {"d2t": files.tensors["d2t"][:-1]},
         {"t2d": ~files.tensors["t2d"]},
     ):
-        with pytest.raises(EnvironmentFault, match="a random head: d2t"):
-            Eagle3Head(replace(files, tensors={**files.tensors, **change}), target)
+        with pytest.raises(EnvironmentFault, match="head: d2t"):
+            Eagle3Head.of(replace(files, tensors={**files.tensors, **change}), target)
     kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d")}
     with pytest.raises(EnvironmentFault, match="neither d2t nor t2d"):
-        Eagle3Head(replace(files, tensors=kept), target)
+        Eagle3Head.of(replace(files, tensors=kept), target)
 
 
 def test_features_of_no_known_width_are_refused(target):

@@ -32,7 +32,7 @@ def made(target):
     """What a random head of each kind is made of, with norms that are not all ones."""
 
     def make(kind):
-        files = kind.random_files(target, seed=11)
+        files = kind.module.random(target, 11).files()
         drawn = torch.Generator().manual_seed(12)
         norms = {
             name: 0.5 + torch.rand(tensor.shape, generator=drawn)
@@ -194,7 +194,7 @@ def test_equal_weights_in_every_layout_make_the_same_head(tmp_path, target, made
     kind = WRITERS[writer]
     folder = written(tmp_path / "head", *writer(made[kind], target))
     loaded = kind.load(folder, {"target": target})
-    plain = kind(made[kind], target)
+    plain = kind.of(made[kind], target)
     torch.testing.assert_close(logits(loaded), logits(plain), rtol=1e-5, atol=1e-5)
     assert (loaded.taps, loaded.weight_bytes) == (plain.taps, plain.weight_bytes)
 
@@ -213,7 +213,7 @@ def test_shards_are_read_like_one_file(tmp_path, target, made, writer):
         where |= dict.fromkeys(names, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     loaded = kind.load(folder, {"target": target})
-    torch.testing.assert_close(logits(loaded), logits(kind(made[kind], target)))
+    torch.testing.assert_close(logits(loaded), logits(kind.of(made[kind], target)))
 
 
 def test_a_bias_of_fc_is_added(tmp_path, target, made):
@@ -361,8 +361,8 @@ def test_that_command_converts_it(pickled, tmp_path, target, made):
     assert isinstance(without.exception, UsageError) and not out.exists()
     assert CliRunner().invoke(app, [*asked, "--unpickle"]).exit_code == 0
     loaded = EagleHead.load(out, {"target": target})
-    torch.testing.assert_close(logits(loaded), logits(EagleHead(made[EagleHead], target)))
-    assert read_head(out, "eagle").config["bias"] is False
+    torch.testing.assert_close(logits(loaded), logits(EagleHead.of(made[EagleHead], target)))
+    assert read_head(out, "eagle", EagleHead.module.layouts).config["bias"] is False
 
 
 class Harm:

@@ -105,3 +105,16 @@ def test_events_of_a_thread_nest(record, tmp_path):
     for spans in threads.values():
         for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:], strict=False):
             assert start >= end - 1e-9
+
+
+def test_learning_is_a_lane_of_its_own_before_all_else(record, tmp_path):
+    assert lanes_of(record).learn == 0
+    record.ns.learn = 250_000
+    lanes = lanes_of(record)
+    events = json.loads(write_trace([lanes], tmp_path / "t.json").read_text())["traceEvents"]
+    (learning,) = [e for e in events if e.get("cat") == "learn"]
+    assert (learning["ts"], learning["dur"]) == (0, 250)
+    others = [e["ts"] for e in events if "ts" in e and e is not learning]
+    assert min(others) == 250
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names[learning["tid"]] == "learning"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report import text
 from specbench_cli.report.summary import Summary, summarise
 from specbench_cli.store.schema import Ns, Steps, Verdict
 
@@ -220,6 +221,24 @@ def test_time_shares_rates_and_percentiles(pair, manifest):
     assert row.tokens_per_s == pytest.approx(11 / 2e-3)
     assert row.ttft_p50_ms == pytest.approx(1.0)
     assert row.ms_per_token_p50 == row.ms_per_token_p95 == pytest.approx(0.1)
+
+
+def test_learning_is_in_the_speedup_and_not_in_the_decode_speedup(pair, manifest):
+    def learning(r):
+        learn = 0 if r.label == "vanilla" else r.ns.total
+        return replace(r, ns=replace(r.ns, learn=learn, total=r.ns.total + learn))
+
+    before, taught = (
+        _row(summarise(found, manifest), "sps") for found in (pair, [learning(r) for r in pair])
+    )
+    assert taught.speedup == pytest.approx(before.speedup / 2)
+    assert taught.tokens_per_s == pytest.approx(before.tokens_per_s / 2)
+    assert taught.decode_speedup == before.decode_speedup
+    shares = [(r.share_target, r.share_draft, r.share_host) for r in (before, taught)]
+    assert shares[0] == shares[1]
+    assert (before.learn_share, taught.learn_share) == (None, pytest.approx(0.5))
+    lines = text.learning(summarise([learning(r) for r in pair], manifest))
+    assert "learning: sps 50.0% of its time, between requests" in lines[-1]
 
 
 def test_output_counts_by_its_worst_pass_and_turn_by_turn(pair, manifest):

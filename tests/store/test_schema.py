@@ -168,6 +168,9 @@ def test_valid_record_passes(make_record):
         ("ns.host", {"ns": Ns(100, 20, 80, 10, 65, None)}),
         ("ns.total", {"ns": Ns(101, 20, 80, 10, 65, 5)}),
         ("ns.decode", {"ns": Ns(100, 20, 80, 10, 65, 6)}),
+        ("ns.total", {"ns": Ns(100, 20, 80, 10, 65, 5, 40)}),
+        ("ns.learn", {"ns": Ns(60, 20, 80, 10, 65, 5, -40)}),
+        ("version", {"version": -1}),
     ],
 )
 def test_broken_invariant_is_named(make_record, field, changes):

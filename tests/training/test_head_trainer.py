@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from methods._heads.module import heads
 from specbench_cli.commands.train import app
 from specbench_cli.commands.train_heads import Loss
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training import family, head_trainer
-from specbench_cli.training.head_family import RECIPES, HeadRecipe
-from specbench_cli.training.head_losses import LOSSES
+from specbench_cli.training.head_family import SCHEDULES, HeadSchedule
 from specbench_cli.training.head_mat import Estimate, Log
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
@@ -51,7 +51,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     out = tmp_path_factory.mktemp("heads")
-    for kind in RECIPES:
+    for kind in SCHEDULES:
         run(kind, out, target)
     return out
 
@@ -61,7 +61,7 @@ def run(kind: str, out: Path, target: Path, *more: str) -> Any:
     return CliRunner().invoke(app, [kind, *options], catch_exceptions=False)
 
 
-def tiny(recipe: HeadRecipe) -> HeadRecipe:
+def tiny(recipe: HeadSchedule) -> HeadSchedule:
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in recipe.stages)
     return replace(recipe, mlp=24, stages=stages, warmup_steps=1)
 
@@ -75,9 +75,9 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
     return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_head_says_which_target_it_belongs_to(
-    recipe: HeadRecipe, trained: Path, target: Path
+    recipe: HeadSchedule, trained: Path, target: Path
 ) -> None:
     facts = json.loads((trained / recipe.name / "config.json").read_text())["specbench"]
     assert facts["kind"] == recipe.kind
@@ -89,7 +89,7 @@ def test_a_head_says_which_target_it_belongs_to(
 
 def test_curves_come_with_what_the_heads_were_worth_meanwhile(trained: Path) -> None:
     facts = json.loads((trained / "training_curve.json").read_text())
-    assert list(facts) == [recipe.name for recipe in RECIPES.values()]
+    assert list(facts) == [recipe.name for recipe in SCHEDULES.values()]
     for fact in facts.values():
         assert fact["curve"][-1]["step"] == fact["steps"]
         assert fact["mat"][-1]["step"] == fact["steps"]
@@ -113,9 +113,9 @@ def test_another_target_in_the_same_folder_is_a_usage_error(trained: Path) -> No
         run("eagle", trained, resolve("embedded-1m").path)
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_killed_and_resumed_training_equals_one_without_a_stop(
-    recipe: HeadRecipe,
+    recipe: HeadSchedule,
     tmp_path: Path,
     target: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,5 +146,6 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 
 
 def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
-    assert {loss.value for loss in Loss} == set(LOSSES)
-    assert all(set(kinds) == set(RECIPES) for kinds in LOSSES.values())
+    assert all(
+        {loss.value for loss in Loss} == set(kind.recipe.losses) for kind in heads().values()
+    )

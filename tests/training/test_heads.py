@@ -13,15 +13,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
+from methods._heads.layer import LayerHead
+from methods._heads.module import DraftHead, Out, heads
 from methods._heads.mtp import MtpHead
+from methods._heads.recipe import Objective, Taught
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.training import head_family
-from specbench_cli.training.head_losses import LOSSES, Objective, head_loss, read_target, unroll
+from specbench_cli.training.head_family import SCHEDULES, HeadSchedule
+from specbench_cli.training.head_losses import head_loss, read_target, unroll
 from specbench_cli.training.head_mat import estimate
-from specbench_cli.training.heads import DraftHead, Eagle, Eagle3, Mtp, Out
 from specbench_cli.training.packing import Batch, Encoded
 
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
@@ -53,13 +56,22 @@ def target() -> LlamaForCausalLM:
 def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
     def head(kind: str) -> DraftHead:
         torch.manual_seed(1)
-        recipe = replace(head_family.EAGLE, mlp=24)
-        config = head_family.head_config(target.config, recipe)
-        if kind == "eagle3":
-            return Eagle3(config, head_family.taps(8), SAYS, torch.full((48,), 4.0))
-        return Eagle(config) if kind == "eagle" else Mtp(config)
+        return new(kind, target.config, 24, 8, SAYS)
 
     return head
+
+
+def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
+    """A head of a kind, for a target with so many layers."""
+    config = head_family.head_config(target, mlp)
+    taught = Taught(
+        n_layers,
+        target.vocab_size,
+        lambda _n: says,
+        lambda taps: torch.full((len(taps) * target.hidden_size,), 4.0),
+    )
+    shape = head_family.shape_of(config)
+    return heads()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
@@ -123,7 +135,7 @@ def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> Out:
     rows, residual = head.join(tokens, features)
     places = torch.arange(n)[None]
     keys, values = attention.remember(rows, places)
-    queries = attention._turned(attention.q_proj(rows), places)
+    queries = attention._turned(attention.q_proj(rows), places, attention.q_norm)
     mask = torch.ones(n, n, dtype=torch.bool).tril()
     seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
@@ -194,12 +206,12 @@ def test_a_slot_reads_the_token_after_its_features_and_none_later(
         assert (apart > 1e-4) == moved
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", ["paper", "ttt"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_that_weigh_nothing_do_not_move_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make(kind), replace(LOSSES[name][kind], noise=0.0)
+    head, aim = make(kind), replace(heads()[kind].recipe.losses[name], noise=0.0)
     loss, given = head_loss(head, target, aim, fast=False), batch()
     weights = given.weights.clone()
     weights[:, 20:] = 0.0
@@ -228,7 +240,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
 def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make("eagle"), LOSSES["paper"]["eagle"]
+    head, aim = make("eagle"), heads()["eagle"].recipe.losses["paper"]
     noisy, plain = (head_loss(head, target, a, False) for a in (aim, replace(aim, noise=0.0)))
     assert noisy(batch()).item() == noisy(batch()).item() != plain(batch()).item()
 
@@ -238,7 +250,9 @@ def test_only_the_head_learns(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head = make(kind)
-    torch.autograd.backward(head_loss(head, target, LOSSES["ttt"][kind], fast=False)(batch()))
+    torch.autograd.backward(
+        head_loss(head, target, heads()[kind].recipe.losses["ttt"], fast=False)(batch())
+    )
     assert all(p.grad is not None for p in head.parameters())
     assert all(p.grad is None for p in target.parameters())
 
@@ -278,15 +292,15 @@ def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
-def test_of_few_layers_the_last_is_the_highest_tap(n_layers: int) -> None:
-    found = head_family.taps(n_layers)
+def test_of_few_layers_the_last_is_the_highest_tap(n_layers: int, target: LlamaForCausalLM) -> None:
+    found = new("eagle3", target.config, 24, n_layers, SAYS).taps
     assert found[-1] == n_layers - 1
     assert all(0 <= tap < n_layers for tap in found)
 
 
-def test_of_many_layers_the_taps_are_the_official_codes() -> None:
-    assert head_family.taps(32) == (1, 15, 28)
-    assert head_family.taps(16) == (1, 7, 12)
+def test_of_many_layers_the_taps_are_the_official_codes(target: LlamaForCausalLM) -> None:
+    assert new("eagle3", target.config, 24, 32, SAYS).taps == (1, 15, 28)
+    assert new("eagle3", target.config, 24, 16, SAYS).taps == (1, 7, 12)
 
 
 LAYER = {
@@ -335,10 +349,10 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_has_the_published_names_and_shapes_in_fp16(
-    kind: str, make: Callable[[str], DraftHead], tmp_path: Path
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    head = make(kind)
-    head_family.export(head, tmp_path, {"kind": kind, "target_sha256": "ab"})
+    head, config = make(kind), head_family.head_config(target.config, 24)
+    head_family.export(head, config, tmp_path, {"kind": kind, "target_sha256": "ab"})
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == NAMES[kind]
@@ -348,18 +362,11 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
     assert config.get("draft_vocab_size") == (len(SAYS) if kind == "eagle3" else None)
 
 
-@pytest.mark.parametrize(
-    "recipe", [head_family.EAGLE, head_family.EAGLE3, head_family.MTP], ids=lambda r: r.name
-)
-def test_a_shipped_head_stays_below_two_megabytes(recipe: head_family.HeadRecipe) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
-    config = head_family.head_config(wide, recipe)
-    makes = {"eagle": Eagle, "mtp": Mtp}
-    head = (
-        Eagle3(config, (1, 4, 7), torch.arange(recipe.says or 0), torch.ones(768))
-        if recipe.kind == "eagle3"
-        else makes[recipe.kind](config)
-    )
+    says = torch.arange(heads()[schedule.kind].recipe.says or 0)
+    head = new(schedule.kind, wide, schedule.mlp, 8, says)
     size = sum(t.numel() * t.element_size() for t in head_family.tensors(head).values())
     assert size < 1_990_000
 
@@ -376,9 +383,44 @@ def test_a_chain_drafts_what_it_was_trained_to(
     head_family.as_stored(head)
     target.save_pretrained(tmp_path / "target")
     sha = Weights(tmp_path / "target").sha256()
-    head_family.export(head, tmp_path / "head", {"kind": kind, "target_sha256": sha})
+    config = head_family.head_config(target.config, 24)
+    head_family.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
     decoder = load_decoder(tmp_path / "target", name="target")
-    drafts = DRAFTS[kind].load(tmp_path / "head", {"target": decoder})
+    follow(head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_with(
+    kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    plain, seed = make(kind), torch.Generator().manual_seed(5)
+    shape = replace(plain.shape, num_attention_heads=4, head_dim=6)
+    drawn = {name: tensor for name, tensor in plain.tensors().items() if "self_attn" not in name}
+    reads = plain.layer.self_attn.q_proj.in_features
+    sizes = {
+        "q_proj": (24, reads),
+        "k_proj": (12, reads),
+        "v_proj": (12, reads),
+        "o_proj": (16, 24),
+    }
+    for name, size in sizes.items():
+        drawn[f"layer.self_attn.{name}.weight"] = torch.randn(size, generator=seed) / 4
+        drawn[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
+    for name in ("q_norm", "k_norm"):
+        drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
+    config = {"specbench": {"taps": list(plain.taps)}}
+    files = replace(plain.files(), tensors=drawn, shape=shape, config=config)
+    target.save_pretrained(tmp_path / "target")
+    decoder = load_decoder(tmp_path / "target", name="target")
+    head = heads()[kind].of(files, decoder)
+    follow(head, target, DRAFTS[kind](head, decoder), text(chats=(LENGTH,))[:, :-1], 9)
+
+
+def follow(
+    head: DraftHead, target: LlamaForCausalLM, drafts: LayerHead, ids: Tensor, slot: int
+) -> None:
+    """A head's fused form drafts, from a slot on, what training unrolls."""
+    decoder = drafts.target
     layers = tuple(tap for tap in drafts.taps if tap != NORMED)
     read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), taps=layers)
     rows, state = features(read, drafts.taps, decoder)[None, : slot + 1], drafts.new_state(LENGTH)

@@ -184,6 +184,23 @@ def fill(
     return Grown(draft, template.fed)
 
 
+def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
+    """A draft of a template's shape from logits that are there for all levels (Medusa's).
+
+    The children of all nodes of a level are the same tokens, the best of its row. Levels that have
+    no row, or that the rest of the budget cannot use, are left out. Waits once.
+
+    Args:
+        logits: [levels, V] over the target's ids.
+    """
+    tree = template.within(min(len(logits), session.room()), logits.shape[-1])
+    if not tree.nodes:
+        return session.chain(())
+    width = 1 + max(max(node) for node in tree.nodes)
+    best, _ = session.ranked(logits[: tree.depth], width, ahead=range(tree.depth))
+    return session.tree([best[len(node) - 1][node[-1]] for node in tree.nodes], tree.parents)
+
+
 @lru_cache
 def _within(template: Template, depth: int, width: int) -> Template:
     kept = [node for node in template.nodes if len(node) <= depth and max(node) < width]

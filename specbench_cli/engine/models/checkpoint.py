@@ -129,6 +129,16 @@ def max_positions(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", sys.maxsize))
 
 
+def text_config(config: Any) -> Any:
+    """Of a model of several kinds of input the part that writes text: its own, if it is one."""
+    return config.get_text_config(decoder=True)
+
+
+def layer_count(config: Any) -> int:
+    """Layers of the part that writes text."""
+    return int(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
+
+
 def config_facts(folder: Path) -> ConfigFacts:
     """Facts of a checkpoint, for the manifest; reads every byte of the weights once, for the hash.
 
@@ -136,12 +146,12 @@ def config_facts(folder: Path) -> ConfigFacts:
         EnvironmentFault: no model folder, or no safetensors in it.
     """
     config = read_config(folder)
-    text = config.get_text_config()
+    text = text_config(config)
     weights = Weights(folder)
     return ConfigFacts(
         family=config.model_type,
         vocab_size=text.vocab_size,
-        n_layers=text.num_hidden_layers,
+        n_layers=layer_count(text),
         hidden_size=text.hidden_size,
         max_positions=max_positions(text),
         eos=_eos(folder, config),
@@ -155,7 +165,7 @@ def _eos(folder: Path, config: Any) -> frozenset[int]:
     generation = folder / "generation_config.json"
     ids = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
     if ids is None:
-        ids = config.eos_token_id
+        ids = getattr(config, "eos_token_id", None) or text_config(config).eos_token_id
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Features, Input, Out, Tokens
+from specbench_cli.engine.types import Features, Input, Out, Source, Tokens
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -21,7 +21,14 @@ class State(Protocol):
 
     Rows are first *written* by a forward, then *committed*; `length` counts written rows. A row
     stands at a position of the text: its own number, unless rows before it were left out.
+
+    Attributes:
+        by_row: whether it holds a row for each token, so that any last ones can be forgotten. What
+            does not (recurrent models) returns to the end of an earlier forward: after `commit` or
+            `rollback`, `length` may be less than was asked for, and what is missing is fed again.
     """
+
+    by_row: bool
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Rows written for a sequence at a layer."""
@@ -35,12 +42,6 @@ class State(Protocol):
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from position n on."""
-
-    def snapshot(self) -> object:
-        """A handle to come back to."""
-
-    def restore(self, handle: object) -> None:
-        """Return to a snapshot; raises ValueError if its rows were overwritten since."""
 
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
@@ -76,6 +77,7 @@ class Decoder(ABC):
         device, dtype: where and in what it computes.
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
+        trees: whether new rows may be branches, at positions and under a mask of their own.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Decoder(ABC):
     dtype: torch.dtype
     weight_bytes: int
     first: int = 0
+    trees: bool = True
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
@@ -109,7 +112,8 @@ class Decoder(ABC):
         """Append the rows of `x` to `state` and run them through the layers.
 
         Args:
-            x: [b, n] ids or [b, n, hidden] rows; one line per sequence of `seqs`.
+            x: [b, n] ids, or [b, n, hidden] rows that leave a layer; one line per sequence of
+                `seqs`.
             state: where the rows are appended, after each sequence's written rows.
             seqs: which sequences of `state` the lines belong to; default: 0..b-1.
             positions: [b, n] position of each row; default: the next ones.
@@ -124,7 +128,23 @@ class Decoder(ABC):
 
         Raises:
             ValueError: more rows than the state has room for.
+            ChainsOnly: a tree, or a part of the layers, where the model takes neither.
         """
+
+    # What a request holds beside its text; a model of text alone does without.
+
+    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
+        """A prompt's ids as the text that this model goes on from, and what it reads beside it."""
+        return tuple(ids), None
+
+    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+        """Have a sequence's first forward read what its request holds beside the text, if this
+        model reads such; whether it does."""
+        return False
+
+    def beside(self, state: State, seq: int = 0) -> int:
+        """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
+        return 0
 
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """One forward over new rows of several sequences, as many of each as it brings.
@@ -160,3 +180,16 @@ class Decoder(ABC):
     def unembed(self, rows: Tensor) -> Tensor:
         """Logits [..., V] of rows [..., hidden] that went through `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
+
+
+class ChainsOnly(MethodFault):
+    """A method asks for what a model cannot do that runs whole forwards over chains alone."""
+
+
+def no_trees(decoder: Decoder) -> ChainsOnly:
+    """What is told of branches to a model that takes none."""
+    return ChainsOnly(
+        f"a tree for {decoder.name}, which reads chains alone: its state has no rows that branches"
+        " could share at positions of their own",
+        "choose chains: a method that drafts one continuation (sps, pld)",
+    )

@@ -1,23 +1,28 @@
-"""Draft heads: decoders that read the target's own rows beside the tokens.
+"""Draft heads, which read the target's own rows.
 
-A head's row i holds the token i + 1 of the text beside the target's features of token i, and says
-what token i + 2 may be (EAGLE, Li et al., ICML 2024, arXiv:2401.15077).
+A `Head` is a decoder whose row i holds the token i + 1 of the text beside the target's features of
+token i, and says what token i + 2 may be (EAGLE, Li et al., ICML 2024, arXiv:2401.15077). A
+`FeatureHead` has no state: it says several next tokens from features alone (Medusa, Cai et al.,
+ICML 2024, arXiv:2401.10774).
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench_cli.engine import host
+from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out
+from specbench_cli.errors import EnvironmentFault, MethodFault
 
 NORMED = -1
 """The tap that stands for the rows that the target's output matrix reads."""
@@ -50,6 +55,8 @@ class Tape:
         self.layers = tuple(tap for tap in self._taps if tap != NORMED)
         self._written: Tensor | None = None
         self._kept: list[Tensor] = []
+        self._newest: Tensor | None = None  # what was kept last, read or not
+        self._all_read = self._some_lost = False
 
     def write(self, out: Out) -> None:
         """Take the features [n, width] of a forward's rows."""
@@ -65,12 +72,32 @@ class Tape:
             index = host.ids(path, self._written.device)
             rows = self._written.index_select(0, index)
         self._kept.append(rows)
+        self._newest = rows
 
     def read(self) -> Tensor:
-        """All rows kept since the last time, [n, width]."""
+        """All rows kept since the last time, [n, width].
+
+        Raises:
+            MethodFault: some were let go, since only `last` had been called.
+        """
+        if self._some_lost:
+            raise MethodFault(
+                "the features that `session.unread` is to give were let go",
+                "call `session.unread` before the first `session.features`",
+            )
+        self._all_read = True
         rows = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
         self._kept.clear()
         return rows
+
+    def last(self) -> Tensor:
+        """The newest row kept, [1, width]."""
+        if self._newest is None:
+            raise MethodFault("there are no features before the prefill", "ask in `propose`")
+        if not self._all_read:  # nobody reads the others, which would be kept to the text's end
+            self._kept.clear()
+            self._some_lost = True
+        return self._newest[-1:]
 
 
 def features(out: Out, taps: Sequence[int], target: Decoder) -> Tensor:
@@ -122,3 +149,127 @@ class Trained:
 
     kind: type[Artifact]
     source: str = OWN
+
+
+# ---- heads without a state ----------------------------------------------------------------------
+
+
+class FeatureHead(nn.Module, Artifact):
+    """A draft head without a state: logits of several next tokens from one row of features.
+
+    A subclass makes its parameters in `__init__` and computes in `forward`. Decoding and training
+    use this same module; a method gets it behind the meter (`Session.artifact`) and calls it.
+
+    Its folder holds config.json, with `sizes` and, under "specbench", its kind and the hash of its
+    target; and model.safetensors, with its parameters by their names here. `save` writes both.
+
+    Args:
+        target: the decoder that it drafts for: `hidden_size`, `vocab_size`, `n_layers`; `unembed`
+            gives logits of rows that its output matrix reads, `embed` gives rows of ids. In
+            training they are torch's own, and no forward is there.
+        sizes: the subclass's further arguments, to be kept in config.json.
+
+    Attributes:
+        taps: the target's layers whose outgoing rows it reads side by side, or `NORMED`.
+        width: numbers of a row that it reads.
+        peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
+            level's loss beside that of the level before it.
+    """
+
+    taps: tuple[int, ...] = (NORMED,)
+    peak_lr: ClassVar[float] = 1e-3
+    decay: ClassVar[float] = 0.8
+    n_layers = 1
+
+    def __init__(self, target: Decoder, **sizes: Any) -> None:
+        super().__init__()
+        self.target, self.sizes, self.name = target, sizes, self.kind
+        self.vocab_size = target.vocab_size
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits [levels, n, V] from features [n, width].
+
+        Level k is about the token k + 2 places behind the one whose features they are: the next
+        token is the target's own, which roots the draft.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
+
+    @property
+    def width(self) -> int:
+        """See the class."""
+        return len(self.taps) * self.target.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        """See `Artifact`."""
+        return sum(each.nbytes for each in (*self.parameters(), *self.buffers()))
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The head in a folder that `save` wrote; see `Artifact.load`."""
+        target, file = decoders["target"], folder / "config.json"
+        if not file.is_file():
+            raise _unfit(folder, "no config.json")
+        config = json.loads(file.read_text(encoding="utf-8"))
+        facts = config.get("specbench", {})
+        if facts.get("kind") != cls.kind:
+            raise _unfit(folder, f"a head of kind {facts.get('kind')}; {cls.kind} was asked for")
+        trained_for, loaded = facts.get("target_sha256"), _sha256_of(target)
+        if loaded is not None and trained_for not in (None, loaded):
+            raise _unfit(
+                folder,
+                f"trained for a target whose weights have the SHA-256 {trained_for[:12]}...; this"
+                f" run's have {loaded[:12]}...",
+            )
+        try:
+            head = cls._made(target, config.get("sizes", {}))
+            head.load_state_dict(dict(Weights(folder)))
+        except (TypeError, RuntimeError) as fault:
+            raise _unfit(folder, str(fault).strip().splitlines()[-1].strip()) from None
+        return head.ready()
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """One as `__init__` makes it; see `Artifact.random`."""
+        return cls._made(decoders["target"], {}, seed).ready()
+
+    def save(self, folder: Path, **facts: Any) -> None:
+        """Write what `load` reads; `facts` go beside its kind and its target's hash."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: each.contiguous().cpu() for name, each in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        own = {"kind": self.kind, "target_sha256": _sha256_of(self.target)}
+        config = {
+            "architectures": [type(self).__name__],
+            "sizes": self.sizes,
+            "specbench": {**own, **facts},
+        }
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+    def ready(self) -> Self:
+        """It where its target computes, in its dtype, to be used; for a `load` of one's own."""
+        return self.to(self.target.device, self.target.dtype).requires_grad_(False).eval()
+
+    @classmethod
+    def _made(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
+        """A new one; torch's own chance stays as it is."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(target, **sizes)
+
+
+def _sha256_of(decoder: Decoder) -> str | None:
+    # What loads models takes a second to import; whoever has a decoder has imported it already.
+    from specbench_cli.engine.models.load import sha256_of
+
+    return sha256_of(decoder)
+
+
+def _unfit(folder: Path, what: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{folder.name}: {what}",
+        "give the folder of another, --set METHOD.head=DIR, or train one: specbench train head",
+    )

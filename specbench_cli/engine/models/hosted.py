@@ -1,15 +1,18 @@
-"""Any other causal language model: transformers' own module behind our contract.
+"""Any other language model: transformers' own module behind our contract.
 
 Our state takes the place of its cache, and every forward gets its positions and a 4-D mask
 explicitly, so that drafts, trees and sequences of different lengths mean the same as in the fused
-decoder.
+decoder. Modules that take neither have decoders of their own, for chains alone: `recurrent`,
+`encoded`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,100 +21,62 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import visible
-from specbench_cli.engine.models.checkpoint import max_positions
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.checkpoint import layer_count, max_positions, text_config
+from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
 from specbench_cli.engine.models.state import KVState, LayerShape
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Source, Tokens
 from specbench_cli.errors import UsageError
 
+UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
+"""What a module raises that is called in a way that it is not made for."""
 
-class HostedDecoder(Decoder):
-    """A transformers module as a decoder.
+
+class ModuleDecoder(Decoder):
+    """A transformers module as a decoder: what all kinds of modules have in common.
 
     Args:
-        module: a causal language model in eval mode, on its device, in its dtype.
+        module: a language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: the module keeps more than keys and values, or does not take a mask and
-            positions: a trial at construction compares it with its own plain forward.
+        UsageError: a trial at construction shows that calling the module in our way gives other
+            logits than its own plain forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
-        config = module.config.get_text_config()
-        self.name, self.module = name, module
+        config = text_config(module.config)
+        self.name, self.module, self.family = name, module, module.config.model_type
         self.device, self.dtype = module.device, module.dtype
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.n_layers, self.max_positions = config.num_hidden_layers, max_positions(config)
+        self.n_layers, self.max_positions = layer_count(config), max_positions(config)
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
         self._config = config
         self._accepted = set(inspect.signature(module.forward).parameters)
-        self._additive = config._attn_implementation == "eager"
-        self._layers = _layer_list(module.base_model, self.n_layers)
-        self._kinds = _mask_kinds(config)
+        inner = module.get_decoder()
+        self._base = module.base_model if inner is module else inner
+        self._layers = _layer_list(self._base, self.n_layers)
         self._in_tuples = False  # what its layers give back is one; the trial finds out
-        self._shapes = self._trial()
-
-    def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
-        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
-        return KVState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-    ) -> Out:
-        """See `Decoder.forward`; layers outside a range are called too, and hand on what they get.
-
-        Raises:
-            ValueError: also for skipped layers.
-        """
-        assert isinstance(state, KVState)
-        if isinstance(x, Features):
-            raise ValueError("a target reads tokens alone; features are for draft heads")
-        if skip:
-            raise ValueError(
-                f"{self._config.model_type} runs through transformers' module, which skips no"
-                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+        try:
+            with torch.inference_mode():
+                gap = self._trial(torch.arange(9, device=self.device)[None] % self.vocab_size)
+        except UNFIT as error:
+            raise self.unfit(f"transformers' module refuses our way of calling it ({error})") from (
+                error
             )
-        low, high = layers or (0, self.n_layers)
-        if isinstance(x, Hidden) != (low > 0):
-            raise ValueError(
-                f"layer {low} is entered with {'hidden rows' if low else 'token ids or embeddings'}"
-            )
-        rows = x.ids if isinstance(x, Tokens) else x.rows
-        b, n = rows.shape[:2]
-        lines = range(b) if seqs is None else seqs
-        starts = [state.length(seq, low) for seq in lines]
-        state.require(max(starts), n)
-        if positions is None:
-            steps = torch.arange(n, device=self.device)
-            first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
-            positions = host.ids(first, self.device)[:, None] + steps
-        inputs: dict[str, Any] = {
-            "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
-            "position_ids": positions,
-            "attention_mask": self._masks(starts, n, positions, mask),
-            "past_key_values": Cache(
-                layers=[_Rows(state, at, lines, starts) for at in range(len(self._shapes))]
-            ),
-            "use_cache": True,
-        }
-        if high < self.n_layers:
-            logits_at = None
-        with self._between(low, high, rows):
-            left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
-        for seq in lines:
-            state.extend(seq, range(low, high), n)
-        return Out(logits, left[high - 1], {at: left[at] for at in taps})
+        if not gap <= self.rounding:
+            raise self.unfit("called in our way transformers' module gives other logits than alone")
+
+    @property
+    def rounding(self) -> float:
+        """How far logits of two ways to compute them may lie apart, as `apart` has it."""
+        return 1e-4 if self.dtype == torch.float32 else 5e-2
+
+    def unfit(self, why: str) -> UsageError:
+        """What is told of a family that cannot be decoded here."""
+        return UsageError(f"{self.family} checkpoints cannot be decoded here: {why}")
+
+    @abstractmethod
+    def _trial(self, ids: Tensor) -> float:
+        """How far logits of ids [1, n] lie from the module's own, as a share of the largest."""
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
@@ -122,7 +87,7 @@ class HostedDecoder(Decoder):
     @torch.inference_mode()
     def norm(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
-        normed: Tensor = _final_norm(self.module.base_model)(rows)
+        normed: Tensor = _final_norm(self._base)(rows)
         return normed
 
     @torch.inference_mode()
@@ -131,28 +96,6 @@ class HostedDecoder(Decoder):
         logits: Tensor = self.module.get_output_embeddings()(rows)
         cap = getattr(self._config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    @contextmanager
-    def _between(self, low: int, high: int, rows: Tensor) -> Iterator[None]:
-        """While entered, layers outside [low, high) hand on the rows that they get; what enters
-        layer `low`, unless it is the first, are the given rows.
-
-        They stay in their places, where the module's own loop looks for kinds and masks by index.
-        """
-        outside = [*self._layers[:low], *self._layers[high:]]
-
-        def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-            return (hidden_states,) if self._in_tuples else hidden_states
-
-        for layer in outside:
-            layer.forward = hand_on
-        if low:
-            self._layers[0].forward = lambda *_, **__: hand_on(rows)
-        try:
-            yield
-        finally:
-            for layer in outside:
-                del layer.forward
 
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
@@ -182,6 +125,195 @@ class HostedDecoder(Decoder):
             for hook in hooks:
                 hook.remove()
 
+
+class ChainDecoder(ModuleDecoder):
+    """A module that is called for one sequence at a time, for whole forwards over chains."""
+
+    trees = False
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        x: Input,
+        state: State,
+        *,
+        seqs: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layers: tuple[int, int] | None = None,
+        skip: frozenset[int] = frozenset(),
+        logits_at: LogitsAt = "last",
+        taps: Sequence[int] = (),
+    ) -> Out:
+        """See `Decoder.forward`.
+
+        Raises:
+            ChainsOnly: for rows at positions of their own, and for a part of the layers.
+        """
+        if not isinstance(x, Tokens):
+            raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
+        if mask is not None or positions is not None:
+            raise no_trees(self)
+        if skip or layers not in (None, (0, self.n_layers)):
+            raise ChainsOnly(
+                f"{self.name} runs whole forwards alone: {self.family} models go through"
+                " transformers' module, layers and all",
+                "choose a method that leaves the target's layers together: sps, pld",
+            )
+        wanted = {self.n_layers - 1, *taps}
+        lines = range(len(x.ids)) if seqs is None else seqs
+        found = [
+            self._line(ids, state, seq, logits_at, wanted)
+            for ids, seq in zip(x.ids.split(1), lines, strict=True)
+        ]
+        left = {at: torch.cat([rows[at] for rows, _ in found]) for at in wanted}
+        logits = [each for _, each in found if each is not None]
+        return Out(
+            torch.cat(logits) if logits else None,
+            left[self.n_layers - 1],
+            {at: left[at] for at in taps},
+        )
+
+    @abstractmethod
+    def _line(
+        self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        """A forward over ids [1, n] of one sequence; see `_run`."""
+
+
+class HostedState(KVState):
+    """Rows, and for each sequence what its request holds beside its text.
+
+    Attributes:
+        sources: what is attached, by sequence. made: what a decoder keeps of it.
+    """
+
+    def __init__(self, *shape: Any, **how: Any) -> None:
+        super().__init__(*shape, **how)
+        self.sources: dict[int, Source] = {}
+        self.made: dict[int, Any] = {}
+
+    def clear(self) -> None:
+        """See `State`."""
+        super().clear()
+        self.sources.clear()
+        self.made.clear()
+
+
+class HostedDecoder(ModuleDecoder):
+    """A module that keeps keys and values, and takes a mask and positions: causal language models,
+    and image-text models on top of one.
+
+    Raises:
+        UsageError: the module keeps something else, or computes with other masks and positions.
+    """
+
+    def __init__(self, module: Any, *, name: str) -> None:
+        config = text_config(module.config)
+        self._kinds = _mask_kinds(config)
+        self._additive = config._attn_implementation == "eager"
+        super().__init__(module, name=name)
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> HostedState:
+        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+        return HostedState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+
+    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+        """See `Decoder`: an image-text model reads images, together with the rows of the prompt.
+
+        Raises:
+            UsageError: the family's images cannot be read here.
+        """
+        assert isinstance(state, HostedState)
+        if not source.images or not hasattr(self.module, "get_image_features"):
+            return False
+        if self._blindness is not None:
+            raise UsageError(
+                f"{self.family} models read no images here, only text: {self._blindness}"
+            )
+        state.sources[seq] = source
+        return True
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        x: Input,
+        state: State,
+        *,
+        seqs: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layers: tuple[int, int] | None = None,
+        skip: frozenset[int] = frozenset(),
+        logits_at: LogitsAt = "last",
+        taps: Sequence[int] = (),
+    ) -> Out:
+        """See `Decoder.forward`; layers outside a range are called too, and hand on what they get.
+
+        Raises:
+            ValueError: also for skipped layers.
+        """
+        assert isinstance(state, HostedState)
+        if isinstance(x, Features):
+            raise ValueError("a target reads tokens alone; features are for draft heads")
+        if skip:
+            raise ValueError(
+                f"{self.family} runs through transformers' module, which skips no"
+                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+            )
+        low, high = layers or (0, self.n_layers)
+        if isinstance(x, Hidden) != (low > 0):
+            raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
+        rows = x.ids if isinstance(x, Tokens) else x.rows
+        b, n = rows.shape[:2]
+        lines = range(b) if seqs is None else seqs
+        starts = [state.length(seq, low) for seq in lines]
+        state.require(max(starts), n)
+        if positions is None:
+            steps = torch.arange(n, device=self.device)
+            first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
+            positions = host.ids(first, self.device)[:, None] + steps
+        inputs: dict[str, Any] = {
+            "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
+            "position_ids": positions,
+            "attention_mask": self._masks(starts, n, positions, mask),
+            "past_key_values": Cache(
+                layers=[Rows(state, at, lines, starts) for at in range(len(self._shapes))]
+            ),
+            "use_cache": True,
+        }
+        if state.sources and isinstance(x, Tokens):
+            inputs |= _images(state.sources[seq] for seq in lines if _due(state, seq))
+        if high < self.n_layers:
+            logits_at = None
+        with self._between(low, high, rows):
+            left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
+        for seq in lines:
+            state.extend(seq, range(low, high), n)
+        return Out(logits, left[high - 1], {at: left[at] for at in taps})
+
+    @contextmanager
+    def _between(self, low: int, high: int, rows: Tensor) -> Iterator[None]:
+        """While entered, layers outside [low, high) hand on the rows that they get; what enters
+        layer `low`, unless it is the first, are the given rows.
+
+        They stay in their places, where the module's own loop looks for kinds and masks by index.
+        """
+        outside = [*self._layers[:low], *self._layers[high:]]
+
+        def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+            return (hidden_states,) if self._in_tuples else hidden_states
+
+        for layer in outside:
+            layer.forward = hand_on
+        if low:
+            self._layers[0].forward = lambda *_, **__: hand_on(rows)
+        try:
+            yield
+        finally:
+            for layer in outside:
+                del layer.forward
+
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
         """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor if there is one kind."""
         longest = max(starts) + n
@@ -200,45 +332,74 @@ class HostedDecoder(Decoder):
                 masks[kind] = seen
         return masks.get("", masks)
 
-    @torch.inference_mode()
-    def _trial(self) -> list[LayerShape]:
-        """Find out what the layers store, and that our way of calling the module is right."""
-        family = self._config.model_type
-        ids = torch.arange(6, device=self.device)[None] % self.vocab_size
+    def _trial(self, ids: Tensor) -> float:
+        """Finds out what the layers store, too."""
+        cache = DynamicCache(config=self.module.config)
+        expected = self.module(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        self._shapes = shapes_of(cache)
+        state = self.new_state(ids.shape[1])
+        return apart(
+            [self.forward(Tokens(part), state, logits_at="all") for part in ids.split((4, 5), 1)],
+            expected,
+        )
+
+    @cached_property
+    def _blindness(self) -> str | None:
+        """Why images cannot be read; None if they can. Tried with noise for an image."""
+        config = self.module.config
         try:
-            cache = DynamicCache(config=self.module.config)
-            expected = self.module(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
-            self._shapes = [
-                LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1])
-                for keys, values in _stored(cache)
-            ]
-            state = self.new_state(6)
-            parts = [
-                self.forward(Tokens(ids[:, :4]), state, logits_at="all").logits,
-                self.forward(Tokens(ids[:, 4:]), state, logits_at="all").logits,
-            ]
-        except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
-            raise UsageError(
-                f"{family} checkpoints cannot be decoded here: transformers' module refuses a "
-                f"preallocated cache with explicit positions and masks ({error})"
-            ) from error
-        got = torch.cat([part for part in parts if part is not None], 1)[0]
-        close = 1e-4 if self.dtype == torch.float32 else 5e-2
-        if not torch.allclose(got, expected, rtol=close, atol=close * float(expected.abs().max())):
-            raise UsageError(
-                f"{family} checkpoints cannot be decoded here: with explicit positions and masks "
-                "transformers' module gives other logits than by itself"
-            )
-        return self._shapes
+            size = config.vision_config.image_size
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.rand(1, 3, size, size, generator=generator)
+            pixels = noise.to(device=self.device, dtype=self.dtype)
+            with torch.inference_mode():
+                rows = sum(map(len, self.module.get_image_features(pixels).pooler_output))
+                places = [config.image_token_id] * rows
+                ids = torch.tensor([[0, *places, 1, 2, 3]], device=self.device)
+                expected = self.module(input_ids=ids, pixel_values=pixels).logits
+                state = self.new_state(ids.shape[1])
+                state.sources[0] = Source(images={"pixel_values": pixels})
+                parts = ids.split((rows + 2, 2), 1)
+                gap = apart(
+                    [self.forward(Tokens(p), state, logits_at="all") for p in parts], expected
+                )
+        except UNFIT as error:
+            return f"transformers' module refuses one ({error})"
+        if gap <= self.rounding:
+            return None
+        return "in our way transformers' module gives other logits than alone"
 
 
-def _stored(cache: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Keys and values of each layer of transformers' own cache."""
-    for layer in cache.layers:
-        yield layer.keys, layer.values
+def apart(outs: Sequence[Out], expected: Tensor) -> float:
+    """The largest difference of logits given in parts from those expected, as a share of the
+    largest of these."""
+    got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
+    size = expected.abs() + expected.abs().max()
+    return float(((got - expected).abs() / size).max())
 
 
-class _Rows(CacheLayerMixin):
+def _due(state: HostedState, seq: int) -> bool:
+    return seq in state.sources and state.length(seq) == 0
+
+
+def _images(sources: Iterable[Source]) -> dict[str, Tensor]:
+    """The images of several requests, as the module takes them."""
+    found: dict[str, list[Tensor]] = {}
+    for source in sources:
+        for name, tensor in source.images.items():
+            found.setdefault(name, []).append(tensor)
+    return {name: torch.cat(tensors) for name, tensors in found.items()}
+
+
+def shapes_of(cache: Any) -> list[LayerShape]:
+    """What each layer stored of a token in transformers' own cache."""
+    return [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
+        for layer in cache.layers
+    ]
+
+
+class Rows(CacheLayerMixin):
     """One layer of a state, for the sequences of one forward, as transformers' cache layer."""
 
     is_sliding = False
@@ -291,7 +452,7 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
 
 def _final_norm(base: nn.Module) -> nn.Module:
     """The norm that the rows which leave the last layer go through."""
-    for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm"):
+    for name in ("norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm"):
         if isinstance(found := getattr(base, name, None), nn.Module):
             return found
     raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,12 +10,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.checkpoint import Weights, read_config
+from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder, fits
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder, ModuleDecoder
+from specbench_cli.engine.models.layers import FusedWeights
 from specbench_cli.engine.models.linear import Form
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.engine.models.recurrent import RecurrentDecoder
+from specbench_cli.errors import EnvironmentFault, UsageError
 
 _FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()
 _MODULES: WeakKeyDictionary[Decoder, Any] = WeakKeyDictionary()
@@ -55,9 +59,23 @@ def load_decoder(
                 f"{folder} lacks the tensor {error.args[0]}", hint="specbench list models"
             ) from error
     else:
-        decoder = HostedDecoder(_own_module(folder, device, dtype), name=name)
+        decoder = hosted(_own_module(folder, device, dtype), name=name)
     _FOLDERS[decoder] = folder
     return decoder
+
+
+def hosted(module: Any, *, name: str) -> ModuleDecoder:
+    """A decoder of transformers' own module, by what it keeps of a text.
+
+    Raises:
+        UsageError: it cannot be decoded here.
+    """
+    if module.config.is_encoder_decoder:
+        return EncodedDecoder(module, name=name)
+    kinds = getattr(text_config(module.config), "layer_types", None) or ()
+    if all(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds):
+        return HostedDecoder(module, name=name)
+    return RecurrentDecoder(module, name=name)
 
 
 def module_of(decoder: Decoder) -> Any:
@@ -67,7 +85,7 @@ def module_of(decoder: Decoder) -> Any:
     first use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are
     shared; `module_bytes` says what is held twice.
     """
-    if isinstance(decoder, HostedDecoder):
+    if isinstance(decoder, ModuleDecoder):
         return decoder.module
     assert isinstance(decoder, FusedDecoder)
     if decoder not in _MODULES:
@@ -75,9 +93,37 @@ def module_of(decoder: Decoder) -> Any:
     return _MODULES[decoder]
 
 
+class FusedCopy(FusedDecoder):
+    """A fused decoder whose weights are those of a module of its own, as they last were published:
+    that of a loaded decoder, copied, with its name.
+
+    Attributes:
+        module: transformers' own.
+    """
+
+    def __init__(self, source: FusedDecoder) -> None:
+        self.module = module = copy.deepcopy(module_of(source))
+        rotary = type(module.base_model.rotary_emb)(module.config)
+        super().__init__(
+            module.config,
+            module.state_dict(),
+            rotary,
+            name=source.name,
+            device=source.device,
+            dtype=source.dtype,
+        )
+        self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
+
+    def publish(self) -> None:
+        """Compute with the module's weights of now."""
+        config = self.module.config
+        read = self._reader(config, self.module.state_dict())
+        self.weights = FusedWeights(config, read, self._turns)
+
+
 def module_bytes(decoder: Decoder) -> int:
     """Bytes that `module_of(decoder)` holds beyond the decoder's own: what is not shared."""
-    if isinstance(decoder, HostedDecoder):
+    if isinstance(decoder, ModuleDecoder):
         return 0
     assert isinstance(decoder, FusedDecoder)
     shared = decoder.weights.shared()
@@ -119,12 +165,32 @@ def _skeleton(config: Any, dtype: torch.dtype) -> Any:
 
 
 def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    module: Any = AutoModelForCausalLM.from_pretrained(
+    module: Any = _kind_of(read_config(folder)).from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
     return _ready(module.to(device), folder)
+
+
+def _kind_of(config: Any) -> Any:
+    """The loader of a family's modules; of one with an eye, of the whole."""
+    import transformers as hub
+
+    whole = config.is_encoder_decoder
+    for loader, known, asked in (
+        (hub.AutoModelForSeq2SeqLM, hub.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, whole),
+        (
+            hub.AutoModelForImageTextToText,
+            hub.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+            hasattr(config, "vision_config"),
+        ),
+        (hub.AutoModelForCausalLM, hub.MODEL_FOR_CAUSAL_LM_MAPPING, not whole),
+    ):
+        if asked and type(config) in known:
+            return loader
+    raise UsageError(
+        f"{config.model_type} checkpoints cannot be decoded here: transformers has no causal,"
+        " sequence-to-sequence or image-text language model of the family"
+    )
 
 
 def _ready(module: Any, folder: Path) -> Any:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
 
 
@@ -174,6 +176,7 @@ class Metered:
         rows = x.ids if isinstance(x, Tokens) else x.rows
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
+        beside = self.decoder.beside(state) if role == "prefill" else 0
         t0 = self._mark()
         out = self.decoder.forward(x, state, **kwargs)
         if early:
@@ -185,7 +188,7 @@ class Metered:
                 role=role,
                 worker=self._worker,
                 batch=rows.shape[0],
-                n_tokens=rows.shape[1],
+                n_tokens=rows.shape[1] + beside,
                 layers=kwargs.get("layers") or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
@@ -197,10 +200,13 @@ class Metered:
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """`Decoder.forward_batch`, recorded as one forward."""
         new = self.decoder.first == 0 and not any(part.state.length() for part in parts)
+        rows = {part.place: part.x.ids.shape[1] for part in parts}
+        if new:
+            for part in parts:
+                rows[part.place] += self.decoder.beside(part.state)
         t0 = self._mark()
         outs = self.decoder.forward_batch(parts, taps=taps)
         t1 = self._mark()
-        rows = {part.place: part.x.ids.shape[1] for part in parts}
         self._meter.record(
             Forward(
                 model=self.decoder.name,
@@ -215,3 +221,47 @@ class Metered:
             )
         )
         return outs
+
+
+class MeteredHead:
+    """A head without a state whose every forward is recorded. Everything else is the head's own.
+
+    Args:
+        place: see `Metered`.
+    """
+
+    def __init__(
+        self, head: FeatureHead, meter: Meter, *, role: Role = "draft", place: int | None = None
+    ) -> None:
+        self.head = head
+        self._meter = meter
+        self._role: Role = role
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.head, name)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Tensor, *more: Any, **named: Any) -> Any:
+        """`FeatureHead.forward`, recorded."""
+        mark = self._meter.clock.mark
+        t0 = mark()
+        out = self.head(rows, *more, **named)
+        t1 = mark()
+        n = len(rows)
+        self._meter.record(
+            Forward(
+                model=self.head.name,
+                role=self._role,
+                worker=0,
+                batch=1,
+                n_tokens=n,
+                layers=(0, self.head.n_layers),
+                t0_ns=t0,
+                t1_ns=t1,
+                rows=None if self._place is None else {self._place: n},
+            )
+        )
+        return out
+
+    forward = __call__

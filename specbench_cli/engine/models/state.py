@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,27 +29,6 @@ class LayerShape:
         return max(self.key_dim, self.value_dim)
 
 
-class Snapshot:
-    """Lengths to come back to, and the lowest row of each layer that was overwritten since."""
-
-    __slots__ = ("__weakref__", "committed", "lengths", "lowest")
-
-    def __init__(self, lengths: list[list[int]], committed: list[list[int]]) -> None:
-        self.lengths = [list(row) for row in lengths]
-        self.committed = [list(row) for row in committed]
-        self.lowest = [list(row) for row in lengths]  # rows from the end on may change freely
-
-    def wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
-        """Take note that rows from `row` on were written."""
-        lowest = self.lowest[seq]
-        for layer in layers:
-            lowest[layer] = min(lowest[layer], row)
-
-    def spoiled(self) -> bool:
-        """Whether a row of the snapshot is gone."""
-        return self.lowest != self.lengths
-
-
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
@@ -68,6 +46,8 @@ class KVState(State):
         plans: what the decoder keeps of how it worked on this state, by a key of its own.
         pool: of a `line`, the state that it is one of; else None. place: its place there.
     """
+
+    by_row = True
 
     def __init__(
         self,
@@ -106,12 +86,11 @@ class KVState(State):
         self.offsets = [0] * n_seqs
         self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
         self.plans: dict[tuple[int, ...], Any] = {}
-        self._snapshots: WeakSet[Snapshot] = WeakSet()
 
     def line(self, seq: int) -> KVState:
         """A cleared state of one sequence alone, in the memory of this one's `seq`."""
         like = self.buffers[0]
-        return KVState(
+        return type(self)(
             self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
         )
 
@@ -150,9 +129,6 @@ class KVState(State):
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
         """Count n rows more, written by a forward after each layer's last one."""
         lengths = self.lengths[seq]
-        if self._snapshots:
-            for layer in layers:
-                self._wrote(seq, (layer,), lengths[layer])
         for layer in layers:
             lengths[layer] += n
 
@@ -226,25 +202,6 @@ class KVState(State):
         have = self.lengths[seq][0]
         return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
-    def snapshot(self) -> Snapshot:
-        """A handle to come back to; costs nothing but the lengths."""
-        handle = Snapshot(self.lengths, self._committed)
-        self._snapshots.add(handle)
-        return handle
-
-    def restore(self, handle: object) -> None:
-        """Return to a snapshot.
-
-        Raises:
-            ValueError: the handle is not of this state, or one of its rows was overwritten since.
-        """
-        if not isinstance(handle, Snapshot) or handle not in self._snapshots:
-            raise ValueError("this is no snapshot of this state")
-        if handle.spoiled():
-            raise ValueError("rows of the snapshot were overwritten since it was taken")
-        self.lengths = [list(row) for row in handle.lengths]
-        self._committed = [list(row) for row in handle.committed]
-
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
         for seq in range(self.n_seqs):
@@ -262,8 +219,6 @@ class KVState(State):
             first = base + still
             index = host.ids(kept, rows.device)
             rows.narrow(2, first, len(kept)).copy_(rows.index_select(2, index))
-            if kept:
-                self._wrote(seq, layers, first)
 
     def _rows(self, layers: Sequence[int], seq: int) -> Tensor:
         """Rows of consecutive layers of one shape, a view [layers, 2 heads, capacity, dim]."""
@@ -273,7 +228,3 @@ class KVState(State):
                 return buffer[layers[0] - first : layers[-1] - first + 1, seq]
             first += len(buffer)
         raise IndexError(f"no layer {layers[0]}")
-
-    def _wrote(self, seq: int, layers: Iterable[int], row: int) -> None:
-        for handle in self._snapshots:
-            handle.wrote(seq, layers, row)

@@ -13,7 +13,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.types import Source, Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
@@ -27,7 +27,7 @@ TARGET, DRAFTER = 0, 1
 class Brief:
     """What a worker is told of a request before it begins.
 
-    capacity: rows that its states need; vocab_size: the target's.
+    capacity: rows that its states need; vocab_size: the target's; source: see `Request`.
     """
 
     prompt_id: str
@@ -37,6 +37,7 @@ class Brief:
     sampling: Sampling
     capacity: int
     vocab_size: int
+    source: Source | None = None
 
 
 class Desk:
@@ -66,10 +67,13 @@ class Desk:
         self.chooser = chooser or _chooser(brief, model.device)
         self.held: list[tuple[Decoder, State]] = []
         self._lend = lend
+        self._source = brief.source
 
     def new_state(self, model: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
         state = self._lend(model.decoder, slack)
+        if self._source is not None:
+            model.decoder.attach(state, self._source)
         self.held.append((model.decoder, state))
         return state
 

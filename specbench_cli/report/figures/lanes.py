@@ -1,7 +1,7 @@
 """Who computed when: a lane a worker, forwards by what they were for, messages as arrows.
 
 Time runs from the end of prefill. A mark under a lane ends a step; the number at it is how many
-tokens the step committed.
+tokens the step committed. Learning, which came before the request, has a lane without a scale.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "aux")} | {
+_LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "aux", "learn")} | {
     "unused": ("white", "xxxxxx")
 }
 """Of what a forward was for."""
 _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
 _LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
 """Height of a lane and, in lanes, of its forwards; the width that a step's number needs."""
+_LEARNING, _LEARNT = -1, 0.06
+"""The lane of learning among an output's workers, and how much of the width stands for it."""
 _STEPS = 4
 """Of the row with the longest steps, in the figure of a run."""
 
@@ -60,10 +62,13 @@ def draw_lanes(lanes: Sequence[Lanes], width: float, steps: int) -> Figure | Non
         _forwards(axes, own, at, window)
         _messages(axes, own, at, window)
         _marks(axes, own, max(at.values()), window)
+        if own.learn:
+            _learning(axes, own, places[place, _LEARNING][1], window)
     style.strip(axes, "bottom")
     _names(axes, list(places.values()))
     style.name_x(axes, f"ms of decoding, {lanes[0].prompt_id}")
-    _legend(figure, [span for own in lanes for span in _inside(own, window)])
+    learnt = ["learn"] * any(own.learn for own in lanes)
+    _legend(figure, learnt + [_look(span) for own in lanes for span in _inside(own, window)])
     return figure
 
 
@@ -81,6 +86,9 @@ def _places(lanes: Sequence[Lanes]) -> dict[tuple[int, int], tuple[str, float]]:
         for worker, models in own.workers.items():
             name = own.label if len(own.workers) == 1 else f"{own.label}: {models}"
             found[place, worker] = name, at
+            at += 1.0
+        if own.learn:
+            found[place, _LEARNING] = f"{own.label}: learning", at
             at += 1.0
         at += 0.25
     return found
@@ -115,6 +123,25 @@ def _forwards(axes: Axes, own: Lanes, at: dict[int, float], window: float) -> No
             lw=0.1,
             zorder=2,
         )
+
+
+def _learning(axes: Axes, own: Lanes, at: float, window: float) -> None:
+    """How long learning took, which may be many times what is drawn of decoding."""
+    colour, hatch = _LOOKS["learn"]
+    length = _LEARNT * window / 1e6
+    axes.broken_barh(
+        [(-length, length)],
+        (at - _BAR / 2, _BAR),
+        facecolor=colour,
+        hatch=hatch,
+        edgecolor=_EDGE["learn"],
+        lw=0.1,
+        zorder=2,
+    )
+    axes.set_xlim(left=-length)
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= window / 1e6])
+    said = f" {own.learn / 1e6:.3g} ms, before prefill"
+    axes.text(0, at, said, va="center", fontsize=style.TINY, color=style.MUTED)
 
 
 def _messages(axes: Axes, own: Lanes, at: dict[int, float], window: float) -> None:
@@ -166,10 +193,9 @@ def _names(axes: Axes, lanes: Sequence[tuple[str, float]]) -> None:
     style.name_rows(axes, [name for name, _ in lanes], [at for _, at in lanes])
 
 
-def _legend(figure: Figure, spans: Sequence[Span]) -> None:
+def _legend(figure: Figure, met: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
-    met = {_look(span) for span in spans}
     looks = {name: look for name, look in _LOOKS.items() if name in met}
     patches = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=_EDGE[name], lw=0.1)

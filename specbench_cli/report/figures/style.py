@@ -33,6 +33,7 @@ PARTS = {
     "host": ("#CC79A7", "....."),
     "overlap": ("#009E73", "xxxxx"),
     "aux": ("#009E73", "....."),
+    "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
 """What time went to: colour and hatching, apart in grey too."""
 LOSSY_HATCH = "//////"

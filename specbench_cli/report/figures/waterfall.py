@@ -9,7 +9,8 @@ drafting (draft) and the rest (host), and s the steps over the baseline's:
     draft          V / (s V + ... + draft_M)
     host           V / (s V + ... + host_M - s host_V)
     overlap        V / M                                     several workers compute at once
-    prefill        the same of the whole outputs: the speedup of the table
+    prefill        the same of the whole outputs, but for what learning took
+    learn          with that: the speedup of the table
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PARTS = ("verify", "draft", "host", "overlap", "prefill")
+_PARTS = ("verify", "draft", "host", "overlap", "prefill", "learn")
 _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
 """In rows: what of one is used, how much of it by the stairs, and the measured bar below them."""
@@ -150,7 +151,7 @@ def _known(record: Record) -> bool:
 def _fall(label: str, pairs: Sequence[tuple[Record, Record]]) -> Fall:
     plain = dict.fromkeys(("total", "decode", "verify", "host"), 0.0)
     own = dict.fromkeys(("total", "decode", "verify", "host", "draft"), 0.0)
-    steps = tokens = 0
+    steps = tokens = learn = 0
     for vanilla, method in pairs:
         assert vanilla.n_tokens is not None
         assert method.n_tokens is not None
@@ -161,6 +162,7 @@ def _fall(label: str, pairs: Sequence[tuple[Record, Record]]) -> Fall:
             plain[part] += whole * getattr(vanilla.ns, part)
         for part in own:
             own[part] += getattr(method.ns, part)
+        learn += method.ns.learn or 0
         steps += len(method.steps.levels)
         tokens += method.n_tokens - 1
     s = steps / tokens
@@ -176,5 +178,7 @@ def _fall(label: str, pairs: Sequence[tuple[Record, Record]]) -> Fall:
     for part, cost in costs.items():
         spent += cost
         left[part] = plain["decode"] / spent
-    left["prefill"] = plain["total"] / own["total"]
+    left["prefill"] = plain["total"] / (own["total"] - learn)
+    if learn:
+        left["learn"] = plain["total"] / own["total"]
     return Fall(label, 1 / s, left)

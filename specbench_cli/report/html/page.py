@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli.report import text
+from specbench_cli.report.facts import HOSTED
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public, sections
@@ -145,8 +146,10 @@ def _lead(reading: Reading) -> str:
     """How it was run, in a line."""
     facts = reading.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
+    if "target" in facts.hosted:
+        parts.append(f"the target ran through {HOSTED}")
     if facts.draft:
-        parts.append(f"draft model {facts.draft}")
+        parts.append(f"draft model {facts.draft}{facts.through('draft')}")
     if facts.device not in ("", "auto"):
         parts.append(facts.device)
     if facts.threads:

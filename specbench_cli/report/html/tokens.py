@@ -201,7 +201,9 @@ def _steps(record: Record, words: _Words) -> dict[str, Any]:
 
 
 def _total(record: Record) -> int | None:
-    return None if record.void or record.ns.total is None else round(record.ns.total / 1e3)
+    """Microseconds since the timer's start, which is behind what was learnt."""
+    ns = record.ns
+    return None if record.void or ns.total is None else round((ns.total - (ns.learn or 0)) / 1e3)
 
 
 def _draft(drafted: Drafted, words: _Words) -> list[Any]:
@@ -215,6 +217,7 @@ def _ends(record: Record) -> list[int] | None:
     total, prefill = record.ns.total, record.ns.prefill
     if record.void or total is None or prefill is None or record.steps is None:
         return None
+    total -= record.ns.learn or 0
     verified = [step.end for step in lanes_of(record).steps]
     if len(verified) != len(record.steps.levels):
         return None

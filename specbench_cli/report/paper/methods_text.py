@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench_cli.report import text
-from specbench_cli.report.facts import Facts
+from specbench_cli.report.facts import FUSED, HOSTED, Facts
 from specbench_cli.report.row import Row
 from specbench_cli.report.summary import Summary
 
@@ -77,7 +77,10 @@ def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def _model(model: Mapping[str, Any]) -> str:
     size = model.get("parameters")
-    return f"{model['label']} ({size / 1e6:.1f}M parameters)" if size else str(model["label"])
+    facts = [f"{size / 1e6:.1f}M parameters"] if size else []
+    if model.get("engine", FUSED) != FUSED:
+        facts.append(f"run through {HOSTED}")
+    return f"{model['label']} ({', '.join(facts)})" if facts else str(model["label"])
 
 
 def _decoding(config: Mapping[str, Any]) -> str:

@@ -107,6 +107,18 @@ def test_overlap_of_workers_gives_back_what_both_took(cells_of, synthetic):
     assert fall.left["overlap"] > fall.left["host"]
 
 
+def test_learning_is_the_last_stair(cells_of, synthetic):
+    found = cells_of([synthetic.vanilla, synthetic.sps])
+    (before,) = waterfall.falls(found)
+    for record in found.records["sps"]:
+        record.ns.learn = record.ns.total
+        record.ns.total += record.ns.learn
+    (fall,) = waterfall.falls(found)
+    assert list(fall.left)[-1] == "learn"
+    assert fall.left["prefill"] == pytest.approx(before.measured)
+    assert fall.measured == pytest.approx(before.measured / 2)
+
+
 def test_bars_of_the_waterfall_are_the_falls(cells):
     (axes,) = waterfall.draw(cells).axes
     bars = [bar for container in axes.containers for bar in container]
@@ -230,3 +242,13 @@ def test_steps_end_with_a_mark_and_say_what_they_committed(cells):
     said = [word.get_text() for word in axes.texts]
     assert said == [str(n) for n in record.steps.committed[: len(said)]]
     assert len(said) >= 5
+
+
+def test_learning_has_a_lane_that_says_how_long_it_took(cells):
+    for record in cells.records["sps"]:
+        record.ns.learn = 7_500_000
+    (axes,) = lanes.draw(cells).axes
+    said = [word.get_text().strip() for word in axes.texts]
+    assert said.count("7.5 ms, before prefill") == 1
+    assert "sps: learning" in [name.get_text() for name in axes.get_yticklabels()] + said
+    assert axes.get_xlim()[0] < 0 <= min(axes.get_xticks())

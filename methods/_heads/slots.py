@@ -1,0 +1,165 @@
+"""A Llama layer in training: over all slots of a text at once, each drafting on for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods._heads.files import HeadShape
+
+
+@dataclass
+class Past:
+    """What the slots under training see: the text up to each, and what each drafted itself.
+
+    mask: [sequences, 1, slots, length], True where a slot sees a place of the text.
+    text: keys and values of all places, [sequences, heads, length, head width].
+    own: keys and values of the steps after the first, [sequences, heads, slots, head width] each.
+    """
+
+    mask: Tensor
+    text: tuple[Tensor, Tensor] | None = None
+    own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class Norm(nn.Module):
+    """RMSNorm (Zhang and Sennrich, arXiv:1910.07467), computed in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See the class."""
+        exact = rows.to(torch.float32)
+        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self.weight * exact.to(rows.dtype)
+
+
+class Attention(nn.Module):
+    """Llama's attention over rows of `reads` numbers.
+
+    A slot sees the text and the steps it drafted itself, never another slot's: one product of
+    queries and keys for the text, and a diagonal term for each later step (EAGLE-3's training-time
+    test, arXiv:2503.01840). No mask over drafted rows is needed.
+
+    Args:
+        has: the tensors of the layer that not every layer has.
+    """
+
+    def __init__(
+        self, reads: int, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str]
+    ) -> None:
+        super().__init__()
+        self._wide = shape.head_dim
+        self._shared = shape.num_attention_heads // shape.num_key_value_heads
+
+        def linear(part: str, width: int, heads: int) -> nn.Linear:
+            return nn.Linear(width, heads, bias=f"self_attn.{part}_proj.bias" in has)
+
+        q, kv = shape.num_attention_heads * self._wide, shape.num_key_value_heads * self._wide
+        self.q_proj, self.k_proj = linear("q", reads, q), linear("k", reads, kv)
+        self.v_proj, self.o_proj = linear("v", reads, kv), linear("o", q, shape.hidden_size)
+        self.q_norm, self.k_norm = (
+            Norm(self._wide, shape.rms_norm_eps) if f"self_attn.{part}_norm.weight" in has else None
+            for part in "qk"
+        )
+        self.rotary = _rotary(shape, rope)
+
+    def remember(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
+        keys = self._turned(self.k_proj(rows), places, self.k_norm)
+        values = self._split(self.v_proj(rows))
+        if self._shared > 1:
+            keys, values = (part.repeat_interleave(self._shared, 1) for part in (keys, values))
+        return keys, values
+
+    def forward(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
+        """What `rows` [sequences, slots, reads] at `places` see of `past`."""
+        assert past.text is not None, "remember the text first"
+        query = self._turned(self.q_proj(rows), places, self.q_norm)
+        query = query / query.shape[-1] ** 0.5
+        scores = (query @ past.text[0].mT).float().masked_fill(~past.mask, float("-inf"))
+        drafted = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in past.own]
+        shares = torch.cat([scores, *drafted], -1).softmax(-1)
+        length = scores.shape[-1]
+        seen = shares[..., :length].to(past.text[1].dtype) @ past.text[1]
+        for step, (_, values) in enumerate(past.own):
+            seen = seen + shares[..., length + step, None].to(values.dtype) * values
+        merged: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
+        return merged
+
+    def _split(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:2], -1, self._wide).transpose(1, 2)
+
+    def _turned(self, rows: Tensor, places: Tensor, norm: Norm | None) -> Tensor:
+        cos, sin = self.rotary(rows, places)
+        split = self._split(rows)
+        split = split if norm is None else norm(split)
+        half = self._wide // 2
+        crossed = torch.cat((-split[..., half:], split[..., :half]), -1)
+        turned: Tensor = split * cos[:, None] + crossed * sin[:, None]
+        return turned
+
+
+class Mlp(nn.Module):
+    """Llama's."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        width, mlp = shape.hidden_size, shape.intermediate_size
+        self.gate_proj, self.up_proj = (nn.Linear(width, mlp, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(mlp, width, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See the class."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return out
+
+
+class Layer(nn.Module):
+    """A Llama layer; what its attention reads is normed before only where `normed`."""
+
+    def __init__(
+        self,
+        reads: int,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Iterable[str],
+        *,
+        normed: bool,
+    ) -> None:
+        super().__init__()
+        own = {name.removeprefix("layer.") for name in has}
+        self.self_attn = Attention(reads, shape, rope, own)
+        self.mlp = Mlp(shape)
+        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps) if normed else None
+
+
+def take(rows: Tensor, slots: Tensor) -> Tensor:
+    """Rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences, slots]."""
+    index = slots.reshape(*slots.shape, *[1] * (rows.dim() - 2))
+    return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
+
+
+def _rotary(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
+    """transformers' rotary module for the layer."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=shape.num_attention_heads * shape.head_dim,
+        num_attention_heads=shape.num_attention_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        **rope,
+    )
+    with torch.device("cpu"):  # whatever its caller makes on the meta device
+        return LlamaRotaryEmbedding(config)

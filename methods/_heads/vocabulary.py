@@ -1,0 +1,96 @@
+"""A head's own vocabulary: a part of the target's ids, told as offsets (d2t) or as a mask (t2d)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from methods._heads.files import HeadFiles, wrong_size
+from specbench_cli.api import Decoder
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a head can say, and what it brings for that.
+
+    size: how many ids the target has. says: those that the head can say, [r] in its order; None:
+    all. embeds: rows of an embedding of its own. matrix: whether it has an output matrix.
+    """
+
+    size: int
+    says: Tensor | None = None
+    embeds: int | None = None
+    matrix: bool = False
+
+    @classmethod
+    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+        """The one of a head that was read; raises EnvironmentFault if it is not the target's."""
+        embedding = _own_embedding(files, target)
+        embeds = None if embedding is None else len(embedding)
+        says = _said(files, target)
+        return cls(target.vocab_size, says, embeds, "lm_head.weight" in files.tensors)
+
+    def told(self) -> dict[str, Tensor]:
+        """What files hold of it: the ids as offsets and as a mask; nothing where it is all."""
+        if self.says is None:
+            return {}
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        mask[self.says] = True
+        return {"d2t": self.says - torch.arange(len(self.says)), "t2d": mask}
+
+
+def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
+    """The target's ids that the head can say, [r] in its order; None for all of them.
+
+    Raises:
+        EnvironmentFault: the vocabulary is not the target's, or told in two ways that disagree.
+    """
+    offsets, mask = files.tensors.get("d2t"), files.tensors.get("t2d")
+    matrix = files.tensors.get("lm_head.weight")
+    if offsets is None and mask is None:
+        rows = target.vocab_size if matrix is None else len(matrix)
+        if rows != target.vocab_size:
+            raise wrong_size(
+                files,
+                f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
+                " there is neither d2t nor t2d to say which is which",
+            )
+        return None
+    if offsets is None:
+        assert mask is not None
+        ids = mask.nonzero()[:, 0]
+    else:
+        ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
+    rows = len(ids) if matrix is None else len(matrix)
+    known = bool(((ids >= 0) & (ids < target.vocab_size)).all()) and len(ids.unique()) == len(ids)
+    if not known or rows != len(ids):
+        raise wrong_size(
+            files,
+            f"d2t names {len(ids)} ids up to {int(ids.max())}, the output matrix has {rows} rows,"
+            f" the target {target.vocab_size} ids",
+        )
+    if mask is not None and not torch.equal(mask.nonzero()[:, 0], ids.sort().values):
+        raise wrong_size(files, "d2t and t2d name different ids")
+    everything = torch.equal(ids, torch.arange(target.vocab_size))
+    return None if everything else ids
+
+
+def _own_embedding(files: HeadFiles, target: Decoder) -> Tensor | None:
+    """The head's embedding where it is not a copy of the target's.
+
+    Raises:
+        EnvironmentFault: it has none, and the target's is of another width.
+    """
+    own, d = files.tensors.get("embed_tokens.weight"), files.shape.hidden_size
+    if own is None:
+        if d != target.hidden_size:
+            raise wrong_size(
+                files, f"no embedding, and rows of {d} where the target's are {target.hidden_size}"
+            )
+        return None
+    ids = torch.arange(min(len(own), target.vocab_size), device=target.device)
+    rows = own.to(device=target.device, dtype=target.dtype)[ids]
+    return None if d == target.hidden_size and torch.equal(rows, target.embed(ids)) else own

@@ -1,0 +1,80 @@
+"""Methods that learn between prompts with one thing wrong: what the audit must catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from methods.sps import Sps
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Outcome
+
+
+class Learning(Sps):
+    """Speculative sampling whose row has a draft of its own, taught the text of each request."""
+
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        self.model = session.trainable()
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+
+    def learn(self, session: Session) -> None:
+        """One step."""
+        ids = torch.tensor([session.tokens()])
+        rows = self.model.module(ids).logits[0, :-1]
+        torch.nn.functional.cross_entropy(rows, ids[0, 1:]).backward()
+        torch.optim.SGD(self.model.module.parameters(), 0.5).step()
+
+
+class LearnsInTheMiddle(Learning):
+    """A new version arrives while it drafts: its tokens are of that, its laws of the one before."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        rows = self.state.length()
+        older = super().propose(session, limit)
+        for weight in self.model.module.parameters():
+            weight.data = weight.data.roll(1, -1)
+        self.model.publish()
+        self.state.rollback(0, rows)
+        newer = super().propose(session, limit)
+        if older.q is None or (older.q.gather(-1, newer.tokens[:, None]) == 0).any():
+            return newer  # the engine would notice
+        return replace(newer, q=older.q)
+
+
+class LearnsWhileDecoding(Learning):
+    """Takes its step after each verification, so that no version made the output."""
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """See `Sps`."""
+        super().observe(session, outcome)
+        with torch.inference_mode(False), torch.enable_grad():
+            self.learn(session)
+
+
+class TeachesAll(Learning):
+    """Writes what it learnt into the draft that all rows share."""
+
+    def learn(self, session: Session) -> None:
+        """See `Learning`."""
+        super().learn(session)
+        shared: Any = session.draft()
+        with torch.inference_mode():
+            shared.table.copy_(self.model.module.table)
+
+
+class TeachesTheTarget(Learning):
+    """Draws the target near to its draft."""
+
+    def learn(self, session: Session) -> None:
+        """See `Learning`."""
+        super().learn(session)
+        with torch.inference_mode():
+            session.target.table.lerp_(self.model.module.table, 0.9)

@@ -1,0 +1,110 @@
+"""Sequence-to-sequence models (T5): the prompt goes through an encoder, the text is the output.
+
+A text begins with the family's start token, and the state holds a row for each of its tokens; what
+the encoder made of the prompt is computed at a sequence's first forward and kept beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+
+from specbench_cli.engine import host
+from specbench_cli.engine.models.decoder import LogitsAt, State
+from specbench_cli.engine.models.hosted import ChainDecoder, HostedState, Rows, apart, shapes_of
+from specbench_cli.engine.types import Source, Tokens
+from specbench_cli.errors import MethodFault
+
+
+class EncodedDecoder(ChainDecoder):
+    """A module with an encoder. Positions are row numbers, as the module counts them itself.
+
+    Attributes:
+        start: the token that every text begins with.
+
+    Raises:
+        UsageError: no start token is known, or see `ModuleDecoder`.
+    """
+
+    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
+        """See `Decoder`: the prompt is the encoder's."""
+        return (self.start,), Source(ids=tuple(ids))
+
+    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+        """See `Decoder`."""
+        assert isinstance(state, HostedState)
+        if not source.ids:
+            return False
+        state.sources[seq] = source
+        return True
+
+    def beside(self, state: State, seq: int = 0) -> int:
+        """See `Decoder`."""
+        assert isinstance(state, HostedState)
+        if seq in state.made or seq not in state.sources:
+            return 0
+        return len(state.sources[seq].ids)
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> HostedState:
+        """See `Decoder`."""
+        return HostedState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """Nothing: families scale rows on the way, each in its own way."""
+        raise MethodFault(f"{self.name} does not give away its output matrix")
+
+    def _line(
+        self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        assert isinstance(state, HostedState)
+        start, n = state.length(seq), ids.shape[1]
+        state.require(start, n)
+        if seq not in state.made:
+            state.made[seq] = self._encode(state.sources.get(seq)), DynamicCache()
+        encoded, crossed = state.made[seq]
+        own = Cache(layers=[Rows(state, at, (seq,), (start,)) for at in range(self.n_layers)])
+        inputs = {
+            "decoder_input_ids": ids,
+            "encoder_outputs": (encoded,),
+            "past_key_values": EncoderDecoderCache(own, crossed),
+            "use_cache": True,
+        }
+        found = self._run(inputs, at, wanted, n)
+        state.extend(seq, range(self.n_layers), n)
+        return found
+
+    def _encode(self, source: Source | None) -> Tensor:
+        if source is None:
+            raise MethodFault(
+                f"{self.name} is a sequence-to-sequence model, and the request holds nothing for"
+                " its encoder",
+                "make the request of `decoder.parted(ids)`",
+            )
+        ids = host.ids([source.ids], self.device)
+        rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
+        return rows
+
+    def _trial(self, ids: Tensor) -> float:
+        """Finds out what the layers store, too."""
+        self.start = self._start()
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        out = self.module(
+            input_ids=ids, decoder_input_ids=ids, past_key_values=cache, use_cache=True
+        )
+        self._shapes = shapes_of(cache.self_attention_cache)
+        state = self.new_state(ids.shape[1])
+        state.sources[0] = Source(ids=tuple(ids[0].tolist()))
+        parts = ids.split((4, 1, 4), 1)
+        return apart(
+            [self.forward(Tokens(part), state, logits_at="all") for part in parts], out.logits
+        )
+
+    def _start(self) -> int:
+        for config in (self.module.generation_config, self.module.config):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                if isinstance(found := getattr(config, name, None), int):
+                    return found
+        raise self.unfit("its configuration names no token that an output starts with")

@@ -1,0 +1,153 @@
+"""Heads without a state under audit: what a table makes of them, and which bounds they are held to;
+and declarations that contradict what a method does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench_cli import registry
+from specbench_cli.api import Draft, FeatureHead, Method, Trained, fill_from
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.checks_bounds import check_bounds
+from specbench_cli.audit.checks_conduct import check_conduct
+from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.table_head import TableFeatureHead
+from specbench_cli.audit.table_model import pair, random_table
+from specbench_cli.engine.verify.sampling import Sampling
+
+FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
+registry.load_plugin(str(FILE))
+Linear = registry.load("linear")
+(HEAD,) = (wanted.kind for wanted in Linear(Linear.Params()).artifacts())
+NAMES = ["twin draft", "useless draft"]
+
+
+def bounds(method, *params):
+    return check_bounds(Subject("linear", method, params or (Linear.Params(),)))
+
+
+def test_a_table_foresees_what_follows_the_targets_own_choice():
+    target, draft = pair("near", 5)
+    case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
+    session = case.open()
+    method = Linear(Linear.Params())
+    method.start(session)
+    session.prefill()
+    head = method.head.head
+    assert isinstance(head, HEAD) and isinstance(head, TableFeatureHead)
+    said = method.head(session.features())
+    root = session.tokens()[-1]
+    first = int(draft[2, root].argmax())
+    assert said.shape == (3, 1, 5)
+    assert torch.equal(said[0, 0], draft[2, root])
+    assert torch.equal(said[1, 0], draft[root, first])
+    assert session.stateless == (head,)
+    assert session.drafted_by_tables
+
+
+def test_an_honest_head_is_held_to_both_bounds():
+    found = bounds(Linear)
+    assert [(each.check, each.passed) for each in found] == [(name, True) for name in NAMES]
+    assert all(each.figure["steps"] > 0 for each in found)
+
+
+class Stale(Linear):
+    """Drafts from the features of the step before."""
+
+    def start(self, session):
+        super().start(session)
+        self.kept = []
+
+    def propose(self, session, limit):
+        self.kept = [*self.kept[-1:], session.features()]
+        return fill_from(self.tree, self.head(self.kept[0])[:, 0], session)
+
+
+class LevelLate(Linear):
+    """Fills each level with the tokens of the next one."""
+
+    def propose(self, session, limit):
+        return fill_from(self.tree, self.head(session.features())[1:, 0], session)
+
+
+@pytest.mark.parametrize("fault", [Stale, LevelLate])
+def test_features_and_levels_out_of_place_are_caught_by_the_twin(fault):
+    twin, useless = bounds(fault)
+    assert not twin.passed
+    assert "commits" in twin.problem.what
+    assert "features of another token" in twin.problem.look
+    assert useless.passed
+
+
+class ByLevels(FeatureHead):
+    """Says a level at a time, each reading more than features: whose logits, no table can tell."""
+
+    kind = "by-levels"
+
+    def forward(self, rows, level):
+        return self.target.unembed(rows.roll(level, -1))
+
+
+class Sequential(Linear):
+    def artifacts(self):
+        return (Trained(ByLevels, self.params.head),)
+
+    def start(self, session):
+        self.head = session.artifact(*self.artifacts())
+        session.tap(self.head.taps)
+
+    def propose(self, session, limit):
+        rows = session.features()
+        said = [self.head(rows, level) for level in range(min(2, limit))]
+        return session.chain([int(each[0].argmax()) for each in said])
+
+
+def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
+    assert bounds(Sequential) == []
+    found = check_conduct(Subject("linear", Sequential, (Linear.Params(),)))
+    assert [(each.check, each.passed) for each in found] == [("states", True), ("counters", True)]
+
+
+# ---- declarations -------------------------------------------------------------------------------
+
+
+class RepeatLast(Method):
+    """Repeat last."""
+
+    name = "repeat-last"
+
+    def propose(self, session, limit) -> Draft:
+        return session.chain(list(session.tokens()[-1:]) * min(2, limit))
+
+
+@pytest.mark.parametrize("declared", ["head", "draft"])
+def test_a_declaration_that_is_not_so_is_named_and_no_bound_is_missed(declared):
+    class Copied(RepeatLast):
+        needs = frozenset({declared})
+
+    subject = Subject.of("copied", Copied)
+    assert check_bounds(subject) == []
+    *_, found = check_conduct(subject)
+    assert (found.check, found.passed) == ("declarations", False)
+    assert (
+        f"`needs` of Copied contradicts what it does: it names '{declared}'" in found.problem.what
+    )
+    assert f"take '{declared}' out of `needs`" in found.problem.look
+    assert certify(subject, [found], 0.0).verdict == "FAULTY"
+
+
+def test_what_is_declared_and_done_needs_no_word():
+    for method in (RepeatLast, Linear):
+        found = check_conduct(Subject.of("fine", method))
+        assert [each.check for each in found] == ["states", "counters"]
+
+
+def test_a_row_that_is_none_of_the_targets_reads_as_another():
+    target, draft = random_table(4, 1), random_table(4, 2)
+    case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
+    head = case.workspace().artifact(Trained(HEAD))
+    right, wrong = head(target[2, 1][None]), head(target[2, 1][None] + 1)
+    assert torch.equal(right[0, 0], draft[1, int(target[2, 1].argmax())])
+    assert not torch.equal(right, wrong)

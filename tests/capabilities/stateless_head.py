@@ -1,0 +1,40 @@
+"""Next tokens from one row of the target's features, by a head without a state (Medusa's kind)."""
+
+import torch
+from torch import Tensor, nn
+
+from specbench_cli.api import FeatureHead, Method, MethodParams, Trained, best_tree, fill_from
+
+
+class LinearHead(FeatureHead):
+    kind = "linear"
+
+    def __init__(self, target, levels: int = 3) -> None:
+        super().__init__(target, levels=levels)
+        self.maps = nn.Parameter(torch.randn(levels, self.width, self.width) / self.width**0.5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.target.unembed(rows @ self.maps)  # [levels, n, V]
+
+
+class LinearParams(MethodParams):
+    head: str = "auto"
+    nodes: int = 12
+
+
+class Linear(Method):
+    """Linear: level k of a tree is filled from a linear map of the last feature."""
+
+    Params, needs = LinearParams, frozenset({"head"})
+
+    def artifacts(self):
+        return (Trained(LinearHead, self.params.head),)
+
+    def start(self, session):
+        self.head = session.artifact(*self.artifacts())
+        session.tap(self.head.taps)
+        self.tree = best_tree(self.params.nodes, depth=self.head.sizes["levels"])
+        session.reserve(len(self.tree.nodes))
+
+    def propose(self, session, limit):
+        return fill_from(self.tree, self.head(session.features())[:, 0], session)

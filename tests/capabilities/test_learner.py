@@ -1,0 +1,166 @@
+"""Learning while decoding: audited; better with every round; one version a request; resumable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.audit import checks_law, checks_sampled
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.config.run import RunConfig
+from specbench_cli.execute import passes
+from specbench_cli.execute import run as execute
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.run_dir import RunDir
+
+LEARNER = Path(__file__).with_name("learner.py")
+QUESTIONS, ROUNDS = ("How much is 2 + 2?", "Name the capital of a country."), 3
+LEARNING = {"name": "learner", "label": "learning"}
+FROZEN = {"name": "learner", "label": "frozen", "params": {"rate": 0}}
+
+
+class View:
+    """Sees nothing; interrupts after so many cells."""
+
+    def __init__(self, last=None):
+        self.last, self.cells = last, 0
+
+    def cell(self, record):
+        self.cells += 1
+        if self.cells == self.last:
+            raise KeyboardInterrupt
+
+    def flags(self):
+        return []
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def measured(folder, *rows, last=None, **settings):
+    """The records of a run whose questions come again and again."""
+    folder.mkdir()
+    task, run = folder / "stream.jsonl", folder / "run"
+    task.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS * ROUNDS))
+    config = RunConfig(
+        methods=[{"name": "vanilla"}, *rows], tasks=[str(task)], plugins=[str(LEARNER)],
+        **{"max_new_tokens": 24, "threads": 1, "allow_noise": True, **settings},
+    )  # fmt: skip
+    return finished(*execute.start(config, {}, run, View()), View(last))
+
+
+def finished(plan, run_dir, view):
+    execute.run(plan, run_dir, view)
+    return list(RunDir.open(run_dir.path).records())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The records of an uninterrupted run on a quiet machine."""
+    return measured(tmp_path_factory.mktemp("learner") / "whole", FROZEN, LEARNING)
+
+
+def of(records, label):
+    """A row's records, in the order of the prompts."""
+    return [record for record in records if record.label == label]
+
+
+def counted(records):
+    """All that must not depend on the machine."""
+    return {
+        r.key: (r.output_ids, r.steps, r.target_forwards, r.draft_forwards, r.version)
+        for r in records
+    }
+
+
+def accepted(records):
+    """Accepted draft tokens over drafted ones."""
+    return sum(sum(r.steps.accepted) for r in records) / sum(sum(r.steps.levels) for r in records)
+
+
+def test_the_method_fits_on_a_page_and_sees_the_surface_alone():
+    lines = LEARNER.read_text().splitlines()
+    assert len(lines) <= 40
+    imports = [line.split()[1] for line in lines if line.startswith(("import", "from"))]
+    assert imports == ["torch", "specbench_cli.api"]
+
+
+def test_it_passes_the_audit(monkeypatch):
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 1_000, "block": 200})
+    monkeypatch.setattr(checks_sampled, "TOKENS", 500)
+    registry.load_plugin(str(LEARNER))
+    found = run_checks(Subject.of("learner", registry.load("learner")), CHECKS)
+    assert [finding for finding in found if not finding.passed] == []
+    assert {"law", "tokens", "order", "states", "model", "caches"} <= {f.check for f in found}
+
+
+def test_the_draft_gets_better_while_the_text_stays_vanillas(whole):
+    for record in whole:
+        validate(record)
+        kind = "reference" if record.label == "vanilla" else "identical"
+        assert record.verdict.kind == kind
+    rounds = range(0, ROUNDS * len(QUESTIONS), len(QUESTIONS))
+    learning, frozen = (
+        [accepted(of(whole, label)[at : at + len(QUESTIONS)]) for at in rounds]
+        for label in ("learning", "frozen")
+    )
+    assert len(set(frozen)) == 1
+    assert all(later > frozen[0] + 0.05 for later in learning[1:]), (learning, frozen)
+
+
+def test_records_hold_the_version_and_what_learning_took(whole):
+    for label in ("learning", "frozen"):
+        own = of(whole, label)
+        assert [record.version for record in own] == list(range(len(own)))
+        assert own[0].ns.learn == 0
+        assert all(record.ns.learn > 0 for record in own[1:])
+        assert all(r.ns.total == r.ns.learn + r.ns.prefill + r.ns.decode for r in own)
+    assert {(r.version, r.ns.learn) for r in of(whole, "vanilla")} == {(None, None)}
+
+
+def test_an_interrupted_run_is_resumed_to_what_it_would_have_been(whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path / "cut", FROZEN, LEARNING, last=11)
+    plan, run_dir = execute.reopen(tmp_path / "cut" / "run", View())
+    assert 11 <= len(list(run_dir.records())) < len(whole)
+    assert counted(finished(plan, run_dir, View())) == counted(whole)
+
+
+class Noise:
+    """A machine that is busy in some windows; every cell fills one."""
+
+    def __init__(self, busy):
+        self.busy, self.window = busy, 0
+
+    def open(self):
+        self.window += 1
+
+    def full(self):
+        return True
+
+    def close(self):
+        return 0.9 if self.window in self.busy else 0.0
+
+
+def test_a_cell_that_is_measured_again_begins_with_the_same_version(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "QuietMeter", lambda: Noise(busy=range(1, 400, 2)))
+    again = measured(tmp_path / "again", LEARNING, allow_noise=False)
+    assert not any(record.void for record in again)
+    assert counted(of(again, "learning")) == counted(of(whole, "learning"))
+
+
+def test_what_was_learnt_while_the_machine_was_busy_voids_the_next_prompt(tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "QuietMeter", lambda: Noise(busy=range(4, 10)))
+    records = measured(tmp_path / "run", LEARNING, allow_noise=False, max_new_tokens=4)
+    vanilla, own = of(records, "vanilla"), of(records, "learning")
+    assert [r.void for r in vanilla] == [r.other_cpu > 0 for r in vanilla]
+    busy = [r.other_cpu > 0 for r in own]
+    assert sum(busy) == 1 and not busy[-1]
+    assert [r.void for r in own] == [
+        now or before for now, before in zip(busy, [False, *busy[:-1]], strict=True)
+    ]
+    assert all((r.ns.total is None) == r.void for r in own)

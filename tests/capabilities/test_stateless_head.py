@@ -1,0 +1,112 @@
+"""A head without a state: metered, audited, and of use on the embedded target."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench_cli import registry
+from specbench_cli.app import main
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.engine.models.head import NORMED, features
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.types import Tokens
+from specbench_cli.models import resolve
+from specbench_cli.store.run_dir import RunDir
+
+FILE = Path(__file__).with_name("stateless_head.py")
+LEVELS = 3
+TEXTS, LENGTH = 12, 160
+
+
+@pytest.fixture(scope="module")
+def linear():
+    registry.load_plugin(str(FILE))
+    return registry.load("linear")
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_decoder(resolve("embedded").path, name="target")
+
+
+@pytest.fixture(scope="module")
+def folder(linear, target, tmp_path_factory):
+    """A head whose maps are fitted by least squares to features of texts that the target writes."""
+    rows = [written(target, seed) for seed in range(TEXTS)]
+    now = torch.cat([each[: -LEVELS - 1] for each in rows])
+    product = now.T @ now + 1e-2 * len(now) * torch.eye(now.shape[1])
+    head = linear(linear.Params()).artifacts()[0].kind.random({"target": target})
+    for level in range(LEVELS):
+        due = torch.cat([each[level + 1 : len(each) - LEVELS + level] for each in rows])
+        head.maps[level] = torch.linalg.solve(product, now.T @ due)
+    place = tmp_path_factory.mktemp("heads") / "fitted"
+    head.save(place, fitted="least squares")
+    return place
+
+
+def written(target, seed):
+    """The features [n, width] of a text that begins with a question of `mini` and goes on."""
+    from transformers import AutoTokenizer
+
+    lines = (FILE.parents[2] / "datasets_cfg" / "mini" / "mini.jsonl").read_text().splitlines()
+    turn = json.loads(lines[-1 - 7 * seed])["turns"][0]
+    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded").path)
+    chat = [{"role": "user", "content": turn}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    state, rows, x = target.new_state(len(ids) + LENGTH), [], torch.tensor([ids])
+    for _ in range(LENGTH):
+        out = target.forward(Tokens(x), state, logits_at="last")
+        rows.append(features(out, (NORMED,), target))
+        x = out.logits[:, -1].argmax(-1)[None]
+    return torch.cat(rows[1:])
+
+
+def test_it_is_a_method_of_at_most_40_lines_that_sees_api_and_torch_alone():
+    text = FILE.read_text()
+    assert len(text.splitlines()) <= 40
+    nodes = list(ast.walk(ast.parse(text)))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    assert modules == {"torch", "specbench_cli.api"}
+
+
+def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear):
+    found = run_checks(Subject.of("linear", linear), CHECKS)
+    assert not [each for each in found if not each.passed]
+    twin = next(each for each in found if each.check == "twin draft")
+    assert twin.figure["steps"] > 0
+    assert twin.figure["mat"] > 2
+
+
+def run(tmp_path, folder, *more):
+    words = ["run", "--plugin", str(FILE), "-m", "linear", "--set", f"linear.head={folder}"]
+    words += ["--limit", "4", "--max-new-tokens", "32", "--allow-noise", "--threads", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--out", str(tmp_path / "run"), *more])
+    return ended.value.code, RunDir.open(tmp_path / "run")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "rule", [(), ("--temperature", "1"), ("--temperature", "1", "--verify", "coupled")]
+)
+def test_on_the_embedded_target_it_is_lossless_metered_and_of_use(tmp_path, linear, folder, rule):
+    code, found = run(tmp_path, folder, *rule)
+    assert code == 0
+    records = [each for each in found.records() if each.label == "linear"]
+    assert len(records) == 4
+    for record in records:
+        allowed = ("unchecked",) if record.guarantee == "exact_law" else ("identical", "near-tie")
+        assert record.verdict.kind in allowed
+        kinds = {kind.model: kind for kind in record.forwards.kinds if kind.model == "linear"}
+        assert (kinds["linear"].role, tuple(kinds["linear"].layers)) == ("draft", (0, 1))
+        assert record.draft_forwards == len(record.steps.levels)
+    if not rule:
+        steps = sum(len(record.steps.committed) for record in records)
+        assert sum(sum(record.steps.committed) for record in records) / steps > 1.1
+    held = found.manifest["heads"]["linear fitted"]
+    assert held["weight_bytes"] == LEVELS * 256 * 256 * 4

@@ -1,0 +1,146 @@
+"""Sequence-to-sequence modules behind the contract: the prompt is the encoder's, the text ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import ChainsOnly
+from specbench_cli.engine.models.encoded import EncodedDecoder
+from specbench_cli.engine.models.hosted import HostedState
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Source, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import MethodFault, UsageError
+
+Maker = Callable[..., Path]
+CLOSE = 1e-5
+STOP = StopRule(frozenset(), 4)
+
+
+def some_ids(n: int, b: int = 1) -> Tensor:
+    return torch.randint(2, 197, (b, n), generator=torch.Generator().manual_seed(n))
+
+
+def reading(
+    decoder: EncodedDecoder, question: Tensor, seq: int = 0, n_seqs: int = 1
+) -> HostedState:
+    state = decoder.new_state(40, n_seqs)
+    assert decoder.attach(state, Source(ids=tuple(question[0].tolist())), seq)
+    return state
+
+
+def logits(decoder: EncodedDecoder, ids: Tensor, state: HostedState, **how: object) -> Tensor:
+    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
+    assert found is not None
+    return found
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.fixture(params=["t5", "bart"])
+def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> EncodedDecoder:
+    found = load_decoder(tiny_checkpoint(request.param), name="target")
+    assert isinstance(found, EncodedDecoder)
+    return found
+
+
+def test_logits_are_those_of_transformers(decoder: EncodedDecoder) -> None:
+    question, ids = some_ids(11), some_ids(20)
+    with torch.no_grad():
+        due = decoder.module(input_ids=question, decoder_input_ids=ids).logits
+    state = reading(decoder, question)
+    found = [logits(decoder, ids[:, :1], state), logits(decoder, ids[:, 1:5], state)]
+    logits(decoder, 196 - ids[:, 5:9], state)
+    state.rollback(0, 5)
+    found.append(logits(decoder, torch.cat((ids[:, 5:7], 196 - ids[:, 7:9]), 1), state)[:, :2])
+    state.commit(0, range(7))
+    found.append(logits(decoder, ids[:, 7:], state))
+    assert state.length() == 20
+    assert apart(torch.cat(found, 1), due) <= CLOSE
+    assert (decoder.n_layers, decoder.start) == (3, 0)
+
+
+def test_rows_that_are_kept_are_those_of_reading_from_scratch(decoder: EncodedDecoder) -> None:
+    question, ids = some_ids(6), some_ids(9)
+    state, fresh = reading(decoder, question), reading(decoder, question)
+    for part in ids.split((1, 5, 3), 1):
+        logits(decoder, part, state)
+    state.rollback(0, 7)
+    logits(decoder, ids[:, :7], fresh)
+    for layer in range(decoder.n_layers):
+        for rows in ("keys", "values"):
+            ours, due = (getattr(each, rows)(layer)[:, :, :7] for each in (state, fresh))
+            assert apart(ours, due) <= CLOSE
+
+
+def test_sequences_have_questions_of_their_own(decoder: EncodedDecoder) -> None:
+    ids, questions = some_ids(4, 2), [some_ids(7), some_ids(3)]
+    state = decoder.new_state(9, n_seqs=2)
+    for seq, question in enumerate(questions):
+        decoder.attach(state, Source(ids=tuple(question[0].tolist())), seq)
+    found = logits(decoder, ids, state)
+    for seq, question in enumerate(questions):
+        alone = logits(decoder, ids[seq : seq + 1], reading(decoder, question))
+        assert apart(found[seq], alone[0]) <= CLOSE
+
+
+def test_a_cleared_state_has_forgotten_its_question(decoder: EncodedDecoder) -> None:
+    state = reading(decoder, some_ids(5))
+    logits(decoder, some_ids(2), state)
+    state.clear()
+    with pytest.raises(MethodFault, match="the request holds nothing for its encoder"):
+        logits(decoder, some_ids(2), state)
+    decoder.attach(state, Source(ids=(3, 4)))
+    again = logits(decoder, some_ids(2), state)
+    assert apart(again, logits(decoder, some_ids(2), reading(decoder, torch.tensor([[3, 4]])))) == 0
+
+
+def test_what_stands_at_positions_of_its_own_is_refused(decoder: EncodedDecoder) -> None:
+    state = reading(decoder, some_ids(5))
+    with pytest.raises(ChainsOnly, match="a tree for target"):
+        logits(decoder, some_ids(2), state, positions=torch.zeros(1, 2))
+    with pytest.raises(ChainsOnly, match="whole forwards alone"):
+        logits(decoder, some_ids(2), state, layers=(0, 1))
+    with pytest.raises(MethodFault, match="output matrix"):
+        decoder.unembed(torch.zeros(1, 1, 32))
+
+
+def test_a_request_begins_with_the_start_token_and_its_prefill_counts_the_question(
+    tiny_checkpoint: Maker,
+) -> None:
+    target = load_decoder(tiny_checkpoint("t5"), name="target")
+    request = Request.of(target, "a", 1, [5, 6, 7], STOP)
+    assert (request.ids, request.source) == ((0,), Source(ids=(5, 6, 7)))
+    session = Session(Workspace({"target": target}, 16), request, Sampling())
+    session.prefill()
+    assert (len(session.tokens()), len(session.output())) == (2, 1)
+    assert session.since(0).ids.tolist() == [[0, session.output()[0]]]
+    session.score(session.chain(()))
+    forwards = session.harness.meter.forwards
+    assert [(f.role, f.n_tokens) for f in forwards] == [("prefill", 4), ("verify", 1)]
+
+
+def test_a_target_of_text_alone_refuses_what_stands_beside_it(tiny_checkpoint: Maker) -> None:
+    target = load_decoder(tiny_checkpoint("llama"), name="target")
+    request = Request("a", 1, (5, 6), STOP, Source(ids=(1, 2)))
+    with pytest.raises(MethodFault, match="target reads text alone"):
+        Session(Workspace({"target": target}, 16), request, Sampling())
+
+
+def test_a_family_without_a_start_token_is_refused(tiny_checkpoint: Maker) -> None:
+    folder = tiny_checkpoint("t5", decoder_start_token_id=None, bos_token_id=None)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(
+        UsageError, match="t5 checkpoints cannot be decoded here: its configuration"
+    ):
+        load_decoder(folder, name="target")

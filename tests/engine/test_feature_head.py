@@ -1,0 +1,234 @@
+"""Heads without a state: what they read, how they are kept, metered and drafted from."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from specbench_cli.engine.drafting.template import fill_from, tree_of_choices, tree_of_widths
+from specbench_cli.engine.models.head import NORMED, FeatureHead, Trained
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.meter import Meter, MeteredHead
+from specbench_cli.engine.types import Draft
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import EnvironmentFault, MethodFault
+
+V = 5
+
+
+class Lines(FeatureHead):
+    """A linear map a level."""
+
+    kind = "lines"
+
+    def __init__(self, target, levels=3):
+        super().__init__(target, levels=levels)
+        self.maps = nn.Parameter(torch.randn(levels, self.width, self.width))
+
+    def forward(self, rows):
+        return self.target.unembed(rows @ self.maps)
+
+
+class Other(Lines):
+    kind = "other"
+
+
+@pytest.fixture
+def table(random_table):
+    return random_table(V, seed=4)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_checkpoint):
+    return load_decoder(tiny_checkpoint("llama"), name="target")
+
+
+def tapped(open_session, table, **rest):
+    session = open_session(table, prompt=(3, 1, 4), **rest)
+    session.reserve(8)
+    session.tap((NORMED,))
+    return session
+
+
+# ---- what it reads ------------------------------------------------------------------------------
+
+
+def test_after_prefill_it_reads_the_features_of_the_prompts_last_token(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    assert session.features().equal(table[1, 4][None])
+
+
+def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    root = session.tokens()[-1]
+    right = int(table[4, root].argmax())
+    wrong = (right + 1) % V
+    draft = Draft(torch.tensor([wrong, right]), (-1, -1))
+    session.commit(session.verify(draft, session.score(draft)))
+    assert session.tokens()[-2] == right
+    assert session.features().equal(table[root, right][None])
+    assert session.features().equal(table[root, right][None])  # as often as is liked
+    plain = session.chain(())
+    session.commit(session.verify(plain, session.score(plain)))
+    before, last = session.tokens()[-3:-1]
+    assert session.features().equal(table[before, last][None])
+
+
+def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_session, table):
+    session = open_session(table, prompt=(3, 1, 4))
+    session.prefill()
+    with pytest.raises(MethodFault, match=r"session\.tap"):
+        session.features()
+    session = tapped(open_session, table)
+    with pytest.raises(MethodFault, match="before the prefill"):
+        session.features()
+
+
+def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    session.features()
+    with pytest.raises(MethodFault, match="let go"):
+        session.unread(0)
+
+
+def test_beside_a_head_with_a_state_all_are_kept(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    assert session.unread(0).rows.shape[1] == 3
+    session.features()
+    for _ in range(2):
+        plain = session.chain(())
+        session.commit(session.verify(plain, session.score(plain)))
+        session.features()
+    assert session.unread(3).rows.shape[1] == 2
+
+
+# ---- how it is kept -----------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_loaded(target, tmp_path):
+    head = Lines.random({"target": target}, seed=1)
+    longer = Lines(target, levels=4).ready()
+    for number, each in enumerate((head, longer)):
+        each.save(tmp_path / str(number), steps=7)
+        again = Lines.load(tmp_path / str(number), {"target": target})
+        assert torch.equal(again.maps, each.maps)
+        assert again.sizes == each.sizes
+    facts = json.loads((tmp_path / "1" / "config.json").read_text())
+    assert facts["sizes"] == {"levels": 4}
+    assert facts["specbench"]["kind"] == "lines"
+    assert facts["specbench"]["steps"] == 7
+    assert len(facts["specbench"]["target_sha256"]) == 64
+    assert head.weight_bytes == 3 * 64 * 64 * 4
+
+
+def test_random_ones_differ_by_their_seed_and_leave_torchs_chance_alone(target):
+    torch.manual_seed(5)
+    first, again, other = (Lines.random({"target": target}, seed=seed) for seed in (1, 1, 2))
+    left = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(left, torch.rand(3))
+    assert torch.equal(first.maps, again.maps)
+    assert not torch.equal(first.maps, other.maps)
+    assert not first.maps.requires_grad and not first.training
+
+
+def spoilt(folder, **facts):
+    config = json.loads((folder / "config.json").read_text())
+    config["specbench"] |= facts.pop("specbench", {})
+    (folder / "config.json").write_text(json.dumps(config | facts))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: spoilt(f, specbench={"kind": "eagle"}), "a head of kind eagle; lines"),
+        (lambda f: spoilt(f, specbench={"target_sha256": "ab"}), "trained for a target"),
+        (lambda f: spoilt(f, sizes={"levels": 2}), "size mismatch"),
+        (lambda f: spoilt(f, sizes={"depth": 2}), "depth"),
+        (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
+    ],
+)
+def test_a_folder_that_does_not_fit_says_why(target, tmp_path, spoil, says):
+    Lines.random({"target": target}).save(tmp_path / "head")
+    spoil(tmp_path / "head")
+    with pytest.raises(EnvironmentFault, match=says) as fault:
+        Lines.load(tmp_path / "head", {"target": target})
+    assert fault.value.hint
+
+
+def test_one_of_another_kind_is_refused(target, tmp_path):
+    Other.random({"target": target}).save(tmp_path)
+    with pytest.raises(EnvironmentFault, match="of kind other; lines"):
+        Lines.load(tmp_path, {"target": target})
+
+
+# ---- how it is metered --------------------------------------------------------------------------
+
+
+def test_every_call_is_a_draft_forward(target):
+    meter, head = Meter(torch.device("cpu")), Lines.random({"target": target})
+    metered = MeteredHead(head, meter)
+    rows = torch.randn(2, 64)
+    assert torch.equal(metered(rows), head(rows))
+    assert torch.equal(metered.forward(rows[:1]), head(rows[:1]))
+    assert (metered.name, metered.taps, metered.sizes) == ("lines", (NORMED,), {"levels": 3})
+    seen = [(f.model, f.role, f.batch, f.n_tokens, f.layers) for f in meter.forwards]
+    assert seen == [("lines", "draft", 1, 2, (0, 1)), ("lines", "draft", 1, 1, (0, 1))]
+    assert all(f.t0_ns <= f.t1_ns for f in meter.forwards)
+
+
+def test_of_a_batch_it_says_whose_rows_it_read(target):
+    meter = Meter(torch.device("cpu"))
+    MeteredHead(Lines.random({"target": target}), meter, place=2)(torch.randn(1, 64))
+    assert meter.forwards[0].rows == {2: 1}
+
+
+def test_a_session_hands_it_out_behind_its_meter(open_session, table):
+    session = open_session(table, table, prompt=(3, 1, 4))
+    head = session.artifact(Trained(Lines))
+    head(torch.randn(1, V, dtype=torch.float64))
+    assert [f.model for f in session.harness.meter.forwards] == ["lines"]
+
+
+# ---- what is drafted from it --------------------------------------------------------------------
+
+
+def test_a_template_is_filled_with_the_best_tokens_of_each_level(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    logits = torch.tensor([[0.0, 4, 3, 2, 1], [5, 1, 2, 3, 4.0]])
+    draft = fill_from(tree_of_choices([(0,), (1,), (0, 0), (0, 1), (1, 0)]), logits, session)
+    assert draft.tokens.tolist() == [1, 2, 0, 4, 0]
+    assert draft.parents == (-1, -1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
+def test_the_order_is_that_of_what_the_session_decides_by(open_session, table, rule):
+    sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.7, seed=3)
+    session = tapped(open_session, table, sampling=sampling)
+    session.prefill()
+    logits = table[0, :2].float()
+    draft = fill_from(tree_of_widths((2, 2)), logits, session)
+    best = [session.candidates(logits[k : k + 1], 2, ahead=k)[0][0].tolist() for k in range(2)]
+    assert draft.tokens.tolist() == [*best[0], *best[1], *best[1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "budget", "nodes"), [(3, 8, 2 + 4 + 8), (2, 8, 2 + 4), (3, 3, 2), (3, 2, 0)]
+)
+def test_no_deeper_than_there_are_rows_and_budget(open_session, table, rows, budget, nodes):
+    session = tapped(open_session, table, budget=budget)
+    session.prefill()
+    assert fill_from(tree_of_widths((2, 2, 2)), table[0, :rows], session).nodes == nodes
+
+
+def test_no_wider_than_the_vocabulary(open_session, table):
+    session = tapped(open_session, table)
+    session.prefill()
+    assert fill_from(tree_of_widths((V + 2,)), table[0, :1], session).nodes == V
