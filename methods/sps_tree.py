@@ -125,9 +125,8 @@ class SpsTree(Method):
             self.grown = grow(
                 levels, first, session, k=width, depth=depth, nodes=most(nodes), size=size
             )
-        # ... or `widths` children at each level, drawn one after another as `law` says; siblings
-        # drawn without replacement are never tested in vain.
         else:
+            # ... or so many children at each level as `widths` says, drawn one after another.
             shape = self.shape.within(limit, session.target.vocab_size)
             self.grown = fill(shape, levels, first, session, how=params.law)
         return self.grown.draft

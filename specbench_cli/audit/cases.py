@@ -24,6 +24,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
+from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
@@ -43,16 +44,17 @@ def nominal_costs(model: str, rows: int) -> float:
 
 
 class Watched(Session):
-    """A session that remembers every state it handed out, with the model it is a state of, and the
-    heads that have none."""
+    """A session that remembers every state it handed out, with the model, or the part of the
+    target, that it is a state of, and the heads that have none."""
 
-    held: list[tuple[Decoder, State]]
+    held: list[tuple[Decoder | Partial, State]]
     stateless: tuple[FeatureHead, ...] = ()
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""
         state = super().new_state(decoder, slack)
-        self.__dict__.setdefault("held", []).append((decoder.decoder, state))
+        model: Decoder | Partial = decoder if isinstance(decoder, Partial) else decoder.decoder
+        self.__dict__.setdefault("held", []).append((model, state))
         return state
 
     def artifact(self, wanted: Trained) -> Any:
@@ -74,7 +76,7 @@ class Watched(Session):
             if worker.desk is not None:
                 yield worker.desk
 
-    def states(self) -> Iterator[tuple[Decoder, State, Sequence[int]]]:
+    def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
         """Every state, the drafters' too: its model, and the text that it holds rows of."""
         for decoder, state in self.held:
             yield decoder, state, self.tokens()

@@ -15,6 +15,7 @@ from specbench_cli.audit.table_head import TableHead, features_out_of_place
 from specbench_cli.audit.table_model import pair, rows_out_of_place
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
@@ -124,7 +125,8 @@ def _wrong_state(session: Watched) -> str | None:
     """
     text = session.tokens()[:-1]
     for decoder, state in session.held:
-        wrong = rows_out_of_place(state, text, decoder.first)
+        part = decoder.attending if isinstance(decoder, Partial) else None
+        wrong = rows_out_of_place(state, text, decoder.first, layers=part)
         if wrong is None and isinstance(decoder, TableHead):
             wrong = features_out_of_place(state, text, decoder.target)
         if wrong is not None:
@@ -180,8 +182,8 @@ def _wrong_count(session: Watched, step: Step, *, bonus: bool) -> str | None:
         rejected = (outcome.path[-1] if outcome.path else ROOT) in parents
         if outcome.tested != stand + rejected:
             return f"{outcome.tested} levels tested where {stand} of {levels} stood"
-    if not any(f.model == "target" for f in step.forwards):
-        return "no forward of the target belongs to the step"
+    if not any(f.model == "target" and f.role != "draft" for f in step.forwards):
+        return "no forward of the target but drafting ones belongs to the step"
     return None
 
 
@@ -290,6 +292,9 @@ def _record(
         ),
         target_forwards=len(taken) + 1,
         draft_forwards=0,
+        target_equivalents=sum(
+            f.share for f in session.harness.meter.forwards if f.model == "target"
+        ),
         forwards=Trace.pack(session.harness.meter.forwards),
         ns=Ns(total=0, prefill=0, decode=0, draft=0, verify=0, host=0),
         peak_bytes=None,

@@ -19,6 +19,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.types import Features, Input, Tokens
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 
@@ -108,7 +109,7 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
 
 
 def _recompute(
-    session: Watched, decoder: Decoder, state: Any, text: Sequence[int], n: int
+    session: Watched, decoder: Decoder | Partial, state: Any, text: Sequence[int], n: int
 ) -> float:
     """The largest difference of a state's first n rows from those computed from the text."""
     first = decoder.first
@@ -127,7 +128,7 @@ def _recompute(
         decoder.forward(Tokens(torch.tensor([text[: at[-1] + 1]])), fresh, logits_at=None)
         return _gap(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
     worst = 0.0
-    for layer in range(decoder.n_layers):
+    for layer in decoder.attending if isinstance(decoder, Partial) else range(decoder.n_layers):
         for ours, due in (
             (state.keys(layer), fresh.keys(layer)),
             (state.values(layer), fresh.values(layer)),
@@ -147,7 +148,7 @@ def _gap(ours: Tensor, due: Tensor) -> float:
     return float((ours - due).abs().max() / due.abs().max())
 
 
-def _stale(decoder: Decoder, wrong: float, where: str, rows: int) -> Finding:
+def _stale(decoder: Decoder | Partial, wrong: float, where: str, rows: int) -> Finding:
     what = f"the {decoder.name}'s cache is off by {wrong:.2g} of its largest number"
     look = (
         "rows of rejected tokens that stayed, tokens left out, or positions that are off; a head's"

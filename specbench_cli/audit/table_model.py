@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
 from specbench_cli.engine.models.recurrent import RecurrentState
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Tokens, skipped
 
 
 class Row(NamedTuple):
@@ -76,16 +76,16 @@ class TableState:
         self.lengths = [len(kept)] * len(self.lengths)
         self.kept = len(kept)
 
-    def append(self, rows: Sequence[Row], layers: int | None = None) -> None:
-        """Write rows, at all layers or at the first few. Raises ValueError where there is no room
-        for them."""
+    def append(self, rows: Sequence[Row], layers: Iterable[int] | None = None) -> None:
+        """Write rows, at all layers or at some. Raises ValueError where there is no room for
+        them."""
         start = len(self.rows)
         if start + len(rows) > self.capacity:
             raise ValueError(f"{len(rows)} rows do not fit behind {start} of {self.capacity}")
         self.rows.extend(rows)
-        self.deepen(len(rows), range(len(self.lengths) if layers is None else layers))
+        self.deepen(len(rows), range(len(self.lengths)) if layers is None else layers)
 
-    def deepen(self, n: int, layers: range) -> None:
+    def deepen(self, n: int, layers: Iterable[int]) -> None:
         """Count n rows more at some layers."""
         for layer in layers:
             self.lengths[layer] += n
@@ -127,7 +127,10 @@ class TableDecoder(Decoder):
 
     Args:
         exits: another such table, which says what leaves a first layer; default: there is one layer
-            only. In the second, a row that comes beside another row of it reads as another token.
+            only. In the second, a row that comes beside another row of it reads as another token,
+            as does every row that has passed over some of the first.
+
+    A layer whose attention is passed over sees no token before, one whose MLP is not its own.
     """
 
     reads: type[Tokens | Features] = Tokens
@@ -158,7 +161,7 @@ class TableDecoder(Decoder):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
+        skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
@@ -167,7 +170,9 @@ class TableDecoder(Decoder):
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
             raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
-        start = state.length(0, low)
+        over = skipped(skip)
+        run = [at for at in range(low, high) if (at, "attention") not in over]
+        start = state.length(0, run[0] if run else low)
         if isinstance(x, Tokens | Features):
             n = x.ids.shape[1]
             next_ = start + state.left_out
@@ -175,10 +180,10 @@ class TableDecoder(Decoder):
             follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
             features = x.rows[0] if isinstance(x, Features) else [None] * n
             fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
-            state.append([Row(*row) for row in fed], high)
+            state.append([Row(*row) for row in fed], run)
         else:
             n = x.rows.shape[1]
-            state.deepen(n, range(low, high))
+            state.deepen(n, run)
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
@@ -186,7 +191,20 @@ class TableDecoder(Decoder):
             due = self.layers[low - 1][before, last]
             wrong = (x.rows[0] != due).any(-1).tolist()
             last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
-        hidden = self.layers[high - 1][before, last][None]
+        if not run and not isinstance(x, Hidden):
+            del state.rows[-n:]  # no layer holds them
+        spoken = [at for at in range(low, high) if at in run or (at, "mlp") not in over]
+        if not spoken:
+            hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
+        else:
+            at_last = spoken[-1]
+            if not low and any(at < at_last for at, _ in over):
+                last = [(token + 1) % self.vocab_size for token in last]
+            if at_last not in run:
+                before = [0] * n
+            if (at_last, "mlp") in over:
+                last = [0] * n
+            hidden = self.layers[at_last][before, last][None]
         tapped = dict.fromkeys(taps, hidden)
         if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
@@ -368,7 +386,12 @@ def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
 
 
 def rows_out_of_place(
-    state: Any, text: Sequence[int], first: int = 0, *, beyond: bool = False
+    state: Any,
+    text: Sequence[int],
+    first: int = 0,
+    *,
+    beyond: bool = False,
+    layers: Sequence[int] | None = None,
 ) -> str | None:
     """What is wrong with a table's state, which should hold a prefix of the text; None if nothing.
 
@@ -377,14 +400,16 @@ def rows_out_of_place(
         text: the committed ids.
         first: the token of the text that row 0 should hold.
         beyond: whether rows may follow that are not of the text.
+        layers: those that hold rows; default: all.
     """
     due = text[first:]
-    if len(set(state.lengths)) > 1:
+    lengths = state.lengths if layers is None else [state.lengths[layer] for layer in layers]
+    if len(set(lengths)) > 1:
         return f"layers of {state.lengths} rows"
     if state.left_out:
         return _selection_out_of_place(state, due)
-    if state.length() > len(due) and not beyond:
-        return f"{state.length()} rows for {len(due)} committed tokens"
+    if lengths and lengths[0] > len(due) and not beyond:
+        return f"{lengths[0]} rows for {len(due)} committed tokens"
     for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
         if held != truth:
             return f"row {row} holds token {held} where the text has {truth}"

@@ -252,7 +252,7 @@ class Drafts:
         """The last committed token and a draft, once it is checked, for the target's forward.
 
         Args:
-            length: rows of the target's state.
+            length: tokens that the target's state has read.
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """

@@ -1,8 +1,10 @@
-"""The target's forwards: over the prompt, and over the last committed token and a draft."""
+"""The target's forwards: over the prompt, over the last committed token and a draft, and those of
+its parts that draft for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -10,9 +12,19 @@ from torch import Tensor
 
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, Part, State, no_trees
 from specbench_cli.engine.models.head import Tape
-from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.sequence import Text
-from specbench_cli.engine.types import Draft, Features, Hidden, Out, Tokens
+from specbench_cli.engine.types import (
+    SUBLAYERS,
+    Draft,
+    Features,
+    Hidden,
+    Input,
+    Out,
+    Skip,
+    Tokens,
+    skipped,
+)
 from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
 
@@ -58,7 +70,7 @@ class Halves:
         if self._layer == self._last:
             how = how | {"logits_at": "all"}
         else:
-            how = how | {"layers": (0, self._layer), "logits_at": None, "early": True}
+            how = how | {"layers": (0, self._layer), "logits_at": "all", "early": True}
         self._first = self._target.forward(x, self._state, taps=taps, **how)
         return cast(Tensor, self._first.logits)[0]
 
@@ -79,11 +91,115 @@ class Halves:
         return Out(rest.logits, rest.hidden, {**first.taps, **rest.taps})
 
 
+# ---- parts of the target that draft -------------------------------------------------------------
+
+
+@dataclass
+class Begun:
+    """What a part of the target's first layers has made of a chain, for the target to go on from.
+
+    ids: [1, n] each; rows: [1, n, hidden] each, which leave layer `end` - 1.
+    """
+
+    end: int
+    ids: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        """How many rows."""
+        return sum(ids.shape[1] for ids in self.ids)
+
+    def of(self, x: Tokens) -> bool:
+        """Whether they are those of the first tokens of x; waits for the device."""
+        return self.n <= x.ids.shape[1] and torch.equal(torch.cat(self.ids, 1), x.ids[:, : self.n])
+
+
+class Partial(Metered):
+    """Some of the target as a draft model: its logits are read as if those layers were all.
+
+    On the target's own state (`Session.state`) it drafts behind the committed text, whose rows it
+    shares: what it writes is forgotten before the target scores. On a state of its own it is a
+    draft model like any other. One that begins behind the first layer reads `Hidden` rows.
+
+    Args:
+        scoring: the target's.
+        layers: half-open range of those that run; None for all.
+        skip: what is passed over, see `Decoder.forward`.
+        keep: whether the target goes on from what it has made of the tokens that are scored, where
+            it is a range of first layers.
+
+    Attributes:
+        attending: the layers whose attention runs, and which so hold rows.
+
+    Raises:
+        MethodFault: the target has no such layers.
+        ValueError: the target cannot pass over single sublayers.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        meter: Meter,
+        *,
+        layers: tuple[int, int] | None,
+        skip: Skip,
+        keep: bool = False,
+        place: int | None = None,
+    ) -> None:
+        decoder = scoring.target.decoder
+        super().__init__(decoder, meter, role="draft", place=place)
+        low, high = layers or (0, decoder.n_layers)
+        span, over = range(low, high), skipped(skip)
+        if not 0 <= low < high <= decoder.n_layers:
+            raise MethodFault(
+                f"{decoder.name} has no layers {low} to {high}: it has {decoder.n_layers}",
+                f"choose a range within (0, {decoder.n_layers})",
+            )
+        for at, kind in sorted(over):
+            if at not in span or kind not in SUBLAYERS:
+                raise MethodFault(
+                    f"{(at, kind)} is no sublayer of the layers {low} to {high - 1}",
+                    "pass over a layer by its number, a sublayer by (number, 'attention') or 'mlp'",
+                )
+        if keep and (low or over):
+            raise MethodFault("the target goes on only from its first layers, none passed over")
+        self._scoring = scoring
+        self._how: dict[str, Any] = {"skip": skip, "early": high < decoder.n_layers}
+        if (low, high) != (0, decoder.n_layers):
+            self._how["layers"] = (low, high)
+        self.attending = tuple(at for at in span if (at, "attention") not in over)
+        self._begun = Begun(high) if keep and high < decoder.n_layers else None
+        self.portion = decoder.share(self._how.get("layers"), skip)
+
+    def forward(self, x: Input, state: State, **how: Any) -> Out:
+        """See `Metered.forward`; which layers run is settled."""
+        if "role" not in how:
+            read = not self.attending or state.length(0, self.attending[0])
+            how["role"] = "draft" if read else "prefill"
+        if state is not self._scoring.state:
+            return super().forward(x, state, **self._how, **how)
+        begun = self._scoring.lend(self._begun)
+        out = super().forward(x, state, **self._how, **how)
+        if begun is not None and isinstance(x, Tokens) and not how.keys() & {"mask", "positions"}:
+            begun.ids.append(x.ids)
+            begun.rows.append(out.hidden)
+        return out
+
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """None: a part of the target drafts for one sequence at a time."""
+        raise MethodFault(
+            "a part of the target drafts for one sequence at a time: each has a state of its own",
+            "call each session's own `partial`",
+        )
+
+
 # ---- whole forwards -----------------------------------------------------------------------------
 
 
 class Scoring:
-    """The target and its state, which only `forward`, the halves of one, and `keep` change.
+    """The target and its state, which only `forward`, the halves of one, and `keep` change; what
+    parts of the target write to it in between is forgotten (`ready`).
 
     Args:
         target: behind a meter.
@@ -100,6 +216,52 @@ class Scoring:
         self._halves: Halves | None = None  # a forward that is halted
         self._again = 0  # committed tokens that the last forward read once more, before the root
         self._root: Out | None = None  # what it said there, where it is apart from the draft's
+        self._lent: tuple[int, int] | None = None  # position and rows, before parts wrote
+        self._begun: Begun | None = None  # what the part that wrote can be gone on from
+
+    def lend(self, begun: Begun | None) -> Begun | None:
+        """Have a part of the target write to the state; returns where it keeps what it makes, if
+        the target can go on from that.
+
+        Raises:
+            MethodFault: a forward of the target is halted.
+        """
+        if self._halves is not None:
+            raise MethodFault(
+                "a part of the target drafts before `begin_score` or after `end_score`"
+            )
+        if self._lent is None:
+            self._lent, self._begun = (self.state.position(), self.state.length()), begun
+            if begun is not None:
+                begun.ids.clear()
+                begun.rows.clear()
+        elif begun is not self._begun:
+            self._begun = None  # another part's rows are among its own
+        return self._begun
+
+    def ready(self, *, keep: bool = False) -> int:
+        """Forget what parts of the target wrote; returns how many tokens of the text were fed.
+
+        Args:
+            keep: whether `forward` comes next, which may go on from it.
+        Raises:
+            MethodFault: rows of the text are gone too.
+        """
+        if self._lent is None:
+            return self.state.position()
+        position, rows = self._lent
+        beyond = [self.state.length(0, at) - rows for at in range(self.target.n_layers)]
+        if min(beyond) < 0:
+            raise MethodFault(
+                "the target's state has lost rows of the committed text",
+                "roll a part of the target back to the length it began at, and no further",
+            )
+        begun = self._begun if keep else None
+        due = [begun.n if begun and at < begun.end else 0 for at in range(len(beyond))]
+        if begun is None or not begun.n or beyond != due:
+            self.state.rollback(0, position)
+            self._lent = self._begun = None
+        return position
 
     def tap(self, taps: Sequence[int]) -> None:
         """See `Session.tap`."""
@@ -127,12 +289,28 @@ class Scoring:
                 self.target.forward(part.x, self.state, taps=self.layers, logits_at=part.logits_at)
             )
         how = {} if draft is None else self._shape(draft)
+        if self._lent is not None:
+            begun, (position, _) = self._begun, self._lent
+            self._lent = self._begun = None
+            if begun is not None and not how and self._tape is None and begun.of(x):
+                return self._go_on(begun, x)
+            self.state.rollback(0, position)
         if self._tape is None:
             return _logits(self.target.forward(x, self.state, logits_at=logits_at, **how))
         layers = self._tape.layers
         return self.take(
             self.target.forward(x, self.state, taps=layers, logits_at=logits_at, **how)
         )
+
+    def _go_on(self, begun: Begun, x: Tokens) -> Tensor:
+        """Logits [n, V] at all rows of x, whose first ones have gone through the first layers."""
+        rows, unread = begun.rows, x.ids[:, begun.n :]
+        if unread.shape[1]:
+            layers = (0, begun.end)
+            out = self.target.forward(Tokens(unread), self.state, layers=layers, logits_at=None)
+            rows = [*rows, out.hidden]
+        layers, on = (begun.end, self.target.n_layers), Hidden(torch.cat(rows, 1))
+        return _logits(self.target.forward(on, self.state, layers=layers, logits_at="all"))
 
     def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Part:
         """What `forward` would compute, for a forward that several sequences share; what comes of
@@ -189,6 +367,7 @@ class Scoring:
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep, of the last forward, the rows at `path`, counted from the root's."""
+        self._lent = self._begun = None  # what was written since goes as well
         if self._again:
             again, self._again = self._again, 0
             self.state.commit(0, (*range(again), *(again + row for row in path)))

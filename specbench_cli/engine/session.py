@@ -7,7 +7,7 @@ method, is its `Harness`; implementations that decode by themselves get a `PeerS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Scoring
+from specbench_cli.engine.scoring import Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -32,6 +32,7 @@ from specbench_cli.engine.types import (
     Outcome,
     Source,
     Step,
+    Sublayer,
     Tokens,
 )
 from specbench_cli.engine.verify import decide, ranking
@@ -117,8 +118,8 @@ class Harness:
         that all of a batch share."""
         session = self._session
         if draft is None:
-            return session._scoring.part(session.since(0), None, "last")
-        x = session._drafts.rows(draft, session.state.length())
+            return session._scoring.part(session.since(session._scoring.ready()), None, "last")
+        x = session._drafts.rows(draft, session._scoring.ready())
         return session._scoring.part(x, draft, "all")
 
     def takes(self, out: Out) -> Tensor:
@@ -199,6 +200,31 @@ class Session:
     def draft(self, name: str = "draft") -> Metered:
         """Another decoder of the run, behind the meter; its forwards count as drafting."""
         return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
+
+    def partial(
+        self,
+        layers: tuple[int, int] | None = None,
+        skip: Iterable[int | Sublayer] = (),
+        *,
+        keep: bool = False,
+    ) -> Partial:
+        """Some of the target as a draft model; its forwards count as drafting, by their share.
+
+        On `session.state` it needs no prefill: it reads the target's own rows of the text. What it
+        writes there is forgotten before the target scores. It can have a state of its own too.
+
+        Args:
+            layers: half-open range of those that run; default: all. An early exit is (0, E), and
+                (E, F) goes on from `Hidden` rows that leave it.
+            skip: what is passed over: layers, or sublayers as (layer, "attention"), (layer, "mlp").
+            keep: whether the target's next score goes on from what (0, E) made of the tokens
+                scored, which costs one wait for the device.
+        Raises:
+            MethodFault: the target has no such layers.
+        """
+        meter, place = self.harness.meter, self._place
+        over = frozenset(skip)
+        return Partial(self._scoring, meter, layers=layers, skip=over, keep=keep, place=place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
@@ -291,8 +317,9 @@ class Session:
         return self._workspace.cost("target", rows)
 
     def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
-        """Time of a draft model's or head's forward, in that of a target forward over one row."""
-        return self._workspace.cost(model.name, rows)
+        """Time of a draft model's or head's forward, in that of a target forward over one row; of
+        a part of the target, its share of a whole forward's."""
+        return model.portion * self._workspace.cost(model.name, rows)
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
@@ -468,7 +495,8 @@ class Session:
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        self.harness.begun(self._scoring.forward(self.since(0), None, "last"))
+        length = self._scoring.ready()
+        self.harness.begun(self._scoring.forward(self.since(length), None, "last"))
 
     def score(self, draft: Draft) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -476,7 +504,7 @@ class Session:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        x = self._drafts.rows(draft, self.state.length())
+        x = self._drafts.rows(draft, self._scoring.ready(keep=True))
         return self._scoring.forward(x, draft, "all")
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
@@ -487,7 +515,7 @@ class Session:
         Raises:
             MethodFault: as `score`; or the target has no such layer.
         """
-        x = self._drafts.rows(draft, self.state.length())
+        x = self._drafts.rows(draft, self._scoring.ready())
         return self._scoring.begin(x, draft, layer)
 
     def end_score(self) -> Tensor:

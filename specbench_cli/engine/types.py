@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -23,6 +23,26 @@ Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "wor
 
 Role = Literal["prefill", "draft", "verify", "aux"]
 """What a forward was for."""
+
+SublayerKind = Literal["attention", "mlp"]
+SUBLAYERS: tuple[SublayerKind, ...] = get_args(SublayerKind)
+"""Of a layer: what mixes rows, and what takes each by itself."""
+
+Sublayer = tuple[int, SublayerKind]
+"""A layer's number, and which of its sublayers."""
+
+Skip = frozenset[int | Sublayer]
+"""What a forward passes over: layers and sublayers. Rows go past them unchanged; a layer whose
+attention is passed over writes no row."""
+
+
+def skipped(skip: Skip) -> frozenset[Sublayer]:
+    """The sublayers that a forward passes over, both of every layer that is named whole."""
+    return frozenset(
+        sublayer
+        for each in skip
+        for sublayer in ([(each, of) for of in SUBLAYERS] if isinstance(each, int) else [each])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +164,7 @@ class Forward:
     """One metered forward. Times in ns since the timer's start; `used` is False for cancelled
     work.
 
-    share: how much of the model's weights it used; 1 for a whole forward.
+    share: how much of the model's weights it read; 1 for a whole forward (`Decoder.share`).
     rows: of a batch, how many rows each sequence had in it, by its place; None for a sequence that
         is decoded alone.
     """

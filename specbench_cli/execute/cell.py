@@ -28,7 +28,16 @@ from specbench_cli.execute.shown import shown
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
-from specbench_cli.store.schema import Drafted, Ns, Params, Record, Steps, Trace, Verdict
+from specbench_cli.store.schema import (
+    Drafted,
+    ForwardKind,
+    Ns,
+    Params,
+    Record,
+    Steps,
+    Trace,
+    Verdict,
+)
 
 Nodes = tuple[int, ...]
 Proposal = tuple[Tensor | None, Nodes | None, Nodes]
@@ -252,8 +261,7 @@ class Cell:
         ns = Ns() if failed or void else Ns(total=m.ns.total) if peer else m.ns
         depth = self._workspace.decoders["target"].n_layers
         kinds = [m.trace.kinds[kind] for kind in m.trace.kind]
-        whole = sum(kind.model == "target" and kind.layers[1] == depth for kind in kinds)
-        drafting = sum(kind.model != "target" for kind in kinds)
+        targets, drafts, equivalents = _counted(kinds, depth)
         unseen = failed or peer
         return Record(
             prompt_id=self.prompt.prompt_id,
@@ -279,8 +287,9 @@ class Cell:
             steps=None if failed else m.steps,
             drafts=None if failed else m.drafts,
             extra=None if failed else m.extra or None,
-            target_forwards=None if unseen else whole,
-            draft_forwards=None if unseen else drafting,
+            target_forwards=None if unseen else targets,
+            draft_forwards=None if unseen else drafts,
+            target_equivalents=None if unseen else equivalents,
             version=m.version,
             batch=m.batch,
             forwards=None if unseen else m.trace,
@@ -370,6 +379,27 @@ def _share(ns: Ns, n: int) -> Ns:
     )
     decode = draft + verify + host
     return Ns(prefill + decode, prefill, decode, draft, verify, host)
+
+
+def _counted(kinds: Sequence[ForwardKind], depth: int) -> tuple[int, int, float]:
+    """Forwards of the target, forwards that draft, and the target's work in whole forwards of it.
+
+    The target's are its prefills, and of a verification what reaches the last layer; the first half
+    of one is neither. Parts of the target that draft do draft, whatever layer they end at.
+    """
+    targets = drafts = 0
+    work = 0.0
+    for kind in kinds:
+        if kind.model != "target":
+            drafts += 1
+            continue
+        work += kind.share
+        whole = kind.share == 1 and kind.role == "prefill"
+        if kind.role == "verify" or whole:
+            targets += kind.layers[1] == depth
+        else:
+            drafts += 1
+    return targets, drafts, round(work, 6)
 
 
 def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:

@@ -170,8 +170,8 @@ def _time(record: Record) -> tuple[float, int] | None:
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
     """What decoding cost in target forwards, and its tokens.
 
-    A forward of another model, or through some of the layers, counts as much of one as it reads
-    weights. Of peers, which show none: a target forward a step and a draft forward a level.
+    A forward of another model, or of a part of one, counts as much of one as it reads weights. Of
+    peers, which show none: a target forward a step and a draft forward a level.
     """
     if not record.n_tokens or record.steps is None:
         return None
@@ -186,8 +186,7 @@ def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, in
     cost = 0.0
     for index, times in Counter(record.forwards.kind).items():
         kind = kinds[index]
-        part = (kind.layers[1] - kind.layers[0]) / depth[kind.model]
-        cost += times * part * share.get(kind.model, 0.0)
+        cost += times * kind.share_of(depth[kind.model]) * share.get(kind.model, 0.0)
     return cost, record.n_tokens
 
 

@@ -297,7 +297,7 @@ class Round:
         forwards = [f for f in meter.forwards if f.role != "prefill"]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
         models = {f.model for f in forwards} - {"target"}
-        drafts = sum(f.model != "target" for f in forwards)
+        drafts = sum(f.role != "verify" for f in forwards)
         drafted = [step.draft for step in steps if step.draft]
         nodes = sum(draft.nodes for draft in drafted)
         own_line = any(draft.nodes > draft.levels for draft in drafted) or any(

@@ -62,6 +62,7 @@ def _process(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
             tokens=span.n_tokens,
             batch=span.batch,
             layers=list(span.layers),
+            share=span.share,
             used=span.used,
         )
     yield from _steps(pid, lanes)

@@ -17,12 +17,14 @@ Align = Literal["l", "r", "c"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: heading, alignment, a row's cell; an optional one is left out where it is empty."""
+    """A column: heading, alignment, a row's cell, and of which rows it has something to say; an
+    optional one is left out where it is empty."""
 
     heading: str
     align: Align
     cell: Callable[[Row], str]
     optional: bool = False
+    of: Callable[[Sequence[Row]], bool] = lambda _: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ COST = (
     Column("TTFT p50 ms", "r", lambda row: text.number(row.ttft_p50_ms, 1)),
     Column("ms/token p50", "r", lambda row: text.number(row.ms_per_token_p50)),
     Column("p95", "r", lambda row: text.number(row.ms_per_token_p95)),
+    Column("work", "r", lambda row: text.number(row.work), of=text.has_partial),
     Column("peak MB", "r", _megabytes),
     Column("output", "l", text.verdicts),
 )
@@ -87,12 +90,13 @@ COST = (
 
 def grid(columns: Sequence[Column], rows: Sequence[Row]) -> Grid:
     """A line a row."""
+    shown = [column for column in columns if column.of(rows)]
     return Grid(
-        tuple(column.heading for column in columns),
-        tuple(column.align for column in columns),
-        tuple(tuple(column.cell(row) for column in columns) for row in rows),
+        tuple(column.heading for column in shown),
+        tuple(column.align for column in shown),
+        tuple(tuple(column.cell(row) for column in shown) for row in rows),
         sum(not row.lossless for row in rows),
-        frozenset(at for at, column in enumerate(columns) if column.optional),
+        frozenset(at for at, column in enumerate(shown) if column.optional),
     ).trimmed()
 
 

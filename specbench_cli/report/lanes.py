@@ -10,7 +10,7 @@ from specbench_cli.store.schema import Record, Trace
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A forward; times in ns since the timer's start."""
+    """A forward; times in ns since the timer's start. share: of the model's weights."""
 
     worker: int
     model: str
@@ -21,6 +21,7 @@ class Span:
     start: int
     end: int
     used: bool
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,16 @@ def lanes_of(record: Record) -> Lanes:
     unused = set(trace.unused)
     spans = [
         Span(
-            kind.worker, kind.model, kind.role, kind.batch, n, kind.layers, t0, t1, at not in unused
+            worker=kind.worker,
+            model=kind.model,
+            role=kind.role,
+            batch=kind.batch,
+            n_tokens=n,
+            layers=kind.layers,
+            start=t0,
+            end=t1,
+            used=at not in unused,
+            share=kind.share,
         )
         for at, (kind, n, t0, t1) in enumerate(
             zip(

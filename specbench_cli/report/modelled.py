@@ -6,9 +6,9 @@ replayed with full overlap:
 1. A worker does what it did in the measured order: forwards, sending, reading.
 2. A forward starts when its worker is free and has read what it had read before that forward; a
    message leaves when its sender has done what it did before, and arrives a latency later.
-3. A forward takes the median of the same forward (model, tokens, layers) in the run's rows that
-   have one worker, and so had the whole machine to themselves; one that none of them has takes what
-   it took.
+3. A forward takes the median of the same forward (model, tokens, layers, share) in the run's rows
+   that have one worker, and so had the whole machine to themselves; one that none of them has takes
+   what it took.
 4. Host work is the worker's own: the median gap, measured, before its forwards and before its
    messages. The latency is the median of the messages whose reader did nothing but wait for them.
 
@@ -45,8 +45,8 @@ HEADINGS = (
     "taken as they were",
 )
 
-Kind = tuple[str, int, tuple[int, int]]
-"""What decides how long a forward takes: model, tokens, layers."""
+Kind = tuple[str, int, tuple[int, int], float]
+"""What decides how long a forward takes: model, tokens, layers, share of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _taken(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
     for index, n_tokens, start, end in columns:
         kind = kinds[index]
         if kind.role != "prefill" and start >= prefill:
-            yield (kind.model, n_tokens * kind.batch, kind.layers), end - start
+            yield (kind.model, n_tokens * kind.batch, kind.layers, kind.share), end - start
 
 
 def replay(lanes: Lanes, known: Mapping[Kind, float], host: Host) -> float:
@@ -199,7 +199,7 @@ def _duration(span: Span, known: Mapping[Kind, float]) -> float:
 
 
 def _kind(span: Span) -> Kind:
-    return span.model, span.n_tokens * span.batch, span.layers
+    return span.model, span.n_tokens * span.batch, span.layers, span.share
 
 
 def _row(

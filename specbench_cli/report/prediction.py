@@ -4,7 +4,8 @@ A record's trace is replayed: every forward costs what the probe's curve says fo
 and the rows before it, every step what the host's work costs. The rows before a forward follow from
 the record: a prefill leaves the prompt's, a forward adds its own, and with a step all models forget
 what lies beyond the last committed token but one (that last one roots the next step). A head reads
-the prompt after the target's prefill, in one forward that costs what its prefill does.
+the prompt after the target's prefill, in one forward that costs what its prefill does. Parts of the
+target that draft leave no rows behind; a forward through part of a model costs its share.
 
 A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
 found of trees, and the host's work with it and with heads has a line of its own (`Costs.hosts`).
@@ -129,10 +130,9 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
     Verifications are matched to steps in order; where there are more of them than steps (a method
     that verifies ahead) they commit evenly.
     """
-    verifications = sum(
-        trace.kinds[kind].role == "verify" and at not in trace.unused
-        for at, kind in enumerate(trace.kind)
-    )
+    last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
+    ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
+    verifications = sum(ends[kind] and at not in trace.unused for at, kind in enumerate(trace.kind))
     trees = [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]
     host_of = _host_of(trace, any(trees), costs)
     committed = list(accumulate(steps.committed, initial=0))
@@ -142,17 +142,22 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
     busy: dict[int, float] = defaultdict(float)
     for at, (index, n) in enumerate(zip(trace.kind, trace.n_tokens, strict=True)):
         kind = trace.kinds[index]
-        share = _share(kind.layers, costs.models.get(kind.model, {}).get("n_layers"))
+        share = kind.share_of(costs.models.get(kind.model, {}).get("n_layers"))
         if kind.role == "prefill":
+            if kind.model != "target":
+                share = 1.0  # draft models make no logits of a prompt, in the probe as here
+            elif share == 1:
+                prompt = n
             prefill += share * costs.prefill_ns(kind.model, n)
             rows[kind.model] = n
-            if kind.model == "target":
-                prompt = n
             continue
+        done = verified * len(trees) // max(1, verifications)
+        if kind.role == "verify":  # what parts of the target drafted behind the text is gone
+            rows[kind.model] = min(rows[kind.model], prompt + committed[done])
         context, new = rows[kind.model], n * kind.batch
         if context:
             counts = kind.role == "verify" and at not in trace.unused
-            tree = counts and trees[verified * len(trees) // verifications]
+            tree = counts and trees[done : done + 1] == [True]
             busy[kind.worker] += share * costs.forward_ns(kind.model, new, context, tree=tree)
             extrapolated += not costs.covers(kind.model, new, context, tree=tree)
         else:
@@ -160,7 +165,7 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
         if at in trace.unused:
             continue
         rows[kind.model] += n
-        if kind.role == "verify":
+        if ends[index]:
             verified += 1
             done = verified * len(trees) // verifications
             for model, length in rows.items():
@@ -173,12 +178,6 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
         forwards=len(trace.kind),
         extrapolated=extrapolated,
     )
-
-
-def _share(layers: tuple[int, int], all_layers: int | None) -> float:
-    """Of a model's layers; its embedding and head are taken to be spread over them."""
-    first, end = layers
-    return (end - first) / all_layers if all_layers else 1.0
 
 
 def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:

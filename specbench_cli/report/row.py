@@ -53,7 +53,9 @@ class Row:
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
         guess and count so in `extra`.
     discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
-        / tokens; of peers, whose forwards are not seen, one for prefill and one a step.
+        / tokens; of peers, whose forwards are not seen, one for prefill and one a step. work: the
+        same with parts of the target counted too, each by the share of the weights that it reads;
+        null for peers, and for records before schema 5.
     tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
         committed in it, over outputs. share_*: of decode; with several workers of their sum.
     learn_share: what learning between requests took of all wall time; null where nothing is learnt.
@@ -102,6 +104,7 @@ class Row:
     reuse_rate: float | None
     discard_rate: float | None
     verification_rate: float | None
+    work: float | None
     tokens_per_s: float | None
     ttft_p50_ms: float | None
     ms_per_token_p50: float | None
@@ -210,6 +213,7 @@ def make_row(
         reuse_rate=_reuse_rate(cells),
         discard_rate=discarded,
         verification_rate=verified,
+        work=_work(cells),
         tokens_per_s=_tokens_per_s(timed),
         ttft_p50_ms=_percentile(
             [r.ns.prefill / 1e6 for r in timed if r.ns.prefill is not None], 50
@@ -323,6 +327,15 @@ def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:
             verified += r.target_forwards or 1 + len(r.steps.levels)
             tokens += r.n_tokens
     return _ratio(discarded, tokens), _ratio(verified, tokens)
+
+
+def _work(cells: Iterable[Record]) -> float | None:
+    known = [
+        (r.target_equivalents, r.n_tokens)
+        for r in cells
+        if r.target_equivalents is not None and r.n_tokens
+    ]
+    return _ratio(sum(work for work, _ in known), sum(n for _, n in known))
 
 
 def _tokens_per_s(timed: Iterable[Record]) -> float | None:

@@ -64,6 +64,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        *text.work(summary),
         *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
         *text.evidence(summary),
@@ -101,6 +102,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "mat": row.mat,
             "accept": row.acceptance_rate,
             "relaxed": row.relaxed,
+            "work": row.work,
             "tokens_per_s": row.tokens_per_s,
             "target": row.share_target,
             "draft": row.share_draft,
@@ -128,6 +130,8 @@ def _drawn(summary: Summary) -> list[Text]:
     ]
     if any(row.relaxed is not None for row in summary.rows):
         columns.insert(6, _Column("relaxed", lambda row: Text(text.percent(row.relaxed))))
+    if text.has_partial(summary.rows):
+        columns.insert(6, _Column("work", lambda row: Text(text.number(row.work))))
     if any(row.params_from not in (None, "default") for row in summary.rows):
         bar = len(columns) - 2
         columns.insert(

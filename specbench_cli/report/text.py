@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specbench_cli.report.facts import Facts
 from specbench_cli.report.row import Row
 from specbench_cli.report.speedups import BASELINE
@@ -11,6 +13,8 @@ NONE = "-"
 LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
+_ROUNDING = 1e-6
+"""Of shares in records."""
 BAR_WIDTH = 11
 BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
@@ -55,6 +59,26 @@ def verdicts(row: Row) -> str:
     words = ["upper bound"] * row.upper_bound + ["control"] * row.control
     words += [f"{n} {kind}" for kind, n in counts.items() if n]
     return ", ".join(words + ["reference"] * bool(row.reference))
+
+
+def has_partial(rows: Iterable[Row]) -> bool:
+    """Whether parts of the target ran in some row, so that its forwards alone do not tell its
+    work."""
+    return any(
+        row.work is not None
+        and row.verification_rate is not None
+        and abs(row.work - row.verification_rate) > _ROUNDING
+        for row in rows
+    )
+
+
+def work(summary: Summary) -> list[str]:
+    """What the column of that name means, where it is shown."""
+    if not has_partial(summary.rows):
+        return []
+    return [
+        "work: target forwards a token, parts of one by the share of its weights that they read"
+    ]
 
 
 def shares(row: Row) -> dict[str, int]:
@@ -166,7 +190,9 @@ def controls(summary: Summary) -> list[str]:
             if rule
             else f"a row of {name} whose accept rule is RandomAccept({rate})"
         )
-        lines.append(f"no control: {row.label} let {rate} of the rejected levels pass: add {how}")
+        lines.append(
+            f"no control lets as many pass as {row.label}, {rate} of the rejected levels: add {how}"
+        )
     return lines
 
 

@@ -96,6 +96,12 @@ def _validate_batch(record: Record) -> None:
     batch, work = record.batch, record.target_equivalents
     if work is not None:
         _ensure(math.isfinite(work) and work >= 0, "target_equivalents", "not 0 or more")
+        if record.forwards is not None and batch is None:
+            kinds = [record.forwards.kinds[kind] for kind in record.forwards.kind]
+            shares = sum(kind.share for kind in kinds if kind.model == "target")
+            _ensure(abs(work - shares) < 1e-3, "target_equivalents", "not the sum of their shares")
+    for kind in record.forwards.kinds if record.forwards is not None else ():
+        _ensure(0 <= kind.share <= 1, "forwards.kinds.share", "not within 0..1")
     if batch is not None:
         _ensure(0 <= batch.place < batch.size, "batch.place", "not below its size")
         _ensure(0 < batch.finished <= batch.total, "batch.finished", "not within the total")

@@ -95,7 +95,7 @@ class Drafted:
 @dataclass(frozen=True, slots=True)
 class ForwardKind:
     """What many forwards of a trace have in common; `layers` is a half-open range, `share` how much
-    of the model's weights they used: 1 for a whole forward."""
+    of the model's weights they read: 1 for a whole forward."""
 
     model: str
     role: str
@@ -103,6 +103,15 @@ class ForwardKind:
     batch: int
     layers: tuple[int, int]
     share: float = 1.0
+
+    def share_of(self, n_layers: int | None) -> float:
+        """The share, by which a forward's cost is taken to scale.
+
+        Records before schema 5 do not say it: each of the model's `n_layers` layers counts the same
+        (None: unknown).
+        """
+        first, end = self.layers
+        return self.share if self.share < 1 or not n_layers else (end - first) / n_layers
 
 
 class Forward(Protocol):

@@ -188,7 +188,7 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: 
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     save_file(weights, part / "model.safetensors")
     moments = {
-        f"{name}:{key}": value
+        f"{name}:{key}": value.contiguous()
         for name, p in model.named_parameters()
         for key, value in optimizer.state[p].items()
     }

@@ -50,6 +50,27 @@ def test_rows_of_another_place_change_what_the_second_layer_says(row: int) -> No
     ]
 
 
+def test_sublayers_that_are_passed_over_change_what_it_says_and_hold_no_rows() -> None:
+    before, last = [0, 1, 0], [1, 0, 2]
+    shifted = [2, 1, 3]
+    due = {
+        (1,): (EXITS[before, last], [3, 0]),
+        ((1, "attention"),): (TABLE[[0, 0, 0], last], [3, 0]),
+        ((1, "mlp"),): (TABLE[before, [0, 0, 0]], [3, 3]),
+        ((0, "attention"),): (TABLE[before, shifted], [0, 3]),
+        (0,): (TABLE[before, shifted], [0, 3]),
+        (0, 1): (torch.eye(4, dtype=TABLE.dtype)[last], [0, 0]),
+    }
+    for skip, (rows, lengths) in due.items():
+        model = decoder()
+        state = model.new_state(4)
+        out = model.forward(IDS, state, skip=frozenset(skip), logits_at="all")
+        assert torch.equal(out.logits[0], rows)
+        assert state.lengths == lengths
+        assert state.length(0, 0) == lengths[0]
+        assert len(state.rows) == max(lengths)
+
+
 def test_layers_that_hold_fewer_rows_keep_those_they_have() -> None:
     state = decoder().new_state(8)
     decoder().forward(IDS, state, layers=(0, 1))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_cli import registry
-from specbench_cli.app import main
+from specbench_cli import app, registry
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.models.head import NORMED, features
@@ -85,9 +84,8 @@ def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear
 def run(tmp_path, folder, *more):
     words = ["run", "--plugin", str(FILE), "-m", "linear", "--set", f"linear.head={folder}"]
     words += ["--limit", "4", "--max-new-tokens", "32", "--allow-noise", "--threads", "1"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--out", str(tmp_path / "run"), *more])
-    return ended.value.code, RunDir.open(tmp_path / "run")
+    code = app._run([*words, "--out", str(tmp_path / "run"), *more])
+    return code, RunDir.open(tmp_path / "run")
 
 
 @pytest.mark.smoke

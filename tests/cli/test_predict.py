@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save_file
 
 from methods._heads.eagle import EagleHead
-from specbench_cli import app
+from specbench_cli import app, registry
 from specbench_cli.commands import _probe
 from specbench_cli.commands.predict import EXAMPLES
 from specbench_cli.engine.models.load import load_decoder
@@ -342,3 +342,27 @@ def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path)
     code, _, err = run("predict", "--probe", "--target", "embedded-1m", "--out", "file/costs.json")
     assert code == 2
     assert "cannot write the costs to file/costs.json" in err
+
+
+@pytest.mark.smoke
+def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe, tmp_path):
+    file = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
+    registry.load_plugin(str(file))
+    (wanted,) = registry.build("linear", {}).artifacts()
+    target = load_decoder(resolve("embedded-1m").path, name="target")
+    wanted.kind.random({"target": target}).save(tmp_path / "head")
+    asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
+    asked += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
+    small = ["--limit", "1", "--max-new-tokens", "8"]
+    assert run("run", *asked, *small)[0] == 0
+    assert run("predict", "--probe", *asked[:5], "--rounds", "1")[0] == 0  # without the head
+    code, out, err = run("predict", "last")
+    assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
+    assert "the probe has no costs of its linear" in err
+    assert "--plugin stateless_head.py" in err
+    code, out, err = run("predict", "--probe", *asked, "--rounds", "1")
+    assert code == 0, err
+    assert {row["model"] for row in table_of(out)} == {"target", "linear"}
+    code, out, err = run("predict", "last")
+    assert [row["label"] for row in table_of(out)] == ["vanilla", "linear", "all"]
+    assert float(table_of(out)[1]["predicted"]) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,88 @@ def test_skipped_layer_is_as_if_it_were_not_there(tiny_checkpoint: Maker) -> Non
     expected = module.lm_head(module.model.norm(h))
     assert apart(torch.cat(found, 1), expected) <= CLOSE
     assert [state.length(0, layer) for layer in range(3)] == [12, 0, 12]
+
+
+SKIPS: tuple[tuple[Any, ...], ...] = (
+    ((1, "attention"),),
+    ((0, "mlp"), (2, "mlp")),
+    ((0, "attention"), (1, "mlp")),
+    (1, (2, "attention")),
+    ((1, "attention"), (1, "mlp")),
+    ((0, "attention"), (1, "attention"), (2, "attention")),
+)
+
+
+@pytest.mark.parametrize("skip", SKIPS, ids=str)
+@pytest.mark.parametrize("case", ["llama biases", "mistral", "qwen3"])
+def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
+    tiny_checkpoint: Maker, case: str, skip: tuple[Any, ...]
+) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(24)
+    module = copy.deepcopy(module_of(decoder))
+    over = {(at, kind) for at in range(3) for kind in ("attention", "mlp") if at in skip}
+    over |= {each for each in skip if isinstance(each, tuple)}
+    left = {}
+    for at, layer in enumerate(module.model.layers):  # what is taken out adds nothing
+        if (at, "attention") in over:
+            layer.self_attn.forward = lambda hidden_states, **_: (hidden_states * 0, None)
+        if (at, "mlp") in over:
+            layer.mlp.forward = lambda hidden_states: hidden_states * 0
+        layer.register_forward_hook(lambda *given, at=at: left.__setitem__(at, given[-1]))
+    with torch.no_grad():
+        expected = module(input_ids=ids, use_cache=False).logits
+    state, how = decoder.new_state(30), {"skip": frozenset(skip)}
+    found = [logits(decoder, ids[:, :15], state, **how)]
+    found += [logits(decoder, ids[:, at : at + 1], state, **how) for at in (15, 16)]
+    state.commit(0, range(max(state.length(0, at) for at in range(3))))
+    logits(decoder, 196 - ids[:, 17:20], state, **how)  # rejected
+    state.rollback(0, 17)
+    out = decoder.forward(Tokens(ids[:, 17:]), state, logits_at="all", taps=(0, 1, 2), **how)
+    assert apart(torch.cat([*found, out.logits], 1), expected) <= CLOSE
+    for at in range(3):
+        assert apart(out.taps[at], left[at][:, 17:]) <= CLOSE
+        assert state.length(0, at) == (0 if (at, "attention") in over else 24)
+
+
+def test_a_tree_past_sublayers_is_its_paths(tiny_checkpoint: Maker) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
+    skip, state = frozenset({(1, "attention"), (2, "mlp")}), decoder.new_state(20)
+    logits(decoder, ids[:, :9], state, skip=skip)
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    found = logits(
+        decoder, ids[:, 9:], state, skip=skip, mask=mask, positions=torch.tensor([[9, 10, 10]])
+    )
+    for path in ((9, 10), (9, 11)):
+        alone = decoder.new_state(20)
+        logits(decoder, ids[:, :9], alone, skip=skip)
+        due = logits(decoder, ids[:, path], alone, skip=skip)[:, -1]
+        assert apart(found[:, path[1] - 9], due) <= CLOSE
+
+
+def test_a_share_is_that_of_the_bytes_that_are_read(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "qwen2")
+    module = module_of(decoder)
+
+    def size(part: Any) -> int:
+        return sum(weight.numel() for weight in part.parameters())
+
+    layers = [
+        (
+            size(layer.self_attn) + size(layer.input_layernorm),
+            size(layer.mlp) + size(layer.post_attention_layernorm),
+        )
+        for layer in module.model.layers
+    ]
+    end = size(module.lm_head) + size(module.model.norm)
+    whole = sum(map(sum, layers)) + end
+    assert decoder.share() == decoder.share((0, 3)) == 1
+    assert decoder.share(logits=False) == pytest.approx(1 - end / whole)
+    assert decoder.share((0, 2)) == pytest.approx((sum(map(sum, layers[:2])) + end) / whole)
+    rest = decoder.share((2, 3))
+    assert decoder.share((0, 2), logits=False) + rest == pytest.approx(1)
+    skip = frozenset({0, (1, "attention"), (2, "mlp")})
+    read = layers[1][1] + layers[2][0] + end
+    assert decoder.share(skip=skip) == pytest.approx(read / whole)
 
 
 def test_taps_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,50 @@ def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
     assert decoder.forward(Tokens(ids), decoder.new_state(12), logits_at=None).logits is None
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    "skip", [(0,), (1,), (2,), (0, 2), ((1, "attention"), (1, "mlp"))], ids=str
+)
+def test_skipped_layers_are_as_if_they_were_not_there(
+    tiny_checkpoint: Maker, family: str, skip: tuple[Any, ...]
+) -> None:
+    decoder, ids = decoder_of(tiny_checkpoint, family), some_ids(12)
+    state, over = decoder.new_state(20), {at for at in range(3) if at in skip} or {1}
+    found = [logits(decoder, ids[:, :8], state, skip=frozenset(skip))]
+    found.append(logits(decoder, ids[:, 8:], state, skip=frozenset(skip)))
+    module = copy.deepcopy(decoder.module)
+    for at in over:
+        layer = module.base_model.get_submodule("h" if family == "gpt2" else "layers")[at]
+        in_tuples = decoder._in_tuples
+        layer.forward = lambda rows, *_, t=in_tuples, **__: (rows,) if t else rows
+    with torch.no_grad():
+        expected = module(input_ids=ids, use_cache=False).logits
+    assert apart(torch.cat(found, 1), expected) <= CLOSE * max(1.0, float(expected.abs().max()))
+    assert [state.length(0, at) for at in range(3)] == [0 if at in over else 12 for at in range(3)]
+
+
+def test_layers_that_run_hold_equally_many_rows(tiny_checkpoint: Maker) -> None:
+    decoder, state = decoder_of(tiny_checkpoint, "gpt2"), None
+    state = decoder.new_state(20)
+    logits(decoder, some_ids(4), state, skip=frozenset({1}))
+    with pytest.raises(ValueError, match="must hold equally many rows"):
+        logits(decoder, some_ids(1), state, skip=frozenset({2}))
+
+
+def test_a_share_is_that_of_the_bytes_of_layers_and_output_matrix(tiny_checkpoint: Maker) -> None:
+    decoder = decoder_of(tiny_checkpoint, "gpt2")
+    size = [sum(w.numel() for w in layer.parameters()) for layer in decoder.module.transformer.h]
+    end = decoder.module.lm_head.weight.numel()
+    assert decoder.share() == decoder.share((0, 3)) == 1
+    assert decoder.share((0, 1)) == pytest.approx((size[0] + end) / (sum(size) + end))
+    assert decoder.share(skip=frozenset({0, 2})) == decoder.share((1, 2))
+    assert decoder.share((0, 1), logits=False) + decoder.share((1, 3)) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"skip": frozenset({1})}, "skips no layers"),
+        ({"skip": frozenset({(1, "mlp")})}, "skips no sublayers, only layers"),
         ({"x": Hidden(torch.zeros(1, 2, 64))}, "layer 0 is entered with token ids"),
         ({"layers": (1, 3)}, "layer 1 is entered with hidden rows"),
     ],

@@ -55,6 +55,19 @@ def test_a_record_names_the_model_its_layers_and_the_batch(meter, decoder):
         )
 
 
+def test_a_record_says_how_much_of_the_weights_was_read(meter, table_decoder, random_table):
+    table = random_table(4, seed=0)
+    metered = Metered(table_decoder("tables", table, table + 1), meter, role="verify")
+    state = metered.new_state(9)
+    metered.forward(ids(0), state)
+    first = metered.forward(ids(1), state, layers=(0, 1), early=True, logits_at="all")
+    assert torch.equal(first.logits, first.hidden)
+    assert metered.forward(ids(1), state, layers=(0, 1), early=True, logits_at=None).logits is None
+    metered.forward(ids(2), state, skip=frozenset({(1, "mlp")}))
+    metered.forward(ids(2), state, skip=frozenset({0, (1, "attention")}))
+    assert [f.share for f in meter.forwards] == [1, 0.5, 0.5, 0.75, 0.25]
+
+
 def test_metering_changes_neither_input_nor_output(meter, decoder):
     metered = Metered(decoder, meter, role="verify")
     ours, plain = decoder.new_state(4), decoder.new_state(4)

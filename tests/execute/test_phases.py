@@ -1,11 +1,23 @@
 """Where time goes, with one worker and with several."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.types import Forward
+from specbench_cli.execute.cell import _counted
 from specbench_cli.execute.phases import covered, divided
-from specbench_cli.store.schema import Ns
+from specbench_cli.store.schema import ForwardKind, Ns
+
+WHOLE_PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
+WHOLE = ForwardKind("target", "verify", 0, 1, (0, 8))
+FIRST = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
+SECOND = ForwardKind("target", "verify", 0, 1, (4, 8), 0.5)
+PAST = ForwardKind("target", "draft", 0, 1, (0, 8), 0.7)
+DRAFT_PREFILL = ForwardKind("draft", "prefill", 0, 1, (0, 2), 0.9)
+DRAFT = ForwardKind("draft", "draft", 0, 1, (0, 2))
 
 
 def forward(role, worker, t0, t1):
@@ -20,6 +32,34 @@ def test_times_of_one_worker_add_up():
         forward("verify", 0, 40, 90),
     ]
     assert divided(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
+
+
+def test_parts_of_the_target_that_draft_take_drafting_time():
+    trace = [
+        forward("prefill", 0, 0, 18),
+        replace(forward("draft", 0, 20, 30), model="target", layers=(0, 1), share=0.5),
+        replace(forward("verify", 0, 40, 90), model="target"),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 10, 50, 20)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "counted"),
+    [
+        # vanilla: a prefill and two steps
+        ([WHOLE_PREFILL, WHOLE, WHOLE], (3, 0, 3.0)),
+        # a draft model, whose prefill makes no logits
+        ([DRAFT_PREFILL, WHOLE_PREFILL, DRAFT, WHOLE], (2, 2, 2.0)),
+        # a verification in two halves
+        ([WHOLE_PREFILL, FIRST, SECOND], (2, 0, 2.1)),
+        # parts that draft: an early exit, all layers but for some, and a state of its own
+        ([WHOLE_PREFILL, replace(FIRST, role="draft"), PAST, WHOLE], (2, 2, 3.3)),
+        ([replace(FIRST, role="prefill"), WHOLE_PREFILL, WHOLE], (2, 1, 2.6)),
+        ([replace(PAST, role="prefill"), WHOLE_PREFILL, WHOLE], (2, 1, 2.7)),
+    ],
+)  # fmt: skip
+def test_forwards_are_counted_by_what_they_were_for(kinds, counted):
+    assert _counted(kinds, 8) == counted
 
 
 def test_host_is_what_no_worker_covers():

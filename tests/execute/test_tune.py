@@ -121,6 +121,13 @@ def test_forwards_count_by_the_weights_that_they_read():
     assert cost == pytest.approx(2 + 2 / 8 + 1 / 2)
 
 
+def test_parts_count_by_their_share_where_the_record_says_it():
+    own = cell("a", "1")
+    own.forwards.kinds[2] = ForwardKind("target", "draft", 0, 1, (0, 4), 0.6)
+    cost, _ = tune.forwards_cost(own, {"target": 800, "draft": 100})
+    assert cost == pytest.approx(2 + 2 / 8 + 0.6)
+
+
 def test_peers_forwards_are_those_of_their_steps():
     peer = cell("a", "1")
     peer.forwards = None

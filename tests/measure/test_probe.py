@@ -13,7 +13,7 @@ from specbench_cli.engine import sequence as text
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.models import meter
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import NORMED, Head
+from specbench_cli.engine.models.head import NORMED, FeatureHead, Head
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Out
@@ -92,6 +92,21 @@ class TimedHead(Timed, Head):
         return super().forward(x, state, **rest)
 
 
+class TimedRows(FeatureHead):
+    """A head without a state; `more` ns for each row."""
+
+    kind, taps = "rows", (0, NORMED)
+
+    def __init__(self, target, clock, more):
+        super().__init__(target)
+        self.clock, self.more = clock, more
+
+    def forward(self, rows):
+        assert rows.shape[1] == self.width
+        self.clock.now += 50_000 + self.more * len(rows)
+        return torch.zeros(2, len(rows), self.vocab_size)
+
+
 class Meter:
     """Says what the test wants of each window; every round fills one."""
 
@@ -137,7 +152,14 @@ def measure(clock):
     """Probes a target that takes 1 ms and 50 us a token, and a draft that takes a tenth."""
 
     def run(
-        *shares, allow_noise=False, context_ns=0, drafts=("draft",), heads=(), more=(), **options
+        *shares,
+        allow_noise=False,
+        context_ns=0,
+        drafts=("draft",),
+        heads=(),
+        stateless=(),
+        more=(),
+        **options,
     ):
         def cost(base):
             return lambda n, context: base + base // 20 * n + context_ns * context
@@ -148,6 +170,8 @@ def measure(clock):
         for name in heads:
             workspace._artifacts[name] = TimedHead(name, clock, cost(200_000))
             decoders[name] = workspace._artifacts[name]
+        for ns in stateless:
+            workspace._artifacts["rows"] = TimedRows(decoders["target"], clock, ns)
         drafting = {f"sps of {n}": Sps(SpsParams(length=n)).generate for n in (2, 6)}
         found = probe(
             workspace,
@@ -245,6 +269,14 @@ def test_heads_of_the_workspace_are_probed_beside_the_draft(measure):
         p.ns == 200_000 + 10_000 * p.n_tokens + TREE * (p.n_tokens in FULL.levels)
         for p in head.forwards
     )
+
+
+def test_heads_without_a_state_are_probed_by_rows_whatever_comes_before(measure):
+    rows = measure(stateless=(1_000,), rounds=4)[0].curves["rows"]
+    assert [(p.n_tokens, p.ns) for p in rows.prefills] == [(1, 51_000)]
+    times = {(p.n_tokens, p.context): p.ns for p in rows.forwards}
+    assert times.keys() == {(n, c) for n in (1, *FULL.levels) for c in FULL.contexts}
+    assert all(ns == 50_000 + 1_000 * n for (n, _), ns in times.items())
 
 
 class Star:

@@ -52,6 +52,16 @@ def test_steps_end_with_whole_verifications_and_follow_each_other(record):
     assert [(s.start, s.end, s.committed) for s in steps] == [(1_000, 2_000, 3), (2_000, 3_000, 1)]
 
 
+def test_a_span_says_its_share_and_so_does_the_chrome_trace(record, tmp_path):
+    record.forwards.kinds[2] = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
+    lanes = lanes_of(record)
+    assert [s.share for s in lanes.spans] == [1, 0.6, 1, 1, 1, 1]
+    events = json.loads(write_trace([lanes], tmp_path / "t.json").read_text())["traceEvents"]
+    assert [e["args"]["share"] for e in events if "share" in e.get("args", {})] == [
+        s.share for s in lanes.spans
+    ]
+
+
 def test_output_without_a_trace_has_no_lanes(record):
     record.forwards = None
     assert lanes_of(record).spans == ()

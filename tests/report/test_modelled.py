@@ -131,12 +131,18 @@ def test_pearl_step_takes_the_longer_of_the_two():
 
 
 def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_than_it_did():
-    known = {("target", 1, (0, 8)): 5.0, ("draft", 1, (0, 8)): 50.0}
+    known = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
     assert (
         replay(lanes([span(TARGET, 0, 30), span(TARGET, 30, 70, n_tokens=4)]), known, NO_HOST) == 45
     )
     own = [span(DRAFT, 0, 7, used=False), span(DRAFT, 7, 17)]
     assert replay(lanes(own), known, NO_HOST) == 57
+
+
+def test_a_part_takes_what_parts_of_its_share_take():
+    known = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
+    whole = span(TARGET, 0, 30)
+    assert replay(lanes([whole, replace(whole, start=30, end=70, share=0.5)]), known, NO_HOST) == 8
 
 
 def test_cancelled_forwards_at_the_end_are_not_waited_for():

@@ -145,7 +145,44 @@ def test_part_of_the_layers_is_part_of_the_cost():
     kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
     found = replay(forwards, PLAIN, make_costs())
-    assert found.decode == pytest.approx(1020 / 4 + 1021 + 100 + 10)
+    # the row that it drafted is gone once the target verifies
+    assert found.decode == pytest.approx(1020 / 4 + 1020 + 100 + 10)
+
+
+def test_parts_that_draft_leave_no_rows_and_cost_their_share():
+    part = ForwardKind("target", "draft", 0, 1, (0, 2), 0.3)
+    past = ForwardKind("target", "draft", 0, 1, (0, 8), 0.6)
+    on = ForwardKind("target", "verify", 0, 1, (2, 8), 0.8)
+    kinds = [*KINDS, part, past, on]
+    steps = Steps([2, 1], [2, 1], [2, 1], [1, 0], [2, 1])
+    forwards = trace(
+        (PREFILL, 20),
+        (3, 1), (3, 1), (VERIFY, 3),  # of the two one stands: 22 rows of text
+        (4, 1), (5, 2),
+        kinds=kinds,
+    )  # fmt: skip
+    found = replay(forwards, steps, make_costs())
+    drafts = 0.3 * (1020 + 1021) + 0.6 * 1022
+    target = 3020 + 0.8 * 2022
+    assert found.decode == pytest.approx(drafts + target + 2 * 100 + 3 * 10 + 3)
+
+
+def test_a_parts_prefill_costs_its_share_and_a_drafts_what_the_probes_did():
+    own = ForwardKind("target", "prefill", 0, 1, (0, 4), 0.5)
+    draft = ForwardKind("draft", "prefill", 0, 1, (0, 2), 0.8)
+    forwards = trace((3, 20), (4, 20), (PREFILL, 20), (VERIFY, 1), kinds=[*KINDS, own, draft])
+    found = replay(forwards, PLAIN, make_costs())
+    assert found.prefill == pytest.approx((0.5 + 1 + 1) * 200 + 100)
+    assert found.decode == pytest.approx(1020 + 100)
+
+
+def test_halves_of_a_verification_are_one():
+    first = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
+    rest = ForwardKind("target", "verify", 0, 1, (4, 8), 0.5)
+    steps = Steps([1, 0], [1, 0], [1, 0], [1, 0], [2, 1])
+    forwards = trace((PREFILL, 20), (3, 2), (4, 2), (VERIFY, 1), kinds=[*KINDS, first, rest])
+    found = replay(forwards, steps, make_costs())
+    assert found.decode == pytest.approx(1.1 * 2020 + 1022 + 2 * 100 + 1)
 
 
 def test_tree_costs_what_trees_do_and_its_host_line_counts():

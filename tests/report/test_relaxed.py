@@ -86,7 +86,7 @@ def test_a_lossy_row_without_its_control_says_how_to_add_it(made, labels, lackin
     summary, *_ = made(*labels, rules=rules)
     rate = row_of(summary, "lax").rule_rate
     line = (
-        f"no control: lax let {rate:.3g} of the rejected levels pass: add --sweep"
+        f"no control lets as many pass as lax, {rate:.3g} of the rejected levels: add --sweep"
         f" sps.accept=typical,random --set sps.rate={rate:.3g}"
     )
     assert text.controls(summary) == [line] * lacking

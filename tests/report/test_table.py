@@ -10,6 +10,8 @@ import pytest
 
 from specbench_cli.report import text
 from specbench_cli.report.facts import Facts
+from specbench_cli.report.grids import COST, grid
+from specbench_cli.report.html.tables import overall
 from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.summary import summarise
@@ -168,6 +170,36 @@ def test_bar_has_eleven_marks_by_largest_remainder(make_reading, shares, bar):
     )
     marks = text.shares(row)
     assert "".join(text.BAR_MARKS[name] * n for name, n in marks.items()) == bar
+
+
+def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic, tmp_path):
+    records = synthetic.records()
+    for record in records:
+        if not record.peer:
+            record.target_equivalents = float(record.target_forwards)
+    lines = _text(make_reading(records)).splitlines()
+    assert " work " not in lines[2] and not any(" work: " in line for line in lines)
+    assert "work" not in grid(COST, make_reading(records).summary.rows).headings
+    for record in records:
+        if record.label == "staged":
+            record.target_equivalents += 0.25 * record.draft_forwards
+    reading = make_reading(records)
+    lines = _text(reading).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert " accept work tok/s " in lines[2]
+    rows = {row.label: row for row in reading.summary.rows}
+    own = [record for record in records if record.label == "staged"]
+    work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
+    assert rows["staged"].work == pytest.approx(work)
+    assert rows["sps"].work == pytest.approx(rows["sps"].verification_rate)
+    assert (rows["vanilla"].work, rows["hf:vanilla"].work) == (1, None)
+    (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
+    shown = grid(COST, reading.summary.rows)
+    at = shown.headings.index("work")
+    assert {line[0]: line[at] for line in shown.rows}["staged"] == f"{work:.2f}"
+    (table,) = overall(reading.summary)
+    (column,) = [column for column in table.columns if column.heading == "work"]
+    assert f" work: {column.title}" == note
 
 
 def test_pipe_gets_tsv_on_stdout_and_talk_on_stderr(make_reading, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -176,6 +177,28 @@ def test_valid_record_passes(make_record):
 def test_broken_invariant_is_named(make_record, field, changes):
     with pytest.raises(ValueError, match=f"^{field.replace('.', '[.]')}: "):
         validate(make_record(**changes))
+
+
+@pytest.mark.parametrize(("work", "share", "holds"), [
+    (2.0, 1.0, True), (1.5, 0.75, True), (None, 0.75, True), (0.5, 0.75, False), (2.5, 1.25, False),
+])  # fmt: skip
+def test_equivalents_are_the_sum_of_the_targets_shares(make_record, work, share, holds):
+    record = make_record(target_equivalents=work)
+    target, draft = record.forwards.kinds
+    record.forwards.kinds = [replace(target, share=share), replace(draft, share=0.9)]
+    if holds:
+        validate(record)
+        return
+    with pytest.raises(ValueError, match=r"^(target_equivalents|forwards\.kinds\.share): "):
+        validate(record)
+
+
+def test_a_kinds_share_is_that_of_its_layers_in_older_records():
+    half = ForwardKind("target", "verify", 0, 1, (4, 8))
+    assert half.share_of(8) == 0.5
+    assert half.share_of(None) == 1
+    assert replace(half, share=0.6).share_of(8) == 0.6
+    assert ForwardKind("target", "verify", 0, 1, (0, 8)).share_of(8) == 1
 
 
 def test_peer_may_leave_null_what_it_cannot_see(make_record):

@@ -8,6 +8,7 @@ out once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -188,7 +189,8 @@ def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
     """A draft of a template's shape from logits that are there for all levels (Medusa's).
 
     The children of all nodes of a level are the same tokens, the best of its row. Levels that have
-    no row, or that the rest of the budget cannot use, are left out. Waits once.
+    no row, or that the rest of the budget cannot use, are left out, and so is what a row rules out
+    (-inf). Waits once.
 
     Args:
         logits: [levels, V] over the target's ids.
@@ -197,7 +199,14 @@ def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
     if not tree.nodes:
         return session.chain(())
     width = 1 + max(max(node) for node in tree.nodes)
-    best, _ = session.ranked(logits[: tree.depth], width, ahead=range(tree.depth))
+    best, worth = session.ranked(logits[: tree.depth], width, ahead=range(tree.depth))
+    if any(row[-1] == -math.inf for row in worth):
+        possible = [
+            node
+            for node in tree.nodes
+            if all(worth[level][rank] > -math.inf for level, rank in enumerate(node))
+        ]
+        tree = tree_of_choices(possible)
     return session.tree([best[len(node) - 1][node[-1]] for node in tree.nodes], tree.parents)
 
 

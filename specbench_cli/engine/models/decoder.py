@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Features, Input, Out, Source, Tokens
+from specbench_cli.engine.types import Features, Input, Out, Skip, Source, Tokens, skipped
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -105,7 +105,7 @@ class Decoder(ABC):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
+        skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
@@ -122,7 +122,7 @@ class Decoder(ABC):
                 [n, w + n], the first w are the last w rows written before (a tree that is drafted
                 level by level).
             layers: half-open range of layers to run; default: all.
-            skip: layers passed over.
+            skip: layers and sublayers that are passed over.
             logits_at: rows that get logits; ignored (None) unless the last layer runs.
             taps: layers whose outgoing rows are wanted.
 
@@ -166,6 +166,25 @@ class Decoder(ABC):
             )
             for part in parts
         ]
+
+    def share(
+        self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
+    ) -> float:
+        """How much of the weights a forward reads: 1 for a whole one with logits.
+
+        Those of what it runs, and of the output matrix if it makes logits, over those of all; the
+        embedding, of which a forward reads some rows, counts nowhere. By default all layers count
+        the same, each sublayer half of that, and the output matrix nothing.
+
+        Args:
+            layers, skip: as of `forward`.
+            logits: whether it makes some, whatever layer it ends at.
+        """
+        if layers is None and not skip and logits:
+            return 1.0
+        low, high = layers or (0, self.n_layers)
+        over = sum(low <= layer < high for layer, _ in skipped(skip))
+        return (high - low - over / 2) / self.n_layers
 
     # What heads need of a target; a decoder that is none may do without.
 

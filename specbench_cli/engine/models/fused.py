@@ -23,15 +23,27 @@ from torch import Tensor, nn
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader
+from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
 from specbench_cli.engine.models.state import KVState, LayerShape
-from specbench_cli.engine.types import Features, Input, Out, Tokens
+from specbench_cli.engine.types import (
+    SUBLAYERS,
+    Features,
+    Input,
+    Out,
+    Skip,
+    Sublayer,
+    Tokens,
+    skipped,
+)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose frequencies do not change while a text grows."""
+
+NOTHING: frozenset[Sublayer] = frozenset()
+"""What a whole forward passes over."""
 
 
 def fits(config: Any) -> bool:
@@ -114,6 +126,27 @@ class FusedStack(Decoder):
     ) -> Tensor:
         """Logits [b, r, V] of rows h [b n, hidden] that leave the last layer."""
 
+    @property
+    def _end_bytes(self) -> int:
+        """Bytes of the weights of its own that `_logits` reads."""
+        return 0
+
+    def share(
+        self, layers: tuple[int, int] | None = None, skip: Skip = NOTHING, logits: bool = True
+    ) -> float:
+        """See `Decoder.share`: by the bytes that the weights hold."""
+        if layers is None and not skip and logits:
+            return 1.0
+        run, over = range(*layers) if layers else self._all, skipped(skip)
+        held = [sublayer_bytes(layer) for layer in self._stack]
+        read = sum(
+            size
+            for at in run
+            for kind, size in zip(SUBLAYERS, held[at], strict=True)
+            if (at, kind) not in over
+        )
+        return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
+
     def _seen(self, layer: Layer, h: Tensor, scratch: Scratch) -> Tensor:
         """What attention of a layer reads of its rows h [b n, hidden]."""
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
@@ -136,7 +169,7 @@ class FusedStack(Decoder):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
+        skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
@@ -145,16 +178,17 @@ class FusedStack(Decoder):
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
         span = range(*layers) if layers else self._all
-        run: Sequence[int] = span
+        run: Sequence[int] = span  # the layers whose attention runs
+        over = skipped(skip) if skip else NOTHING
         if mask is None and positions is None and not skip:
             plan = self._planner.plain(state, lines, span, n)
         else:
-            run = [at for at in span if at not in skip]
+            run = [at for at in span if (at, "attention") not in over]
             plan = self._planner.special(state, lines, run, n, mask, positions)
-        h, tapped = self._follow(plan, run, h, taps)
+        h, tapped = self._follow(plan, span, h, taps, over)
         if plan.hopeful and not math.isfinite(h.sum()):
             plan = self._planner.special(state, lines, run, n, mask, positions, careful=True)
-            h, tapped = self._follow(plan, run, self._enter(x, layers)[0], taps)
+            h, tapped = self._follow(plan, span, self._enter(x, layers)[0], taps, over)
         for seq in lines:
             state.extend(seq, run, n)
         logits = None
@@ -202,12 +236,20 @@ class FusedStack(Decoder):
         return outs
 
     def _follow(
-        self, plan: Plan, run: Sequence[int], h: Tensor, taps: Sequence[int]
+        self,
+        plan: Plan,
+        span: Sequence[int],
+        h: Tensor,
+        taps: Sequence[int],
+        over: frozenset[Sublayer] = NOTHING,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """Rows [b n, hidden] through the layers `run`, and those that leave the layers `taps`."""
-        tapped = []
-        for at, seen in zip(run, plan.views, strict=True):
-            h = self._run_layer(self._stack[at], h, plan, seen)
+        """Rows [b n, hidden] through the layers `span`, past the sublayers `over`; and those that
+        leave the layers `taps`."""
+        tapped, views = [], iter(plan.views)
+        for at in span:
+            seen = next(views) if not over or (at, "attention") not in over else None
+            mlp = not over or (at, "mlp") not in over
+            h = self._run_layer(self._stack[at], h, plan, seen, mlp)
             if at in taps:
                 tapped.append((at, h.clone()))  # the next layer adds to h
         return h, tapped
@@ -217,9 +259,27 @@ class FusedStack(Decoder):
         layer: Layer,
         h: Tensor,
         plan: Plan,
-        views: tuple[View, ...],
+        views: tuple[View, ...] | None,
+        mlp: bool,
     ) -> Tensor:
-        """One layer: rows [b n, hidden] in and out; what comes in may be overwritten."""
+        """One layer: rows [b n, hidden] in and out; what comes in may be overwritten.
+
+        Args:
+            views: None where its attention is passed over.
+            mlp: whether its MLP is not.
+        """
+        scratch = plan.scratch
+        if views is not None:
+            h = self._attend(layer, h, plan, views)
+        if not mlp:
+            return h
+        normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
+        layer.gate_up(normed, scratch.gate_up)
+        torch._C._nn.silu_(scratch.gate)
+        return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
+
+    def _attend(self, layer: Layer, h: Tensor, plan: Plan, views: tuple[View, ...]) -> Tensor:
+        """A layer's attention, as `_run_layer`."""
         scratch = plan.scratch
         layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
         if layer.heads_norm is not None:
@@ -229,11 +289,7 @@ class FusedStack(Decoder):
         for (q, mixed, row), (write, k, v, bias, attend) in zip(plan.lines, views, strict=True):
             write(row)
             attend(q, k, v, bias, mixed)
-        h = layer.out.add_to(h, scratch.mixed)
-        normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
-        layer.gate_up(normed, scratch.gate_up)
-        torch._C._nn.silu_(scratch.gate)
-        return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
+        return layer.out.add_to(h, scratch.mixed)
 
     def _norm(
         self,
@@ -297,6 +353,10 @@ class FusedDecoder(FusedStack):
     @property
     def _stack(self) -> Sequence[Layer]:
         return self.weights.layers
+
+    @property
+    def _end_bytes(self) -> int:
+        return self.weights.final_norm.nbytes + self.weights.head.nbytes
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         """Rows [b n, hidden] of our own that enter the first layer, b and n."""

@@ -24,7 +24,17 @@ from specbench_cli.engine.models.attention import visible
 from specbench_cli.engine.models.checkpoint import layer_count, max_positions, text_config
 from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
 from specbench_cli.engine.models.state import KVState, LayerShape
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Source, Tokens
+from specbench_cli.engine.types import (
+    SUBLAYERS,
+    Features,
+    Hidden,
+    Input,
+    Out,
+    Skip,
+    Source,
+    Tokens,
+    skipped,
+)
 from specbench_cli.errors import UsageError
 
 UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
@@ -141,7 +151,7 @@ class ChainDecoder(ModuleDecoder):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
+        skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
@@ -244,30 +254,38 @@ class HostedDecoder(ModuleDecoder):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         layers: tuple[int, int] | None = None,
-        skip: frozenset[int] = frozenset(),
+        skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
-        """See `Decoder.forward`; layers outside a range are called too, and hand on what they get.
+        """See `Decoder.forward`; layers outside a range or passed over are called too, and hand on
+        what they get.
 
         Raises:
-            ValueError: also for skipped layers.
+            ValueError: also for single sublayers that are passed over, and where the layers that
+                run hold different numbers of rows.
         """
         assert isinstance(state, HostedState)
         if isinstance(x, Features):
             raise ValueError("a target reads tokens alone; features are for draft heads")
-        if skip:
-            raise ValueError(
-                f"{self.family} runs through transformers' module, which skips no"
-                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
-            )
         low, high = layers or (0, self.n_layers)
+        over = self._over(skip)
+        run = [at for at in range(low, high) if at not in over] if over else range(low, high)
         if isinstance(x, Hidden) != (low > 0):
             raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
         rows = x.ids if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
         lines = range(b) if seqs is None else seqs
-        starts = [state.length(seq, low) for seq in lines]
+        starts = [state.length(seq, run[0] if run else low) for seq in lines]
+        if over and any(
+            state.length(seq, at) != start
+            for seq, start in zip(lines, starts, strict=True)
+            for at in run
+        ):
+            raise ValueError(
+                f"{self.family} runs through transformers' module, whose layers share one mask:"
+                " those that run must hold equally many rows"
+            )
         state.require(max(starts), n)
         if positions is None:
             steps = torch.arange(n, device=self.device)
@@ -286,20 +304,22 @@ class HostedDecoder(ModuleDecoder):
             inputs |= _images(state.sources[seq] for seq in lines if _due(state, seq))
         if high < self.n_layers:
             logits_at = None
-        with self._between(low, high, rows):
+        with self._between(low, high, rows, over):
             left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
         for seq in lines:
-            state.extend(seq, range(low, high), n)
+            state.extend(seq, run, n)
         return Out(logits, left[high - 1], {at: left[at] for at in taps})
 
     @contextmanager
-    def _between(self, low: int, high: int, rows: Tensor) -> Iterator[None]:
-        """While entered, layers outside [low, high) hand on the rows that they get; what enters
-        layer `low`, unless it is the first, are the given rows.
+    def _between(self, low: int, high: int, rows: Tensor, over: frozenset[int]) -> Iterator[None]:
+        """While entered, layers outside [low, high), and those passed over, hand on the rows that
+        they get; what enters layer `low`, unless it is the first, are the given rows.
 
         They stay in their places, where the module's own loop looks for kinds and masks by index.
         """
-        outside = [*self._layers[:low], *self._layers[high:]]
+        outside = [
+            layer for at, layer in enumerate(self._layers) if not low <= at < high or at in over
+        ]
 
         def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
             return (hidden_states,) if self._in_tuples else hidden_states
@@ -313,6 +333,29 @@ class HostedDecoder(ModuleDecoder):
         finally:
             for layer in outside:
                 del layer.forward
+
+    def _over(self, skip: Skip) -> frozenset[int]:
+        """The layers that a forward passes over; raises ValueError for single sublayers."""
+        sublayers = skipped(skip)
+        over = frozenset(at for at, _ in sublayers)
+        if len(sublayers) < len(SUBLAYERS) * len(over):
+            raise ValueError(
+                f"{self.family} runs through transformers' module, which skips no sublayers, only"
+                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+            )
+        return over
+
+    def share(
+        self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
+    ) -> float:
+        """See `Decoder.share`: by the bytes that the weights hold; of experts, all count."""
+        if layers is None and not skip and logits:
+            return 1.0
+        held = [_nbytes(layer) for layer in self._layers]
+        end = _nbytes(self.module.get_output_embeddings())
+        over = self._over(skip)
+        read = sum(held[at] for at in range(*(layers or (0, self.n_layers))) if at not in over)
+        return (read + logits * end) / (sum(held) + end)
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
         """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor if there is one kind."""
@@ -368,6 +411,10 @@ class HostedDecoder(ModuleDecoder):
         if gap <= self.rounding:
             return None
         return "in our way transformers' module gives other logits than alone"
+
+
+def _nbytes(module: nn.Module) -> int:
+    return sum(weight.nbytes for weight in module.parameters())
 
 
 def apart(outs: Sequence[Out], expected: Tensor) -> float:

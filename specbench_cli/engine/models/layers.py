@@ -179,5 +179,14 @@ class FusedWeights:
 
 def layer_bytes(layer: Layer) -> int:
     """Bytes that a layer's weights hold."""
-    parts = (layer.norm, layer.qkv, layer.heads_norm, layer.out, layer.mlp_norm, layer.gate_up)
-    return sum(part.nbytes for part in (*parts, layer.down) if part is not None)
+    return sum(sublayer_bytes(layer))
+
+
+def sublayer_bytes(layer: Layer) -> tuple[int, int]:
+    """Bytes that the weights of a layer's attention hold, and those of its MLP."""
+    attention = (layer.norm, layer.qkv, layer.heads_norm, layer.out)
+    mlp = (layer.mlp_norm, layer.gate_up, layer.down)
+    return (
+        sum(part.nbytes for part in attention if part is not None),
+        sum(part.nbytes for part in mlp),
+    )

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Tokens
+from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip, Tokens
 
 
 class HostClock:
@@ -135,6 +135,9 @@ class Meter:
 class Metered:
     """A decoder whose forwards are recorded. Everything else is the decoder's own.
 
+    Attributes:
+        portion: how much of the decoder's weights its forwards read (`Decoder.share`).
+
     The first forward of a decoder that reads the text from its beginning is a prefill; others are
     of the given role, unless the caller says otherwise. (A head starts after the target's prefill.)
 
@@ -142,6 +145,8 @@ class Metered:
         place: of the sequence that the forwards are for, among those decoded together; None for one
             that is decoded alone.
     """
+
+    portion: float = 1.0
 
     def __init__(
         self,
@@ -158,6 +163,7 @@ class Metered:
         self._meter = meter
         self._mark = meter.clock.mark
         self._role: Role = role
+        self._shares: dict[tuple[tuple[int, int] | None, Skip, bool], float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
@@ -171,8 +177,8 @@ class Metered:
         early: bool = False,
         **kwargs: Any,
     ) -> Out:
-        """`Decoder.forward`, recorded; `early`: with logits at all rows of whatever layer it ends
-        at, as if that were the last."""
+        """`Decoder.forward`, recorded; `early`: with the logits that `logits_at` asks for, whatever
+        layer it ends at, as if that were the last."""
         rows = x.ids if isinstance(x, Tokens) else x.rows
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
@@ -180,7 +186,7 @@ class Metered:
         t0 = self._mark()
         out = self.decoder.forward(x, state, **kwargs)
         if early:
-            out = replace(out, logits=self.decoder.unembed(self.decoder.norm(out.hidden)))
+            out = replace(out, logits=self._early(out.hidden, kwargs.get("logits_at", "last")))
         t1 = self._mark()
         self._meter.record(
             Forward(
@@ -192,10 +198,32 @@ class Metered:
                 layers=kwargs.get("layers") or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
+                share=self._share(
+                    kwargs.get("layers"), kwargs.get("skip", frozenset()), out.logits is not None
+                ),
                 rows=None if self._place is None else {self._place: rows.shape[1]},
             )
         )
         return out
+
+    def _early(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
+        """Logits of rows [b, n, hidden] that leave a layer."""
+        if at is None:
+            return None
+        if isinstance(at, Tensor):
+            rows = rows.index_select(1, at)
+        elif at == "last":
+            rows = rows[:, -1:]
+        return self.decoder.unembed(self.decoder.norm(rows))
+
+    def _share(self, layers: tuple[int, int] | None, skip: Skip, logits: bool) -> float:
+        """See `Decoder.share`; worked out once for each kind of forward."""
+        if layers is None and not skip and logits:
+            return 1.0
+        kind = layers, skip, logits
+        if kind not in self._shares:
+            self._shares[kind] = self.decoder.share(*kind)
+        return self._shares[kind]
 
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """`Decoder.forward_batch`, recorded as one forward."""
@@ -217,6 +245,7 @@ class Metered:
                 layers=(0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
+                share=self._share(None, frozenset(), any(out.logits is not None for out in outs)),
                 rows=rows,
             )
         )
@@ -229,6 +258,8 @@ class MeteredHead:
     Args:
         place: see `Metered`.
     """
+
+    portion: float = 1.0
 
     def __init__(
         self, head: FeatureHead, meter: Meter, *, role: Role = "draft", place: int | None = None

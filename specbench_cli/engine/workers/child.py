@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -38,8 +39,8 @@ READY, REPLY, FAILED = 1, 2, 3
 """What the drafter's says: the draft is loaded, a reply is in the block, an error on the line."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
-FIELDS = 7
-"""Whole numbers that a forward is told in."""
+FIELDS = 8
+"""Whole numbers that a forward is told in; its share by the bits of a double."""
 
 ROOM = 512
 """Rows that states grow by."""
@@ -132,7 +133,8 @@ def _seated(
 def _flat(forwards: list[Forward]) -> list[int]:
     told: list[int] = []
     for f in forwards:
-        told += (ROLES.index(f.role), f.batch, f.n_tokens, *f.layers, f.t0_ns, f.t1_ns)
+        (share,) = struct.unpack("=q", struct.pack("=d", f.share))
+        told += (ROLES.index(f.role), f.batch, f.n_tokens, *f.layers, f.t0_ns, f.t1_ns, share)
     return told
 
 
@@ -140,9 +142,10 @@ def unflat(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
     """The forwards that whole numbers tell of."""
     forwards = []
     for at in range(0, len(told), FIELDS):
-        role, batch, n_tokens, first, last, t0, t1 = told[at : at + FIELDS]
-        layers = (first, last)
-        forwards.append(Forward(model, ROLES[role], worker, batch, n_tokens, layers, t0, t1))
+        role, batch, n_tokens, first, last, t0, t1, bits = told[at : at + FIELDS]
+        layers, (share,) = (first, last), struct.unpack("=d", struct.pack("=q", bits))
+        kind = model, ROLES[role], worker, batch
+        forwards.append(Forward(*kind, n_tokens, layers, t0, t1, share=share))
     return forwards
 
 

@@ -1,7 +1,8 @@
 """Who computed when: a lane a worker, forwards by what they were for, messages as arrows.
 
 Time runs from the end of prefill. A mark under a lane ends a step; the number at it is how many
-tokens the step committed. Learning, which came before the request, has a lane without a scale.
+tokens the step committed. A forward through a part of a model is drawn less high, by its share.
+Learning, which came before the request, has a lane without a scale.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
 """Height of a lane and, in lanes, of its forwards; the width that a step's number needs."""
 _LEARNING, _LEARNT = -1, 0.06
 """The lane of learning among an output's workers, and how much of the width stands for it."""
+_LOWEST = 0.3
+"""Height of a forward through next to nothing of a model, in that of a whole one."""
 _STEPS = 4
 """Of the row with the longest steps, in the figure of a run."""
 
@@ -103,20 +106,21 @@ def _look(span: Span) -> str:
 
 
 def _forwards(axes: Axes, own: Lanes, at: dict[int, float], window: float) -> None:
-    """Each worker's forwards, one collection for each look."""
-    drawn: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    """Each worker's forwards, one collection for each look and height."""
+    drawn: dict[tuple[int, str, float], list[tuple[float, float]]] = {}
     for span in _inside(own, window):
         start = (span.start - own.prefill) / 1e6
-        drawn.setdefault((span.worker, _look(span)), []).append(
+        drawn.setdefault((span.worker, _look(span), span.share), []).append(
             (start, (span.end - span.start) / 1e6)
         )
     for height in at.values():
         axes.axhline(height, color=style.FAINT, lw=0.5, zorder=0)
-    for (worker, look), bars in drawn.items():
+    for (worker, look, share), bars in drawn.items():
         colour, hatch = _LOOKS[look]
+        height = _BAR * (_LOWEST + (1 - _LOWEST) * share)
         axes.broken_barh(
             bars,
-            (at[worker] - _BAR / 2, _BAR),
+            (at[worker] + _BAR / 2 - height, height),
             facecolor=colour,
             hatch=hatch,
             edgecolor=_EDGE[look],

@@ -133,7 +133,9 @@ FIGURES: tuple[Figure, ...] = (
     ),
     (Column("kind", "ours or a peer's", numeric=False, choose=True), _kind),
 )
-RELAXED: tuple[Figure, ...] = (
+_ACCEPT = next(at for at, (column, _) in enumerate(FIGURES) if column.heading == "accept")
+LOSSY: tuple[Figure, ...] = (
+    *FIGURES[: _ACCEPT + 1],
     (
         Column("relaxed", "share of the tokens that stand by a lossy accept rule alone"),
         lambda row: percent(row.relaxed),
@@ -146,8 +148,9 @@ RELAXED: tuple[Figure, ...] = (
         Column("accept rule", numeric=False),
         lambda row: word(row.accept_rule or text.NONE),
     ),
+    *FIGURES[_ACCEPT + 1 :],
 )
-"""Of lossy rows."""
+"""Those of lossy rows."""
 DETAILS: tuple[Figure, ...] = (
     METHOD,
     (

@@ -102,7 +102,12 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
         sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
         warnings=[public(line) for line in _warnings(reading)],
         tiles=list(_tiles(reading)),
-        notes=["Void cells' times are left out", *text.near_ties(summary), *text.quality(summary)],
+        notes=[
+            "Void cells' times are left out",
+            *text.near_ties(summary),
+            *text.quality(summary),
+            *text.controls(summary),
+        ],
         overall=tables.overall(summary),
         more=_more(reading),
         families=tables.by_family(summary),

@@ -13,13 +13,14 @@ from specbench_cli.report.html.columns import (
     EVIDENCE,
     FIGURES,
     GROUP,
+    LOSSY,
     METHOD,
     RANK,
-    RELAXED,
     SWEEP,
     Cell,
     Column,
     Figure,
+    number,
     param,
     percent,
     word,
@@ -51,10 +52,10 @@ class Table:
 
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
-    shown = RANK + FIGURES + _quality(summary)
+    rest = (*_work(summary), *_quality(summary))
     tables = [
-        ("lossless", "Lossless methods", summary.lossless, shown),
-        ("lossy", "Lossy methods", summary.lossy, shown + RELAXED),
+        ("lossless", "Lossless methods", summary.lossless, (*RANK, *FIGURES, *rest)),
+        ("lossy", "Lossy methods", summary.lossy, (*RANK, *LOSSY, *rest)),
     ]
     notes = {
         "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
@@ -70,10 +71,10 @@ def overall(summary: Summary) -> list[Table]:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; lossless and lossy apart."""
-    figures = (*RANK, *FIGURES, *_quality(summary))
+    rest = (*_work(summary), *_quality(summary))
     tables = []
     for key, lossless in (("lossless", True), ("lossy", False)):
-        shown = figures if lossless else figures + RELAXED
+        shown = (*RANK, *(FIGURES if lossless else LOSSY), *rest)
         rows = tuple(
             (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
             for family, of_family in summary.families.items()
@@ -210,6 +211,14 @@ def _plain(value: object) -> Cell:
         return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
     except ValueError:
         return word(shown, "long" if len(shown) > _SHORT else "")
+
+
+def _work(summary: Summary) -> tuple[Figure, ...]:
+    """The target's work, where parts of it drafted."""
+    return tuple(
+        (Column("work", note.removeprefix("work: ")), lambda row: number(row.work))
+        for note in text.work(summary)
+    )
 
 
 def _quality(summary: Summary) -> tuple[Figure, ...]:

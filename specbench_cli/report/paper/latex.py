@@ -24,6 +24,7 @@ from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.row import Row
 from specbench_cli.report.spec_bench import table as spec_bench_table
+from specbench_cli.report.summary import Summary
 
 _UNBROKEN = 10_000
 """A width that no line of the header reaches: LaTeX breaks lines itself."""
@@ -71,7 +72,7 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
             cited=_cited(reading, references),
         ),
         "overall": _table("overall", _OVERALL + letters, _split(grid(SPEED, summary.rows))),
-        "cost": _table("cost", _COST, _split(grid(COST, summary.rows))),
+        "cost": _table("cost", _cost(summary), _split(grid(COST, summary.rows))),
         "families": _table("families", _FAMILIES + letters, _families(reading))
         + _table("families-mat", _FAMILIES_MAT, _split(by_family(summary, _mat))),
         "sweep": _sweep(reading),
@@ -88,8 +89,15 @@ _COST = (
     "Throughput, median time to the first token (TTFT), time per token, peak memory, and the"
     " verdicts on the outputs."
 )
+
+
+def _cost(summary: Summary) -> str:
+    said = " ".join(f"{note[0].upper()}{note[1:]}." for note in text.work(summary))
+    return f"{_COST} {said}".rstrip()
+
+
 _SWEEP = (
-    "Rows of the sweep by parameter: drafted tokens that were not accepted (discarded) and target"
+    "Rows of the sweep by parameter: drafted tokens that do not stand (discarded) and target"
     " forwards (verified), both by generated tokens. Front: no other row is better in one and as"
     " good in the other."
 )

@@ -15,6 +15,7 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward, Sent
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workers.child import _flat, unflat
 from specbench_cli.engine.workers.drafter import DRAFTER, Desk, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import MethodFault
@@ -98,3 +99,11 @@ def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_laws():
     with pytest.raises(MethodFault, match=r"must be \[2, 5\]"):
         session.chain((1, 2), q[:1])
     assert CASE.open().chain((1,), None).law == "point"
+
+
+def test_a_process_tells_the_forwards_as_they_were():
+    forwards = [
+        Forward("draft", "prefill", DRAFTER, 1, 9, (0, 2), 10, 20, share=0.1 + 0.2),
+        Forward("draft", "draft", DRAFTER, 3, 1, (0, 2), 30, 2**60),
+    ]
+    assert unflat(tuple(_flat(forwards)), "draft", DRAFTER) == forwards

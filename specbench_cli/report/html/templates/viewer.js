@@ -6,13 +6,13 @@ const ORIGINS = {
   bonus: "bonus: the extra one after full acceptance",
   plain: "plain: nothing was drafted",
   prefill: "prefill: the first token",
-  relaxed: "relaxed: accepted by a lossy rule",
+  relaxed: "relaxed: rejected, and let pass by a lossy rule",
   unknown: "unknown: not reported",
 };
 
 const HELP = "Point at a token, or move with the arrow keys (up and down by step): how it came to be, its probability, its time."
   + " Above a text its steps: as wide as they took, as high as they committed."
-  + " Below it the draft of one step: filled boxes stood, dashed ones were added by verification, the others were not taken.";
+  + " Below it the draft of one step: filled boxes stood (dotted ones by a lossy rule), dashed ones were added by verification, the others were not taken.";
 
 const milliseconds = (microseconds) => `${(microseconds / 1000).toFixed(microseconds < 100000 ? 2 : 1)} ms`;
 const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;

@@ -1,0 +1,80 @@
+"""Throughput at several batch sizes: tokens a second of a method, and whether the ids stay.
+
+    python tests/benchmarks/batches.py [METHOD,...] [--questions 16] [--tokens 96] [--rounds 5]
+
+Embedded pair, questions of `mini`, greedy. Outputs end at the budget (no EOS), so that every batch
+stays full; sizes take turns within a round, and what is printed is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from statistics import median
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.execute.bench import Bench
+from specbench_cli.execute.plan import make_plan
+
+SIZES = (1, 2, 4, 8)
+
+
+def main() -> None:
+    """Measure and print a line a method and size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("methods", nargs="?", default="vanilla,sps,pld,eagle2")
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    names = args.methods.split(",")
+    config = RunConfig(methods=names, tasks=["mini"], limit=args.questions)
+    plan = make_plan(config)
+    bench = Bench(plan)
+    requests = []
+    for question in plan.questions:
+        ids = bench.prompt(question.turns[:1], ())
+        bench.workspace.reserve(len(ids) + args.tokens)
+        stop = StopRule(frozenset(), args.tokens)
+        requests.append(Request(question.prompt_id, 1, tuple(ids), stop))
+    lengths = [len(request.ids) for request in requests]
+    sys.stdout.write(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens\n")
+    for arm in plan.arms:
+        seconds: dict[int, list[float]] = {size: [] for size in SIZES}
+        outputs: dict[int, list[list[int]]] = {}
+        for number in range(args.rounds + 1):
+            for size in SIZES:
+                gc.collect()
+                start = time.perf_counter()
+                outputs[size] = decoded(bench, arm.method, requests, size)
+                if number:  # the first round warms up
+                    seconds[size].append(time.perf_counter() - start)
+        tokens = sum(map(len, outputs[1]))
+        for size in SIZES:
+            ratio = median(a / b for a, b in zip(seconds[1], seconds[size], strict=True))
+            same = "ids equal" if outputs[size] == outputs[1] else "OTHER IDS"
+            rate = tokens / median(seconds[size])
+            sys.stdout.write(
+                f"{arm.label:10} batch {size}  {rate:7.0f} tokens/s  {ratio:5.2f}x  {same}\n"
+            )
+
+
+def decoded(bench: Bench, method: object, requests: list[Request], size: int) -> list[list[int]]:
+    """Outputs of all requests, `size` of them at a time."""
+    found = []
+    for first in range(0, len(requests), size):
+        batch = Batch(bench.workspace, requests[first : first + size], Sampling())
+        for _ in method.generate_batch(batch):  # type: ignore[attr-defined]
+            pass
+        found += [list(session.output()) for session in batch.sessions]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Self-drafting: the first layers draft, all verify (LayerSkip: Elhoushi et al., ACL 2024)."""
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Tokens
+
+
+class SelfDraftParams(MethodParams):
+    """Parameters of `SelfDraft`."""
+
+    exit: int = Field(1, ge=1, description="layers of the target that draft")
+    length: int = Field(4, ge=1, description="draft tokens a step")
+    keep: bool = Field(False, description="go on from the layers that drafted, not from the start")
+
+
+class SelfDraft(Method):
+    """Self-drafting: the target's first layers draft a chain on its own state, all verify it.
+
+    Exact because each token stands by the target's law and the law that it was drawn from.
+    """
+
+    name = "self-draft"
+    Params = SelfDraftParams
+
+    def start(self, session: Session) -> None:
+        self.part = session.partial(layers=(0, self.params.exit), keep=self.params.keep)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        picks = []
+        x = session.since(session.state.length())
+        while len(picks) < min(limit, self.params.length):
+            out = self.part.forward(x, session.state)
+            picks.append(session.pick(out, len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)

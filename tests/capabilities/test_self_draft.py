@@ -1,0 +1,396 @@
+"""Parts of the target as draft: exact, on its own state, and counted by the weights they read."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from methods.vanilla import Vanilla
+from specbench_cli import registry
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.checks_conduct import check_conduct
+from specbench_cli.audit.checks_model import check_model
+from specbench_cli.audit.checks_tokens import check_tokens
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.table_model import pair
+from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.scoring import Scoring
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Draft, Hidden, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import MethodFault
+from specbench_cli.execute import run as execute
+from specbench_cli.models.resolve import resolve
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.summary import summarise
+from specbench_cli.report.table import run_text
+from specbench_cli.store.run_dir import RunDir
+
+FILE = Path(__file__).with_name("self_draft.py")
+RULES = {"greedy": Sampling(), "coupled": Sampling("coupled", 0.8, seed=3)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def self_draft():
+    registry.load_plugin(str(FILE))
+    return registry.load("self-draft")
+
+
+def session_of(target, ids, sampling, n=24):
+    workspace = Workspace({"target": target}, capacity=len(ids) + n + 8)
+    return Session(workspace, Request("some/0", 0, tuple(ids), StopRule(frozenset(), n)), sampling)
+
+
+def tiny_session(prompt, n):
+    """A session with states that no other one has."""
+    models = tiny_models()
+    workspace = Workspace(models.workspace.decoders, models.workspace.capacity)
+    request = Request(f"tiny/{prompt}", 0, models.prompts[prompt], StopRule(frozenset(), n))
+    return Session(workspace, request, Sampling())
+
+
+def some_ids(n, vocab):
+    return torch.randint(5, vocab, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+
+
+# ---- exact --------------------------------------------------------------------------------------
+
+
+def test_it_is_a_method_of_at_most_40_lines():
+    assert len(FILE.read_text().splitlines()) <= 40
+
+
+def test_it_passes_the_whole_audit(self_draft):
+    subject = Subject.of("self-draft", self_draft)
+    assert {params.keep for params in subject.variants} == {False, True}
+    findings = run_checks(subject, CHECKS)
+    assert {each.check for each in findings} >= {"law", "acceptance", "tokens", "states", "caches"}
+    assert not [each for each in findings if not each.passed]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["embedded-7m", "embedded-exit"])
+def test_the_shipped_targets_give_vanillas_tokens(self_draft, name, rule):
+    target = load_decoder(resolve(name).path, name="target")
+    ids = some_ids(12, target.vocab_size)
+    plain = session_of(target, ids, RULES[rule])
+    list(Vanilla().generate(plain))
+    accepted = {}
+    for end, keep in ((2, False), (4, False), (4, True), (8, False)):
+        session = session_of(target, ids, RULES[rule])
+        method = self_draft(self_draft.Params(exit=end, keep=keep))
+        steps = list(method.generate(session))
+        assert session.output() == plain.output()
+        accepted[end] = sum(len(step.outcome.path) for step in steps)
+    assert accepted[8] == 24 - 1 - len(steps)  # the whole target drafts what it says itself
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
+def test_a_target_that_runs_through_transformers_drafts_for_itself(
+    self_draft, tiny_checkpoint, family, keep
+):
+    target = load_decoder(tiny_checkpoint(family), name="target")
+    plain = session_of(target, some_ids(9, 197), Sampling())
+    list(Vanilla().generate(plain))
+    for end in (1, 2, 3):
+        session = session_of(target, some_ids(9, 197), Sampling())
+        list(self_draft(self_draft.Params(exit=end, keep=keep)).generate(session))
+        assert session.output() == plain.output()
+
+
+def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
+    def forgets(scoring, *, keep=False):
+        scoring._lent = scoring._begun = None
+        return scoring.state.length()
+
+    monkeypatch.setattr(Scoring, "ready", forgets)
+    findings = run_checks(Subject.of("self-draft", self_draft), {"states": check_conduct})
+    assert not all(each.passed for each in findings)
+
+
+def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, monkeypatch):
+    from specbench_cli.engine import scoring
+
+    monkeypatch.setattr(scoring.Begun, "of", lambda begun, x: begun.n <= x.ids.shape[1])
+
+    class Other(self_draft):
+        """Drafts other tokens than it has fed."""
+
+        def propose(self, session, limit):
+            draft = super().propose(session, limit)
+            return session.chain([(token + 1) % 3 for token in draft.tokens.tolist()])
+
+    subject = dataclasses.replace(
+        Subject.of("self-draft", Other), variants=(Other.Params(keep=True, length=2),)
+    )
+    assert not all(each.passed for each in check_tokens(subject))
+    monkeypatch.undo()
+    assert all(each.passed for each in check_tokens(subject))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"layers": (0, 1)},
+        {"skip": [1]},
+        {"skip": [(1, "attention")]},
+        {"skip": [(0, "mlp"), (1, "mlp")]},
+        {},
+    ],
+    ids=str,
+)
+def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, part):
+    class Skipping(self_draft):
+        """On the target's state."""
+
+        def start(self, session):
+            self.part = session.partial(**part)
+
+    class Apart(Skipping):
+        """On a state of its own."""
+
+        def start(self, session):
+            super().start(session)
+            self.state = session.new_state(self.part)
+            self.part.forward(session.since(0), self.state, logits_at=None)
+
+        def propose(self, session, limit):
+            picks, x = [], session.since(self.state.length())
+            while len(picks) < min(limit, self.params.length):
+                picks.append(session.pick(self.part.forward(x, self.state), len(picks)))
+                x = Tokens(picks[-1][0][None])
+            return session.drawn(picks)
+
+        def observe(self, session, outcome):
+            self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+
+    for kind in (Skipping, Apart):
+        variants = (kind.Params(length=3), kind.Params(length=1))
+        subject = dataclasses.replace(Subject.of("self-draft", kind), variants=variants)
+        for check in (check_tokens, check_conduct, check_model):
+            assert not [each for each in check(subject) if not each.passed]
+
+
+# ---- the target's state is right whatever is done with its parts ---------------------------------
+
+
+def meddle(session, rng):
+    """Some forwards of parts, over any tokens, and some going back."""
+    state, vocab = session.state, session.target.vocab_size
+    base = state.length()
+    parts = [
+        session.partial(layers=(0, 1)),
+        session.partial(layers=(0, 1), keep=True),
+        session.partial(skip={0}),
+        session.partial(skip={(1, "attention"), (0, "mlp")}),
+        session.partial(),
+    ]
+    deeper = session.partial(layers=(1, 2))
+    fed = session.tokens()[-1:]
+    for _ in range(rng.randrange(5)):
+        part = rng.choice(parts)
+        tokens = rng.choice((fed, [rng.randrange(vocab) for _ in range(rng.randint(1, 2))]))
+        out = part.forward(Tokens(torch.tensor([tokens])), state, logits_at="all")
+        assert out.logits.shape == (1, len(tokens), vocab)
+        if part in parts[:2] and rng.random() < 0.5:
+            deeper.forward(Hidden(out.hidden), state)
+        if rng.random() < 0.3:
+            state.rollback(0, rng.randint(base, base + 2))
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["llama", "tables"])
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
+    def session():
+        if tables:
+            return Case("near", pair("near", 5), Sampling(), budget=12).open()
+        return tiny_session(7, 12)
+
+    rng = random.Random(seed)
+    plain, own = session(), session()
+    own.reserve(8)
+    plain.reserve(8)
+    meddle_first = own.partial(layers=(0, 1))
+    meddle_first.forward(own.since(0), own.state)
+    for each in (plain, own):
+        each.prefill()
+    while plain.finish is None:
+        draft = Draft(torch.tensor([rng.randrange(5) for _ in range(min(3, plain.room()))]).long())
+        meddle(own, rng)
+        rows = [each.score(draft) for each in (plain, own)]
+        if rng.random() < 0.3:
+            meddle(own, rng)
+        assert float((rows[0] - rows[1]).abs().max()) <= 1e-5
+        for each, own_rows in zip((plain, own), rows, strict=True):
+            each.commit(each.verify(draft, own_rows))
+        assert own.tokens() == plain.tokens()
+        n = plain.state.length()
+        assert [own.state.length(0, at) for at in (0, 1)] == [n, n]
+
+
+@pytest.mark.parametrize("drafted", [[], [3], [3, 8], [3, 8, 9], [3, 8, 9, 4]], ids=len)
+@pytest.mark.parametrize("same", [True, False])
+def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored(drafted, same):
+    fed = [3, 8] if same else [3, 7]
+    plain, own = tiny_session(7, 12), tiny_session(7, 12)
+    for session in (plain, own):
+        session.prefill()
+    part = own.partial(layers=(0, 1), keep=True)
+    x = own.since(own.state.length())
+    for token in fed:
+        part.forward(x, own.state)
+        x = Tokens(torch.tensor([[token]]))
+    part.forward(x, own.state)
+    first = len(own.meter.forwards)
+    draft = Draft(torch.tensor(drafted).long())
+    expected, found = plain.score(draft), own.score(draft)
+    assert float((expected - found).abs().max()) <= 1e-5
+    ran = [(f.layers, f.n_tokens, f.role) for f in own.meter.forwards[first:]]
+    m = len(drafted) + 1
+    if not same or len(drafted) < 2:
+        assert ran == [((0, 2), m, "verify")]
+    else:
+        unread = [((0, 1), m - 3, "verify")] if m > 3 else []
+        assert ran == [*unread, ((1, 2), m, "verify")]
+    assert [own.state.length(0, at) for at in (0, 1)] == [plain.state.length() for _ in (0, 1)]
+
+
+def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
+    session = tiny_models().open(3, Sampling())
+    for part, why in (
+        ({"layers": (0, 3)}, "no layers 0 to 3: it has 2"),
+        ({"layers": (1, 1)}, "no layers 1 to 1"),
+        ({"skip": [2]}, r"\(2, 'attention'\) is no sublayer of the layers 0 to 1"),
+        ({"skip": [(1, "norm")]}, "is no sublayer"),
+        ({"layers": (1, 2), "keep": True}, "only from its first layers"),
+    ):
+        with pytest.raises(MethodFault, match=why):
+            session.partial(**part)
+    hosted = session_of(load_decoder(tiny_checkpoint("gpt2"), name="target"), [5, 6], Sampling())
+    with pytest.raises(ValueError, match="skips no sublayers"):
+        hosted.partial(skip=[(1, "mlp")])
+
+
+def test_text_that_is_rolled_back_with_a_part_is_missed():
+    session = tiny_models().open(3, Sampling())
+    session.prefill()
+    session.partial(layers=(0, 1)).forward(session.since(session.state.length()), session.state)
+    session.state.rollback(0, 1)
+    with pytest.raises(MethodFault, match="has lost rows of the committed text"):
+        session.score(session.chain([]))
+
+
+def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
+    session = tiny_models().open(3, Sampling())
+    session.prefill()
+    part = session.partial(layers=(0, 1))
+    session.begin_score(session.chain([4]), 1)
+    with pytest.raises(MethodFault, match="before `begin_score` or after `end_score`"):
+        part.forward(Tokens(torch.tensor([[4]])), session.state)
+    session.end_score()
+    with pytest.raises(MethodFault, match="one sequence at a time"):
+        part.forward_batch([session.part(Tokens(torch.tensor([[4]])), session.state)])
+
+
+# ---- counted ------------------------------------------------------------------------------------
+
+
+def read_by(target, layers, *, logits=True):
+    """The share by hand: numbers in the checkpoint's matrices and norms."""
+    weights = target.weights
+    hidden, vocab = target.hidden_size, target.vocab_size
+    layer = 4 * hidden * hidden + 3 * hidden * 704 + 2 * hidden
+    end = vocab * hidden + hidden
+    assert len(weights.layers) == 8
+    return (layers * layer + logits * end) / (8 * layer + end)
+
+
+def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
+    target = load_decoder(resolve("embedded-7m").path, name="target")
+    assert target.share() == 1
+    assert target.share((0, 8)) == 1
+    assert target.share((0, 3)) == pytest.approx(read_by(target, 3))
+    assert target.share((3, 8), logits=False) == pytest.approx(read_by(target, 5, logits=False))
+    hidden, end = 256, 256 * 4096 + 256
+    mlp, attention = 3 * hidden * 704 + hidden, 4 * hidden * hidden + hidden
+    skip = frozenset({2, (3, "mlp"), (4, "attention")})
+    left = 6 * (mlp + attention) + end
+    assert target.share(skip=skip) == pytest.approx(left / (8 * (mlp + attention) + end))
+
+    rows = [{"name": "vanilla"}, {"name": "mirror"}]
+    rows += [{"name": "self-draft", "label": f"keep {k}", "params": {"exit": 3, "keep": k}}
+             for k in (False, True)]  # fmt: skip
+    config = RunConfig.model_validate(
+        {"methods": rows, "plugins": [str(FILE)], "limit": 2, "max_new_tokens": 16,
+         "allow_noise": True, "threads": 1}
+    )  # fmt: skip
+    plan, run_dir = execute.start(config, {}, tmp_path / "run", Silent())
+    run = RunDir.open(execute.run(plan, run_dir, Silent()).run_dir)
+    part, head = read_by(target, 3), read_by(target, 0)
+    records = list(run.records())
+    for record in records:
+        steps, kinds = record.steps, record.forwards.kinds
+        targets = record.target_forwards
+        assert targets == 1 + len(steps.levels)
+        assert record.verdict.kind in ("reference", "identical")
+        if record.label == "vanilla":
+            assert record.target_equivalents == targets == record.n_tokens
+            assert {kind.share for kind in kinds} == {1}
+        if record.label == "mirror":
+            early = sum(
+                kinds[kind].layers == (0, 4) for kind in record.forwards.kind
+            )  # halves: the output matrix is read twice
+            assert early
+            assert record.target_equivalents == pytest.approx(targets + early * head, abs=1e-5)
+        if record.label.startswith("keep"):
+            assert record.draft_forwards == sum(steps.levels) > 0
+            work = targets + record.draft_forwards * part
+            assert record.target_equivalents == pytest.approx(work, abs=1e-5)
+            assert record.ns.draft > 0
+            assert {kind.role for kind in kinds if kind.layers == (0, 3)} >= {"draft"}
+    summary = summarise(records, run.manifest)
+    found = {row.label: row for row in summary.rows}
+    assert found["vanilla"].work == 1
+    own = [record for record in records if record.label == "keep False"]
+    work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
+    assert found["keep False"].work == pytest.approx(work)
+    printed = run_text(summary, Facts.of(run.manifest))
+    assert "accept work tok/s" in " ".join(printed.split())
+    assert f" {work:.2f} " in printed
+    assert " work: target forwards a token, parts of one" in printed
+
+
+def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
+    session = tiny_models().open(3, Sampling())
+    part = session.partial(layers=(0, 1))
+    assert 0 < part.portion < 1
+    assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))
+    assert session.draft_cost(session.draft()) == session.verify_cost(1)
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def flags(self):
+        return []
+
+    def __getattr__(self, name):
+        return lambda *_: None
