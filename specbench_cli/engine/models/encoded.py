@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import LogitsAt, State
 from specbench_cli.engine.models.hosted import ChainDecoder, HostedState, Rows, apart, shapes_of
 from specbench_cli.engine.types import Source, Tokens
@@ -83,7 +83,7 @@ class EncodedDecoder(ChainDecoder):
                 " its encoder",
                 "make the request of `decoder.parted(ids)`",
             )
-        ids = torch.tensor([source.ids], device=self.device)
+        ids = host.ids([source.ids], self.device)
         rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
         return rows
 
