@@ -47,6 +47,7 @@ def main() -> None:
         bench.workspace.reserve(len(ids) + args.tokens)
         stop = StopRule(frozenset(), args.tokens)
         requests.append(Request(question.prompt_id, 1, tuple(ids), stop))
+    del requests[len(requests) // max(SIZES) * max(SIZES) :]
     lengths = [len(request.ids) for request in requests]
     sys.stdout.write(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens\n")
     for arm in plan.arms:
