@@ -15,11 +15,10 @@ from specbench_cli.api import (
     AUTO,
     ROOT,
     Draft,
-    Field,
+    GrowthParams,
     Levels,
     Method,
     MethodParams,
-    Nodes,
     Out,
     Session,
     Trained,
@@ -30,19 +29,8 @@ from specbench_cli.api import (
 )
 
 
-class Eagle2Params(MethodParams):
+class Eagle2Params(GrowthParams):
     """Parameters of `Eagle2`."""
-
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: Nodes = Field(
-        16,
-        description="size of the tree (59 and the root in the authors' code), or auto: as many as"
-        " pay at what forwards cost here",
-    )
-    depth: int = Field(5, ge=1, description="levels of the tree: one forward of the head each")
-    width: int = Field(
-        4, ge=1, description="nodes fed at a level, and children of each (10 in the authors' code)"
-    )
 
 
 class Eagle2(Method):

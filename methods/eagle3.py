@@ -13,11 +13,10 @@ from methods._heads.eagle3 import Eagle3Head
 from specbench_cli.api import (
     AUTO,
     Draft,
-    Field,
+    GrowthParams,
     Levels,
     Method,
     MethodParams,
-    Nodes,
     Session,
     Trained,
     expand,
@@ -27,19 +26,8 @@ from specbench_cli.api import (
 )
 
 
-class Eagle3Params(MethodParams):
+class Eagle3Params(GrowthParams):
     """Parameters of `Eagle3`."""
-
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: Nodes = Field(
-        16,
-        description="size of the tree (59 and the root in the authors' code), or auto: as many as"
-        " pay at what forwards cost here",
-    )
-    depth: int = Field(5, ge=1, description="levels of the tree: one forward of the head each")
-    width: int = Field(
-        4, ge=1, description="nodes fed at a level, and children of each (10 in the authors' code)"
-    )
 
 
 class Eagle3(Method):
