@@ -85,9 +85,9 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
     models = tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8, seed=2)
     requests = []
-    for at, budget in enumerate((24, 1, 9, 17, 2)):
+    for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
         eos = frozenset() if at % 2 else frozenset({3 * at + 1, 40})
-        prompt = models.prompts[3 * at]
+        prompt = models.prompts[2 * at] * (1 + 2 * (at % 3))  # of 2 to 80 tokens
         requests.append(Request(f"tiny/{at}", 0, prompt, StopRule(eos, budget)))
     method = registry.load(name)()
     due = []
@@ -95,7 +95,7 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
         session = Session(models.workspace, request, sampling)
         list(method.generate(session))
         due.append((list(session.output()), session.finish))
-    for size in (1, 2, 5):
+    for size in (1, 2, 4, 5, 8):
         found = []
         for first in range(0, len(requests), size):
             batch = Batch(models.workspace, requests[first : first + size], sampling)
