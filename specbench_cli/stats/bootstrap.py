@@ -141,9 +141,11 @@ def _interval(drawn: Resampled, index: int, level: float) -> Estimate:
         return Estimate(ratio, reason="passes too incomplete to resample")
     tail = (1 - level) / 2
     low, high = np.quantile(t[~lost], [tail, 1 - tail], method="inverted_cdf")
-    if not (np.isfinite(low) and np.isfinite(high)):
+    with np.errstate(over="ignore"):
+        bounds = np.exp(theta - np.array([high, low]) * se)
+    if not (np.isfinite(bounds).all() and (bounds > 0).all()):
         return Estimate(ratio, reason="too few questions for an interval")
-    return Estimate(ratio, float(np.exp(theta - high * se)), float(np.exp(theta - low * se)))
+    return Estimate(ratio, *map(float, bounds))
 
 
 def studentized(difference: Floats, se: Floats) -> Floats:

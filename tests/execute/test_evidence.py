@@ -3,6 +3,7 @@
 import hashlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,13 +35,15 @@ class Judge:
         return [0.5 if token == 7 else 0.0 for token in ids]
 
 
-def prompts(*names):
-    return {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
+def near_ties(judge, *names, of):
+    """Of prompts that hold two ids each, and vanilla's outputs."""
+    prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
+    return evidence.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
 
 
 def test_chances_are_kept_of_outputs_that_have_ties():
     vanilla = {("a", 1, 2): [7] * 9, ("a", 1, 1): [7, 7, 3], ("b", 1, 1): [3, 3]}
-    assert evidence.near_ties(Judge(used=True), prompts("a", "b"), vanilla) == {
+    assert near_ties(Judge(used=True), "a", "b", of=vanilla) == {
         "outputs": 2,
         "positions": 5,
         "ties": 2,
@@ -51,9 +54,9 @@ def test_chances_are_kept_of_outputs_that_have_ties():
 
 def test_a_short_run_in_which_nothing_differed_is_spared():
     vanilla = {("a", 1, 1): [7] * 9}
-    assert evidence.near_ties(Judge(used=False), prompts("a"), vanilla) is None
+    assert near_ties(Judge(used=False), "a", of=vanilla) is None
     long = {("a", 1, 1): [3] * 512}
-    assert evidence.near_ties(Judge(used=False), prompts("a"), long)["positions"] == 512
+    assert near_ties(Judge(used=False), "a", of=long)["positions"] == 512
 
 
 def test_sampled_outputs_have_their_likelihood(specbench):
