@@ -145,7 +145,7 @@ def _interval(drawn: Resampled, index: int, level: float) -> Estimate:
         bounds = np.exp(theta - np.array([high, low]) * se)
     if not (np.isfinite(bounds).all() and (bounds > 0).all()):
         return Estimate(ratio, reason="too few questions for an interval")
-    return Estimate(ratio, *map(float, bounds))
+    return Estimate(ratio, float(bounds[0]), float(bounds[1]))
 
 
 def studentized(difference: Floats, se: Floats) -> Floats:
