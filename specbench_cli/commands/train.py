@@ -142,7 +142,7 @@ def _trainer(
 
     place = shared.device(device)
     if smoke:
-        return Trainer(out, [], seed, place, n_replies=64, fast=False, report=report)
+        return Trainer(out, [], seed, place, n_replies=16, fast=False, report=report)
     return Trainer(out, load_gsm8k(data), seed, place, report=report)
 
 

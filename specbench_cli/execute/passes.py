@@ -3,6 +3,7 @@ kept."""
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,12 +129,19 @@ class Pass:
         ):
             visits = every  # what was decoded before an interruption is learnt once more
         self._warm_up(visits[0][0], number, memory)
-        size = self._plan.config.batch
-        for first in range(0, len(visits), size):
-            together = visits[first : first + size]
-            self._converse([question for question, _ in together], together[0][1], number, memory)
-        self._windows.settle()
-        self._write()
+        # What is loaded by now is no garbage: the collection before each output need not go through
+        # all of torch, which takes longer than many an output.
+        gc.freeze()
+        try:
+            size = self._plan.config.batch
+            for first in range(0, len(visits), size):
+                together = visits[first : first + size]
+                questions = [question for question, _ in together]
+                self._converse(questions, together[0][1], number, memory)
+            self._windows.settle()
+            self._write()
+        finally:
+            gc.unfreeze()
 
     def _converse(
         self,

@@ -86,7 +86,7 @@ class AcceptanceTrainer:
 
     def smoke(self) -> Self:
         """The same with few replies."""
-        return replace(self, n_replies=64)
+        return replace(self, n_replies=24)
 
     def train(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
         """Train and export one head.

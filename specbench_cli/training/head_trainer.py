@@ -78,7 +78,7 @@ class HeadTrainer:
 
     def smoke(self) -> Self:
         """The same with little data and nothing compiled."""
-        return replace(self, n_replies=64, n_held_out=8, fast=False)
+        return replace(self, n_replies=24, n_held_out=8, fast=False)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
