@@ -1,1 +1,1 @@
-"""One YAML file a dataset, and the embedded `mini` task. See README, "Add a task"."""
+"""One YAML file a dataset, and the files of the generated tasks. See docs/tasks.md."""

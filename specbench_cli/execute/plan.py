@@ -176,6 +176,13 @@ def make_plan(config: RunConfig) -> Plan:
             " target or are another program's",
         )
     tasks = tuple(load_task(name) for name in config.tasks)
+    for task in tasks:
+        if task.samples > 1 and config.temperature == 0:
+            raise UsageError(
+                f"{task.name} asks each question {task.samples} times, and at temperature 0 all"
+                " answers to it are the same",
+                hint="add --temperature 0.8, and --verify coupled for vanilla's very tokens",
+            )
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(

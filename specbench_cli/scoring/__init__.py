@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from specbench_cli.scoring.code import tested
+from specbench_cli.scoring.code import same_code, tested
 from specbench_cli.scoring.math import same_expression
 from specbench_cli.scoring.number import same_final_number
-from specbench_cli.scoring.text import same_sentences, same_words
+from specbench_cli.scoring.text import same_lines, same_sentences, same_words
 from specbench_cli.tasks.schema import Question, Scorer
 
 COMPARERS: Mapping[Scorer, Callable[[str, str], float]] = {
     "exact_match": same_words,
     "exact_sentences": same_sentences,
+    "exact_lines": same_lines,
+    "exact_code": same_code,
     "final_number": same_final_number,
     "math": same_expression,
 }

@@ -1,15 +1,17 @@
-"""Unit tests of generated code (HumanEval, MBPP), in a process that can do little harm.
+"""Generated code: is it a known program, does it pass its unit tests (HumanEval, MBPP)?
 
-The code runs in a fresh interpreter (`python -I`), in an empty temporary folder that is deleted,
-without environment variables, input or output, in a session of its own that is killed as a whole,
-and under limits on time, memory, open files, file sizes and processes. That contains mistakes:
-endless loops, exhausted memory, stray files. It is **no jail**: code that means harm can still read
-what the user can read and reach the network; answers of a model that is not trusted belong in a
-container. Needs a POSIX system.
+`same_code` runs nothing. `tested` runs an answer in a process that can do little harm: in a fresh
+interpreter (`python -I`), in an empty temporary folder that is deleted, without environment
+variables, input or output, in a session of its own that is killed as a whole, and under limits on
+time, memory, open files, file sizes and processes. That contains mistakes: endless loops, exhausted
+memory, stray files. It is **no jail**: code that means harm can still read what the user can read
+and reach the network; answers of a model that is not trusted belong in a container. Needs a POSIX
+system.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -33,6 +35,9 @@ OPEN_FILES = 64
 PROCESSES = 64
 
 _PASSED = 86  # an exit code that nothing ends with by chance: `sys.exit(0)` in an answer is no pass
+_UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+"""What Python raises on a text that is no program."""
+
 _FENCED = re.compile(r"```[ \t]*(?:python|py)?[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
 _OUTSIDE = re.compile(r"\n(?=\S)")
 _DEFINITION = re.compile(r"^(?:def|class|import|from|@)\b", re.MULTILINE)
@@ -71,6 +76,27 @@ def tested(answer: str, before: str, after: str) -> bool:
     return program is not None and _passes(program)
 
 
+def same_code(reference: str, answer: str) -> bool:
+    """Whether an answer is the reference's program, layout and comments aside; nothing is run.
+
+    Args:
+        reference: a program that compiles.
+        answer: what a model wrote: code, or code among other text in a fenced block.
+    """
+    wanted = _tree(reference)
+    return wanted is not None and any(_tree(code) == wanted for code in _readings(answer))
+
+
+def _tree(code: str) -> str | None:
+    """The syntax tree as text, None where there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model's odd escapes
+        try:
+            return ast.dump(ast.parse(code))
+        except _UNPARSED:
+            return None
+
+
 def _readings(answer: str) -> Iterator[str]:
     """What of an answer may be meant as code, likeliest first."""
     fenced = _FENCED.search(answer)
@@ -93,7 +119,7 @@ def _compiles(program: str) -> bool:
         warnings.simplefilter("ignore")  # of a model's odd escapes
         try:
             compile(program, "answer", "exec")
-        except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        except _UNPARSED:
             return False
     return True
 

@@ -1,11 +1,14 @@
-"""Exact match of texts, as a whole or sentence by sentence, blanks aside."""
+"""Exact match of texts, as a whole, sentence by sentence or line by line, blanks aside."""
 
 from __future__ import annotations
 
 import re
+from difflib import SequenceMatcher
 from itertools import zip_longest
 
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_MARK = re.compile(r"^(?:[-*\u2022]|\d+[.)])\s+")
+_FENCE = re.compile(r"^```\w*$")
 
 
 def same_words(reference: str, answer: str) -> bool:
@@ -17,3 +20,17 @@ def same_sentences(reference: str, answer: str) -> float:
     """The share of sentences that are equal, place by place; one too many or too few is wrong."""
     pairs = list(zip_longest(*(SENTENCE.split(text.strip()) for text in (reference, answer))))
     return sum(same_words(ours or "", theirs or "") for ours, theirs in pairs) / len(pairs)
+
+
+def same_lines(reference: str, answer: str) -> float:
+    """The share of lines that two lists have in common, in the same order.
+
+    Twice the common lines over the lines of both, so a line too many costs as one too few does.
+    Bullets, numbers in front of lines, code fences and blank lines are no part of a list.
+    """
+    return SequenceMatcher(None, _lines(reference), _lines(answer), autojunk=False).ratio()
+
+
+def _lines(text: str) -> list[str]:
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [_MARK.sub("", line).strip("`") for line in lines if line and not _FENCE.match(line)]

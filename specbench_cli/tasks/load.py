@@ -28,6 +28,7 @@ class Task:
         sha256: checksum of the file as read; of several, that of their checksums.
         max_new_tokens: the task's own default, None where it has none.
         embedded: "plumbing" where the embedded models' speedups mean nothing.
+        samples: how often each prompt is asked; `questions` holds all samples.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Task:
     licence: str
     questions: list[Question]
     sha256: str
+    samples: int = 1
 
 
 def task_names() -> list[str]:
@@ -76,10 +78,11 @@ def load_task(name_or_path: str) -> Task:
             questions += read_questions(rows, card, source, label)
         except Unreadable as fault:
             raise _damaged(label, fault, bare) from fault
-    if card.rows not in (None, len(questions)):
+    held = len(questions) // card.samples
+    if card.rows not in (None, held):
         files = " and ".join(dict.fromkeys(source.file for source in card.sources))
         raise EnvironmentFault(
-            f"{card.name}: {files} held {len(questions)} questions, and {path.name} says that there"
+            f"{card.name}: {files} held {held} questions, and {path.name} says that there"
             f" are {card.rows}: the file is cut short, or not the one that is meant",
             card.obtain or "replace it by the original file, or correct `rows`",
         )
@@ -93,6 +96,7 @@ def load_task(name_or_path: str) -> Task:
         licence=card.licence,
         questions=questions,
         sha256=sums[0] if len(sums) == 1 else sha256("".join(sums).encode()),
+        samples=card.samples,
     )
 
 

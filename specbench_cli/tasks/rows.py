@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -35,6 +36,8 @@ class RowError(Exception):
 def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[Question]:
     """Questions of a source's file, in its order; the id defaults to the row's index from 0.
 
+    A card with `samples` has each of them several times, one after another.
+
     Args:
         data: the bytes of the file that holds the rows.
         label: that file's name for messages.
@@ -62,12 +65,22 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
                 "give every row its own id, or none at all",
             )
         seen[question.prompt_id] = line
-        questions.append(question)
+        questions += _samples(question, card.samples)
     if not questions:
         raise UsageError(f"{label} holds no question", ACCEPTED)
     if card.placeholder is not None:
         _refuse_placeholders(questions, card.placeholder, card, label)
     return questions
+
+
+def _samples(question: Question, n: int) -> list[Question]:
+    """The question `n` times, in the one cluster, each under an id of its own."""
+    if n == 1:
+        return [question]
+    return [
+        replace(question, prompt_id=f"{question.prompt_id}/{sample}", sample=sample)
+        for sample in range(1, n + 1)
+    ]
 
 
 def _refuse_placeholders(

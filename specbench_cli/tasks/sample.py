@@ -15,6 +15,7 @@ def sample(questions: Sequence[Question], limit: int | None, seed: int) -> list[
 
     Counts differ by at most one wherever there are enough questions. The draw depends on the seed
     and the prompt ids alone, and a smaller sample is part of every larger one with the same seed.
+    A question that is asked several times counts once, and comes with all its samples.
 
     Args:
         limit: number of questions; None for all.
@@ -30,11 +31,12 @@ def sample(questions: Sequence[Question], limit: int | None, seed: int) -> list[
     if limit < 1:
         raise UsageError(f"--limit {limit}: must be at least 1")
     chosen: set[str] = set()
-    for in_family, n_family in _split(questions, lambda q: q.family, limit, seed):
+    once = [question for question in questions if question.sample <= 1]
+    for in_family, n_family in _split(once, lambda q: q.family, limit, seed):
         for in_category, n in _split(in_family, lambda q: q.category, n_family, seed):
-            ranked = sorted(in_category, key=lambda q: _rank(seed, q.prompt_id))
-            chosen.update(question.prompt_id for question in ranked[:n])
-    return [question for question in questions if question.prompt_id in chosen]
+            ranked = sorted(in_category, key=lambda q: _rank(seed, q.asked))
+            chosen.update(question.asked for question in ranked[:n])
+    return [question for question in questions if question.asked in chosen]
 
 
 def _split(

@@ -15,7 +15,15 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 Column = Literal["id", "turns", "category", "family", "cluster", "reference"]
 """What can be read from a row; see `rows.COLUMNS` for the names looked for by default."""
 
-Scorer = Literal["exact_match", "exact_sentences", "final_number", "math", "unit_tests"]
+Scorer = Literal[
+    "exact_match",
+    "exact_sentences",
+    "exact_lines",
+    "exact_code",
+    "final_number",
+    "math",
+    "unit_tests",
+]
 """How an answer is compared with its reference; each is a module of `specbench_cli.scoring`."""
 
 
@@ -24,14 +32,16 @@ class Question:
     """One question of a task, all its turns.
 
     Attributes:
-        prompt_id: "<task>/<id>", unique.
-        cluster: questions that are not independent share one (a generated task's template);
-            otherwise the prompt_id.
+        prompt_id: "<task>/<id>", unique, with "/<sample>" behind it where there are several. All
+            noise and draws are keyed by it, so samples are independent.
+        cluster: questions that are not independent share one (a generated task's template, all
+            samples of a prompt); otherwise the prompt_id.
         family, category: the stratum; `category` keeps the source's word.
         turns: what the user says, turn by turn.
         reference: the dataset's answers, if any (per turn, or one).
         scorer: how answers are scored, None where they are not.
         program: the code before and after an answer that is tested by running it.
+        sample: from 1, which of several samples of the same prompt; 0 where it is the only one.
     """
 
     prompt_id: str
@@ -43,3 +53,9 @@ class Question:
     reference: tuple[str, ...] | None = None
     scorer: Scorer | None = None
     program: tuple[str, str] | None = None
+    sample: int = 0
+
+    @property
+    def asked(self) -> str:
+        """What all samples of a prompt share: the prompt_id without the sample."""
+        return self.prompt_id.removesuffix(f"/{self.sample}") if self.sample else self.prompt_id

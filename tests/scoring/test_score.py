@@ -74,6 +74,46 @@ def test_sentences_count_each_at_its_place(answer, share):
     assert score(asked, 1, answer) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("--depth N\n--flat\n--log FILE", 1.0),
+        ("```\n- `--depth  N`\n- `--flat`\n\n- `--log FILE`\n```", 1.0),
+        ("1. --depth N\n2) --flat\n3. --log FILE", 1.0),
+        ("--depth N\n--flat", 0.8),
+        ("--depth N\n--flat\n--log FILE\n--all\n--sort", 0.75),
+        ("--log FILE\n--depth N\n--flat", 2 / 3),
+        ("--depth --flat --log", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_lines_count_in_their_order_whatever_stands_before_them(answer, share):
+    asked = question("exact_lines", "--depth N\n--flat\n--log FILE")
+    assert score(asked, 1, answer) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ('total = 0\nprint("a: " + str(total))', True),
+        (
+            "Here it is:\n```python\ntotal=0  # none yet\n\nprint('a: ' + str( total ))\n```\nBye.",
+            True,
+        ),
+        ('print("a: " + str(total))\ntotal = 0', False),
+        ('total = 0\nprint("a: " + str(tot))', False),
+        ('total = 0\nprint(f"a: {total}")', False),
+        ("total = 0\nprint(", False),
+        ("total = 0\x00", False),
+        ("(" * 5000, False),
+        ("", False),
+    ],
+)
+def test_code_is_the_same_if_its_syntax_tree_is(answer, right):
+    asked = question("exact_code", 'total = 0\nprint("a: " + str(total))')
+    assert score(asked, 1, answer) == right
+
+
 def test_exact_match_forgives_white_space_only():
     asked = question("exact_match", "Dear Ben,\nyours, Ida")
     assert score(asked, 1, "  Dear Ben, yours,\n\nIda\n") == 1
@@ -198,3 +238,19 @@ def test_references_of_mini_are_right_and_those_of_other_questions_wrong():
     assert {q.family for q in sums} == {"math_reasoning"}
     pairs = shifted(sums, lambda q: final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
+
+
+@pytest.mark.parametrize("name", ["agentic", "repair"])
+def test_references_of_workflows_are_right_and_those_of_their_neighbours_are_not(name):
+    questions = load_task(name).questions
+    for asked, other in zip(questions, questions[1:] + questions[:1], strict=True):
+        for turn, (own, wrong) in enumerate(zip(asked.reference, other.reference, strict=False), 1):
+            assert score(asked, turn, own) == 1
+            assert (score(asked, turn, wrong) == 1) == (own == wrong)
+            assert score(asked, turn, "I do not know") == 0
+
+
+def test_each_sample_of_best_of_n_is_scored_by_the_same_reference():
+    questions = load_task("best-of-n").questions
+    assert all(score(q, len(q.turns), q.reference[-1]) == 1 for q in questions)
+    assert not any(score(q, len(q.turns), "I do not know") for q in questions)

@@ -17,11 +17,11 @@ import yaml
 
 from specbench_cli.errors import EnvironmentFault, ExitCode
 from specbench_cli.scoring import score
-from specbench_cli.tasks import describe, json_schema, load, load_task, task_names
+from specbench_cli.tasks import describe, generate, json_schema, load, load_task, task_names
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CARDS = sorted(load.SHIPPED.glob("*.yaml"))
-DOWNLOADED = [name for name in task_names() if name != "mini"]
+DOWNLOADED = [name for name in task_names() if name not in generate.TASKS]
 
 
 def rows(fixture):
@@ -213,4 +213,4 @@ def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
 
 def test_the_embedded_pair_says_something_only_where_it_was_trained():
     trained = {name for name in task_names() if describe(name).get("embedded") == "trained"}
-    assert trained == {"gsm8k", "mini"}
+    assert trained == {"best-of-n", "gsm8k", "mini"}

@@ -1,5 +1,7 @@
 """The generated tasks: seeded, checkable, and `mini` held out by combination."""
 
+import contextlib
+import io
 import json
 import random
 import re
@@ -11,12 +13,16 @@ import pytest
 
 import datasets_cfg
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks import generate
-from specbench_cli.tasks.generate import lexicon
+from specbench_cli.models import resolve
+from specbench_cli.tasks import describe, generate, load_task
+from specbench_cli.tasks.generate import agentic, lexicon, repair
 from specbench_cli.tasks.generate.german import clause
 from specbench_cli.tasks.generate.world import WORLD
 
-SHIPPED = Path(datasets_cfg.__path__[0]) / "mini" / "mini.jsonl"
+FOLDER = Path(datasets_cfg.__path__[0])
+SHIPPED = {name: FOLDER / name / f"{name}.jsonl" for name in generate.TASKS}
+TRAINED_POSITIONS = 1024
+"""Of the embedded family; see its model card."""
 WORD = re.compile(r"[^\W\d]+")
 
 
@@ -30,14 +36,28 @@ def mini() -> list[generate.Row]:
     return generate.mini_rows()
 
 
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, list[generate.Row]]:
+    """The rows of every shipped file."""
+    return {
+        name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for name, path in SHIPPED.items()
+    }
+
+
+def of(shipped: dict[str, list[generate.Row]], task: str, category: str) -> list[generate.Row]:
+    return [row for row in shipped[task] if row["category"] == category]
+
+
 def words(rows: list[generate.Row]) -> set[str]:
     texts = (text for row in rows for text in row["turns"] + row["reference"])
     return {word for text in texts for word in WORD.findall(text)}
 
 
-def test_the_shipped_file_is_what_the_generator_writes() -> None:
-    lines = "".join(f"{line}\n" for line in generate.mini_lines())
-    assert lines == SHIPPED.read_text(encoding="utf-8")
+@pytest.mark.parametrize("task", generate.TASKS)
+def test_the_shipped_file_is_what_the_generator_writes(task: str) -> None:
+    lines = "".join(f"{line}\n" for line in generate.lines(task))
+    assert lines == SHIPPED[task].read_text(encoding="utf-8")
 
 
 def test_mini_has_80_rows_a_family_and_none_twice(mini: list[generate.Row]) -> None:
@@ -150,7 +170,145 @@ def test_an_unknown_split_is_a_usage_error() -> None:
         generate.stream(0, "test")  # type: ignore[arg-type]
 
 
-def test_rows_are_json_with_the_fields_of_a_task() -> None:
+def test_rows_are_json_with_the_fields_of_a_task(shipped: dict[str, list[generate.Row]]) -> None:
     fields = {"id", "family", "category", "template", "turns", "reference"}
-    for line in SHIPPED.read_text(encoding="utf-8").splitlines():
-        assert set(json.loads(line)) == fields
+    assert all(set(row) == fields for rows in shipped.values() for row in rows)
+
+
+def test_best_of_n_asks_neither_what_mini_asks_nor_what_was_trained_on(
+    shipped: dict[str, list[generate.Row]], training: list[generate.Row]
+) -> None:
+    rows = shipped["best-of-n"]
+    assert Counter(row["family"] for row in rows) == dict.fromkeys(generate.FAMILIES, 8)
+    known = {row["turns"][0] for row in [*training, *shipped["mini"]]}
+    assert not [row["id"] for row in rows if row["turns"][0] in known]
+    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+    assert {row["template"] for row in rows} <= held_out
+
+
+@pytest.mark.parametrize("task", ["agentic", "repair"])
+def test_workflows_differ_and_answer_every_turn(
+    task: str, shipped: dict[str, list[generate.Row]]
+) -> None:
+    rows = shipped[task]
+    assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
+    assert all(len(row["turns"]) == len(row["reference"]) >= 3 for row in rows)
+    module = {"agentic": agentic, "repair": repair}[task]
+    workflows = {f"{flow.category}_{flow.name}" for flow in module.WORKFLOWS}
+    assert {row["template"] for row in rows} == workflows
+
+
+@pytest.mark.parametrize("task", ["agentic", "repair", "best-of-n"])
+def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_was_trained_on(
+    task: str, shipped: dict[str, list[generate.Row]]
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded").path)
+    budget = describe(task).get("max_new_tokens", 128)
+    for row in shipped[task]:
+        asked, answers = (
+            [len(ids) for ids in tokenizer(texts).input_ids]
+            for texts in (row["turns"], row["reference"])
+        )
+        assert sum(asked) + len(asked) * (budget + 2) + 1 <= TRAINED_POSITIONS, row["id"]
+        assert max(answers) < budget, row["id"]
+
+
+def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    def outcome(program: str) -> str:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                exec(program, {"__name__": "snippet"})  # noqa: S102
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return said.getvalue()
+
+    for row in of(shipped, "repair", "snippet"):
+        for turn, (asked, answer) in enumerate(zip(row["turns"], row["reference"], strict=True), 1):
+            found = re.search(r"```python\n(.*)\n```\n(.*)\n", asked, re.DOTALL)
+            assert found
+            assert outcome(found[1]) == found[2], row["id"]
+            if turn < len(row["turns"]):
+                assert f"```python\n{answer}\n```" in row["turns"][turn]
+            else:
+                assert "Error" not in outcome(answer), row["id"]
+
+
+def test_manuals_hold_the_lists_that_are_asked_for(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    for row in of(shipped, "repair", "manual"):
+        entries = re.findall(r"  (--(\w+)( \w+)?): (.*)", row["turns"][0])
+        values = {name: takes.replace(" N", " 3").replace(" FILE", " a.txt")
+                  for _, name, takes, _ in entries}  # fmt: skip
+        options = [usage for usage, *_ in entries]
+        pairs = [f"--{name} --{other}" for _, name, _, does in entries
+                 for other in re.findall(r"Cannot be used with --(\w+)\.", does)]  # fmt: skip
+        command = row["template"].removeprefix("manual_")
+        commands = [f"{command} --{name}{values[name]} --{other}{values[other]}"
+                    for _, name, _, does in entries
+                    for other in re.findall(r"Needs --(\w+)\.", does)]  # fmt: skip
+        assert len(pairs) == len(commands) == 2
+        assert [text.splitlines() for text in row["reference"]] == [options, pairs, commands]
+
+
+def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    for row in of(shipped, "agentic", "orders"):
+        counted = row["template"].rpartition("_")[2]
+        place = ["buyer", "town", "item"].index(counted) + 1
+        value = next(w for w in WORD.findall(row["turns"][0].rpartition("?")[0].rpartition(".")[2])
+                     if w in {*lexicon.NAMES, *lexicon.TOWNS, *lexicon.ITEMS})  # fmt: skip
+        table: list[list[str]] = []
+        for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
+            table += [line.split(" | ") for line in turn.splitlines() if " | " in line]
+            gone = re.search(r"order (\d+) was cancelled", turn)
+            table = [cells for cells in table if not gone or cells[0] != gone[1]]
+            held = [cells for cells in table if cells[place] == value]
+            total = f"total: {sum(int(cells[4]) for cells in held)}"
+            assert answer.splitlines() == [*(" | ".join(cells) for cells in held), total]
+
+
+def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    for row in of(shipped, "agentic", "documents"):
+        passages: dict[str, str] = {}
+        for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
+            passages |= dict(re.findall(r"Passage (\d): (.*)", turn))
+            for line in answer.splitlines():
+                *facts, number = (part.partition(": ")[2] for part in line.split("; "))
+                assert all(fact in passages[number] for fact in facts), row["id"]
+
+
+def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generate.Row]]) -> None:
+    for row in of(shipped, "agentic", "plan"):
+        steps = [line.partition("] ")[2] for line in row["reference"][0].splitlines()]
+        done: set[str] = set()
+        for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
+            done |= set(re.findall(r"([^:,\n]+): done", turn.replace(", ", ",")))
+            if failed := re.search(r", ([^:]+): not possible.* place: (.*)\.", turn):
+                steps[steps.index(failed[1])] = failed[2]
+            said = [f"[{'done' if step in done else 'open'}] {step}" for step in steps]
+            assert answer.splitlines() == said, row["id"]
+        assert done == set(steps)
+
+
+def test_numbers_of_a_summary_stand_in_the_article_as_it_is_now(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    for row in of(shipped, "agentic", "revision"):
+        assert len(set(row["turns"])) == len(set(row["reference"])) == 3
+        for turn, answer in zip(row["turns"], row["reference"], strict=True):
+            assert set(re.findall(r"\d+", answer)) <= set(re.findall(r"\d+", turn)), row["id"]
+
+
+def test_samples_of_a_prompt_are_its_only_repetition() -> None:
+    questions = load_task("best-of-n").questions
+    assert len(questions) == 48 * 8
+    assert len({question.turns[0] for question in questions}) == 48

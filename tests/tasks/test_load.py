@@ -163,10 +163,28 @@ def test_own_yaml_alone_adds_a_task(tmp_path):
     assert (first.scorer, second.scorer) == ("final_number", "exact_match")
 
 
+def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
+    jsonl(tmp_path / "rows.jsonl", {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y"})
+    body = """
+        name: own
+        version: "1"
+        source: {file: rows.jsonl}
+        rows: 2
+        samples: 3
+        """
+    task = load_task(str(card(tmp_path / "own.yaml", body)))
+    found = [(q.prompt_id, q.cluster, q.asked, q.sample) for q in task.questions]
+    assert found == [
+        (f"own/{id_}/{n}", f"own/{id_}", f"own/{id_}", n) for id_ in "ab" for n in (1, 2, 3)
+    ]
+    assert task.samples == 3
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("name: [", "not valid YAML"),
+        (OWN + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
         ("[1]", "must hold `key: value` lines, got list"),
         (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
         (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),

@@ -1,6 +1,7 @@
 """The sample is balanced, seeded, nested and in the given order."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,20 @@ def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
 def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
     everything = questions(supply)
     assert set(sample(everything, limit, seed)) <= set(sample(everything, limit + 1, seed))
+
+
+@given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
+def test_a_question_asked_often_counts_once_and_comes_with_all_its_samples(supply, limit, seed):
+    once = questions(supply)
+    often = [
+        replace(question, prompt_id=f"{question.prompt_id}/{n}", sample=n)
+        for question in once
+        for n in (1, 2, 3)
+    ]
+    drawn = [question.prompt_id for question in sample(once, limit, seed)]
+    assert [q.prompt_id for q in sample(often, limit, seed)] == [
+        f"{prompt_id}/{n}" for prompt_id in drawn for n in (1, 2, 3)
+    ]
 
 
 def test_the_draw_does_not_depend_on_the_order_of_the_dataset():

@@ -1,4 +1,5 @@
-"""Seeded, program-generated tasks: six families that mirror Spec-Bench's, without any download.
+"""Seeded, program-generated tasks, without any download: six families that mirror Spec-Bench's, and
+three tasks in which much is said again.
 
 A *skill* draws words from small closed lexicons and returns the full answer to what it asks, so
 every answer can be checked; a *template* is one wording of a skill. Rows are a pure function of
@@ -11,9 +12,14 @@ lexicon. `mini` is made of those second wordings with half B: each word and each
 trained on, but never the two together, so no prompt of `mini` can occur in training.
 
 To extend: add words to the end of a lexicon, or write another `@skill`. Both change every row drawn
-afterwards, so regenerate `datasets_cfg/mini/mini.jsonl` (and retrain).
+afterwards, so regenerate the files of all tasks (and retrain).
 
-    python -m specbench_cli.tasks.generate > datasets_cfg/mini/mini.jsonl
+**Said again.** `best-of-n` holds wordings and words like `mini`'s, each prompt to be asked several
+times. `agentic` and `repair` are *workflows*: conversations of several turns in which prompts,
+tool output and answers return. No model was trained on those, and a change of them changes no row
+of another task.
+
+    python -m specbench_cli.tasks.generate TASK > datasets_cfg/TASK/TASK.jsonl
 """
 
 from specbench_cli.tasks.generate import (
@@ -24,7 +30,15 @@ from specbench_cli.tasks.generate import (
     summarization,
     translation,
 )
-from specbench_cli.tasks.generate.rows import Row, Split, mini_lines, mini_rows, row, stream
+from specbench_cli.tasks.generate.rows import (
+    TASKS,
+    Row,
+    Split,
+    lines,
+    mini_rows,
+    row,
+    stream,
+)
 from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw, Template
 
 SKILLS = (multi_turn, translation, summarization, qa, math_reasoning, rag)
@@ -33,12 +47,13 @@ SKILLS = (multi_turn, translation, summarization, qa, math_reasoning, rag)
 __all__ = [
     "FAMILIES",
     "SKILLS",
+    "TASKS",
     "TEMPLATES",
     "Draw",
     "Row",
     "Split",
     "Template",
-    "mini_lines",
+    "lines",
     "mini_rows",
     "row",
     "stream",

@@ -1,8 +1,11 @@
-"""Write the task `mini` to standard output as JSON lines."""
+"""Write a generated task, `mini` if none is named, to standard output as JSON lines."""
 
+import argparse
 import sys
 
-from specbench_cli.tasks.generate import mini_lines
+from specbench_cli.tasks.generate import TASKS, lines
 
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{line}\n" for line in mini_lines())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", nargs="?", choices=TASKS, default="mini")
+    sys.stdout.writelines(f"{line}\n" for line in lines(parser.parse_args().task))

@@ -2,12 +2,14 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Literal, TypedDict, get_args
 
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw
+from specbench_cli.tasks.generate import agentic, repair
+from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw, Workflow
 
 Split = Literal["train", "open", "mini"]
 """`train`: all wordings; `open`: those that are not held out; `mini`: the held-out on half B."""
@@ -53,13 +55,16 @@ def stream(seed: int, split: Split) -> Iterator[Row]:
     return (row(seed, split, index) for index in count())
 
 
-def mini_rows(seed: int = 0, per_family: int = 80) -> list[Row]:
+def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = ()) -> list[Row]:
     """The task `mini`: `per_family` different rows of each family, families in order.
+
+    Args:
+        apart_from: rows whose first turns do not occur.
 
     Raises UsageError where the lexicons cannot give that many different first turns.
     """
     kept: dict[str, list[Row]] = {family: [] for family in FAMILIES}
-    seen: set[str] = set()
+    seen = {known["turns"][0] for known in apart_from}
     limit = 10 * per_family * len(FAMILIES)
     for candidate in stream(seed, "mini"):
         rows = kept[candidate["family"]]
@@ -78,6 +83,45 @@ def mini_rows(seed: int = 0, per_family: int = 80) -> list[Row]:
     )
 
 
-def mini_lines() -> Iterator[str]:
-    """The file of the task `mini`, line by line."""
-    return (json.dumps(generated, ensure_ascii=False) for generated in mini_rows())
+def best_of_n_rows() -> list[Row]:
+    """The task `best-of-n`: rows like `mini`'s, and none of them; its card has each asked often."""
+    return mini_rows(seed=1, per_family=8, apart_from=mini_rows())
+
+
+def workflow_rows(workflows: Sequence[Workflow], per_category: int, seed: int = 0) -> list[Row]:
+    """A task of workflows: so many rows of each category, whose workflows take turns."""
+    rows: list[Row] = []
+    seen: set[str] = set()
+    for category in dict.fromkeys(workflow.category for workflow in workflows):
+        forms = [workflow for workflow in workflows if workflow.category == category]
+        for index in range(per_category):
+            form = forms[index % len(forms)]
+            draw = Draw(random.Random(f"{category}/{seed}/{index}"))
+            while (turns := form.write(draw))[0][0] in seen:
+                pass
+            seen.add(turns[0][0])
+            rows.append(
+                Row(
+                    id=f"{category}-{index:03d}",
+                    family=form.family,
+                    category=category,
+                    template=f"{category}_{form.name}",
+                    turns=[question for question, _ in turns],
+                    reference=[answer for _, answer in turns],
+                )
+            )
+    return rows
+
+
+TASKS: Mapping[str, Callable[[], list[Row]]] = {
+    "mini": mini_rows,
+    "best-of-n": best_of_n_rows,
+    "agentic": partial(workflow_rows, agentic.WORKFLOWS, per_category=24),
+    "repair": partial(workflow_rows, repair.WORKFLOWS, per_category=36),
+}
+"""The generated tasks that are shipped."""
+
+
+def lines(task: str) -> Iterator[str]:
+    """The file of a generated task, line by line; `task` is one of `TASKS`."""
+    return (json.dumps(generated, ensure_ascii=False) for generated in TASKS[task]())

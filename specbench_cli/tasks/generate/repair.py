@@ -1,0 +1,265 @@
+"""Loops of a document and what is said of it: a snippet and its error message, a manual and lists.
+
+`snippet` has the shape of SelfPiCo (arXiv:2407.16974): code that lacks definitions, or has other
+faults, is shown with the error that it stops with and what mends it, then mended with its next
+error, until it runs. `manual` has the shape of ProphetFuzz (arXiv:2409.00922): a long text is
+turned into short lists of its options, of those that exclude each other, and of commands. Both are
+workloads of that shape, not those programs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from specbench_cli.tasks.generate.lexicon import ITEMS, NAMES
+from specbench_cli.tasks.generate.template import Draw, Turns, Workflow
+
+LOOP = (
+    "This snippet stops with an error:\n```python\n{snippet}\n```\n{error}\n"
+    "{advice} Write the whole snippet again and change nothing else."
+)
+
+
+class Fault(NamedTuple):
+    """One mistake in a snippet.
+
+    Attributes:
+        error: the message that the snippet stops with.
+        wrong: the line as it is, None where the line is missing.
+        right: the line as it has to be.
+        advice: what mends it, in words that leave one way to do so.
+    """
+
+    error: str
+    wrong: str | None
+    right: str
+    advice: str
+
+    def mended(self, lines: Sequence[str]) -> list[str]:
+        """The snippet without this fault."""
+        if self.wrong is None:
+            return [self.right, *lines]
+        return [self.right if line == self.wrong else line for line in lines]
+
+
+def missing(name: str, line: str) -> Fault:
+    """A name that is never defined."""
+    return Fault(undefined(name), None, line, f"Begin with `{line}`.")
+
+
+def mistaken(line: str, right: str, wrong: str, error: str) -> Fault:
+    """A line in which `wrong` stands for `right`, which it holds once."""
+    return Fault(error, line.replace(right, wrong), line, f"Write `{right}` for `{wrong}`.")
+
+
+def undefined(name: str) -> str:
+    """The message for a name that there is not."""
+    return f"NameError: name '{name}' is not defined"
+
+
+def unlike(kind: str) -> str:
+    """The message for a text to which something else is added."""
+    return f'TypeError: can only concatenate str (not "{kind}") to str'
+
+
+def lacking(kind: str, name: str) -> str:
+    """The message for an attribute that there is not."""
+    return f"AttributeError: '{kind}' object has no attribute '{name}'"
+
+
+Snippet = tuple[Sequence[str], Sequence[Fault]]
+"""The lines of a program and the faults that it can have, in the order in which they are met."""
+
+
+def receipt(d: Draw) -> Snippet:
+    """A sum of prices."""
+    prices = f"prices = {[d.number(2, 90) for _ in range(d.number(2, 5))]}"
+    add, tell = "    total = total + price", 'print("total: " + str(total))'
+    return (prices, "total = 0", "for price in prices:", add, tell), (
+        missing("prices", prices),
+        missing("total", "total = 0"),
+        mistaken(add, "+ price", "+ pric", undefined("pric")),
+        mistaken(tell, "+ str(total)", "+ total", unlike("int")),
+    )
+
+
+def short_names(d: Draw) -> Snippet:
+    """The names below a length, sorted."""
+    found = d.words(NAMES, 4)
+    names = "names = [" + ", ".join(f'"{name}"' for name in found) + "]"
+    test = f"    if len(name) < {min(map(len, found)) + d.number(1, 2)}:"
+    keep, tell = "        short.append(name)", 'print(", ".join(sorted(short)))'
+    return (names, "short = []", "for name in names:", test, keep, tell), (
+        missing("names", names),
+        mistaken(test, "(name)", "(nam)", undefined("nam")),
+        missing("short", "short = []"),
+        mistaken(keep, ".append", ".push", lacking("list", "push")),
+        mistaken(tell, "(sorted", "(sort", undefined("sort")),
+    )
+
+
+def stock(d: Draw) -> Snippet:
+    """What is left of some goods."""
+    one, other = d.words(ITEMS, 2)
+    held = f'stock = {{"{one}": {d.number(20, 90)}, "{other}": {d.number(20, 90)}}}'
+    sold = f'sold = {{"{one}": {d.number(2, 19)}, "{other}": {d.number(2, 19)}}}'
+    less = "    stock[item] = stock[item] - sold[item]"
+    tell = f'print("{one} left: " + str(stock["{one}"]))'
+    return (held, sold, "for item in sold:", less, tell), (
+        missing("sold", sold),
+        missing("stock", held),
+        mistaken(less, "- sold[item]", "- sales[item]", undefined("sales")),
+        mistaken(tell, f'["{one}"]', f'["{one[:-1]}"]', f"KeyError: '{one[:-1]}'"),
+    )
+
+
+def distance(d: Draw) -> Snippet:
+    """A root of a sum of squares."""
+    sides = f"sides = {[d.number(2, 30) for _ in range(d.number(2, 3))]}"
+    squares = "squares = [side * side for side in sides]"
+    root, tell = "length = math.sqrt(sum(squares))", 'print("length: " + str(round(length, 2)))'
+    return ("import math", sides, squares, root, tell), (
+        missing("sides", sides),
+        mistaken(squares, "[side *", "[edge *", undefined("edge")),
+        missing("math", "import math"),
+        mistaken(root, "(squares)", "(square)", undefined("square")),
+        mistaken(tell, "+ str(round(length, 2))", "+ round(length, 2)", unlike("float")),
+    )
+
+
+def average(d: Draw) -> Snippet:
+    """A function, and the highest of some points."""
+    points = f"points = {[d.number(2, 30) for _ in range(d.number(3, 5))]}"
+    share, most = "    return sum(numbers) / len(numbers)", "best = max(points)"
+    tell = 'print("mean " + str(mean(points)) + ", best " + str(best))'
+    return (points, "def mean(numbers):", share, most, tell), (
+        mistaken(most, "max(", "maximum(", undefined("maximum")),  # looked up before its argument
+        missing("points", points),
+        mistaken(share, "len(", "length(", undefined("length")),
+        mistaken(tell, "+ str(best)", "+ best", unlike("int")),
+    )
+
+
+def word_count(d: Draw) -> Snippet:
+    """How often a word occurs in a text."""
+    words = d.words(ITEMS, 3)
+    text = f'text = "{" ".join(d.rng.choice(words) for _ in range(5))} {words[0]}"'
+    loop, add = "for word in text.split():", "    counts[word] = counts.get(word, 0) + 1"
+    tell = f'print("{words[0]}: " + str(counts["{words[0]}"]))'
+    return (text, "counts = {}", loop, add, tell), (
+        missing("text", text),
+        mistaken(loop, ".split", ".splits", lacking("str", "splits")),
+        missing("counts", "counts = {}"),
+        mistaken(add, "(word,", "(wrd,", undefined("wrd")),
+        mistaken(tell, f'["{words[0]}"]', f'["{words[0][:-1]}"]', f"KeyError: '{words[0][:-1]}'"),
+    )
+
+
+def _loop(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
+    """Three faults, met and mended one after another."""
+    lines, possible = write(d)
+    faults = [possible[at] for at in sorted(d.rng.sample(range(len(possible)), 3))]
+    for fault in faults:
+        if fault.wrong is None:
+            lines = [line for line in lines if line != fault.right]
+        else:
+            lines = [fault.wrong if line == fault.right else line for line in lines]
+    turns: Turns = []
+    for fault in faults:
+        snippet, lines = "\n".join(lines), fault.mended(lines)
+        turns.append(
+            (
+                LOOP.format(snippet=snippet, error=fault.error, advice=fault.advice),
+                "\n".join(lines),
+            )
+        )
+    return turns
+
+
+class Option(NamedTuple):
+    """An option of a command: its name, what it takes ("", N or FILE), what it does."""
+
+    name: str
+    takes: str
+    does: str
+
+    @property
+    def usage(self) -> str:
+        """As a manual writes it."""
+        return f"--{self.name} {self.takes}".strip()
+
+    @property
+    def used(self) -> str:
+        """As a command has it."""
+        return f"--{self.name} {VALUES.get(self.takes, '')}".strip()
+
+
+VALUES = {"N": "3", "FILE": "a.txt"}
+COMMANDS = {
+    "walk": "visits the files of a folder",
+    "pack": "puts files into an archive",
+    "sift": "picks lines of a text",
+    "blend": "joins several tables",
+    "stamp": "puts a date on every page",
+    "scan": "looks for files that are the same",
+}
+OPTIONS = [
+    Option(*entry.split("/"))
+    for entry in (
+        "depth/N/goes down at most N levels,flat//leaves out folders inside folders,"
+        "output/FILE/writes to FILE in place of the screen,quiet//prints nothing but errors,"
+        "verbose//prints every step,limit/N/stops after N lines,sorted//puts names in order,"
+        "reverse//turns the order round,width/N/breaks lines after N letters,"
+        "plain//prints no colors,header//prints the names of columns first,"
+        "input/FILE/reads its names from FILE,count//prints a number and no lines,"
+        "skip/N/leaves out the first N lines,check//changes nothing and tells what it would do,"
+        "jobs/N/works on N files at once,wait/N/waits N seconds before it begins,"
+        "log/FILE/adds a report to FILE"
+    ).split(",")
+]
+LIST = (
+    "{manual}\n\nList the options of this manual in its order, one a line with what they take, "
+    "such as: --name N. Write nothing else."
+)
+EXCLUDE = (
+    "List the pairs of options that cannot be used together, one pair a line, first the option "
+    "whose text says so, in the manual's order, such as: --name --other. Write nothing else."
+)
+TOGETHER = (
+    "For each option that needs another write a command with the two, one a line, first the "
+    "option that needs the other, in the manual's order, with 3 for N and a.txt for FILE, such "
+    "as: {command} --name 3 --other. Write nothing else."
+)
+
+
+def _manual(d: Draw, command: str) -> Turns:
+    """All options of a manual, those that exclude each other, those that need each other."""
+    options = d.words(OPTIONS, 8)
+    first, second, third, fourth, *others = d.rng.sample(options, len(options))
+    excludes = {first: others[0], second: others[1]}
+    needs = {third: others[2], fourth: others[3]}
+
+    def entry(option: Option) -> str:
+        said = f"  {option.usage}: {option.does}."
+        if option in excludes:
+            return f"{said} Cannot be used with --{excludes[option].name}."
+        return f"{said} Needs --{needs[option].name}." if option in needs else said
+
+    manual = "\n".join([f"{command} {COMMANDS[command]}. Options:", *map(entry, options)])
+    pairs = [f"--{o.name} --{excludes[o].name}" for o in options if o in excludes]
+    commands = [f"{command} {o.used} {needs[o].used}" for o in options if o in needs]
+    return [
+        (LIST.format(manual=manual), "\n".join(option.usage for option in options)),
+        (EXCLUDE, "\n".join(pairs)),
+        (TOGETHER.format(command=command), "\n".join(commands)),
+    ]
+
+
+SNIPPETS = (receipt, short_names, stock, distance, average, word_count)
+WORKFLOWS = (
+    *(Workflow("code", "snippet", each.__name__, partial(_loop, write=each)) for each in SNIPPETS),
+    *(
+        Workflow("multi_turn", "manual", command, partial(_manual, command=command))
+        for command in COMMANDS
+    ),
+)
