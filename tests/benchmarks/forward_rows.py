@@ -1,9 +1,9 @@
 """The time of a forward against its rows, beside what reading the weights must take.
 
 A target that is bound by memory reads its weights once a forward, however many tokens it verifies:
-its time over 6 rows should be near that over 1. Printed for 1 to 64 rows: milliseconds, the share of
-the machine's read bandwidth that is reached (bytes of the weights that a forward reads over time and
-bandwidth), and each row count that costs over 10% more than the next larger one.
+its time over 6 rows should be near that over 1. Printed for 1 to 64 rows: milliseconds, the share
+of the machine's read bandwidth that is reached (bytes of the weights that a forward reads, over
+time and bandwidth), and each row count that costs over 10% more than the next larger one.
 
     python -P tests/benchmarks/forward_rows.py smollm2-135m --dtype float32 --threads 2
     python -P tests/benchmarks/forward_rows.py smollm2-135m --forms      # each matrix, by form
@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import get_args
 
 import torch
 
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.layers import layer_bytes
-from specbench_cli.engine.models.linear import Form, Pages, form_for, linear
+from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.models import resolve
@@ -75,12 +77,18 @@ def bytes_read(decoder: FusedDecoder) -> int:
 
 def steps(times: dict[int, float]) -> list[str]:
     """The row counts that cost too much beside the next larger one."""
-    pairs = zip(ROWS, ROWS[1:], strict=False)
+    pairs = pairwise(ROWS)
     return [
         f"{few} ({times[few] / times[more] - 1:.0%} over {more})"
         for few, more in pairs
         if times[few] > ALLOWED * times[more]
     ]
+
+
+def multiply(products: Sequence[Linear], x: torch.Tensor) -> None:
+    """All products of one input."""
+    for product in products:
+        product(x)
 
 
 def forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int) -> None:
@@ -107,7 +115,8 @@ def forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int) -> No
             times = []
             for n in rows:
                 x = torch.randn(n, n_in).to(decoder.dtype)
-                times.append(best(lambda x=x: [p(x) for p in products], clock, repeats))
+                once = partial(multiply, products, x)
+                times.append(best(once, clock, repeats))
             print(f"{form:>10}", *(f"{each * 1e3:7.2f}" for each in times), flush=True)
 
 
@@ -135,9 +144,9 @@ def main() -> None:
         times = curve(decoder, clock, asked.repeats)
     size = bytes_read(decoder)
     print(
-        f"{asked.model} {asked.dtype}, {torch.get_num_threads()} threads: {size / 1e6:.0f} MB read a"
-        f" forward; read bandwidth {bandwidth / 1e9:.1f} GB/s, so at least"
-        f" {size / bandwidth * 1e3:.1f} ms"
+        f"{asked.model} {asked.dtype}, {torch.get_num_threads()} threads:"
+        f" {size / 1e6:.0f} MB read a forward; read bandwidth {bandwidth / 1e9:.1f} GB/s,"
+        f" so at least {size / bandwidth * 1e3:.1f} ms"
     )
     print(f"{'rows':>5} {'ms':>8} {'of 1':>6} {'of the bound':>13}")
     for rows, seconds in times.items():
