@@ -22,11 +22,13 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specbench_cli.app import main
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import HERE
+from specbench_cli.store.run_dir import RunDir
 
 SIZES = {
     "vocab_size": 97,
@@ -270,25 +272,29 @@ def test_weights_too_large_for_one_file_are_the_same_in_several(tmp_path, monkey
 # ---- tokenizers ---------------------------------------------------------------------------------
 
 
-def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
-    theirs = AutoTokenizer.from_pretrained(HERE / "embedded" / "embedded-7m")
+EMBEDDED = HERE / "embedded" / "embedded-7m"
+
+
+def as_embedded(writer: Any, size: int) -> None:
+    """The tokenizer of the embedded models, whose splitting is SmolLM's."""
+    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
     saved = json.loads(theirs.backend_tokenizer.to_str())
-    tokens = [""] * len(theirs)
-    for token, at in theirs.get_vocab().items():
-        tokens[at] = token
     special = {token["id"] for token in saved["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(theirs.convert_ids_to_tokens(range(size)))
+    writer.add_token_types([3 if at in special else 1 for at in range(size)])
+    writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
+    writer.add_bos_token_id(theirs.bos_token_id)
+    writer.add_eos_token_id(theirs.eos_token_id)
+    writer.add_eot_token_id(theirs.pad_token_id)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(theirs.chat_template)
 
-    def tokenizer(writer, size):
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(tokens)
-        writer.add_token_types([3 if at in special else 1 for at in range(len(tokens))])
-        writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
-        writer.add_eos_token_id(theirs.eos_token_id)
-        writer.add_eot_token_id(theirs.pad_token_id)
-        writer.add_chat_template(theirs.chat_template)
 
-    path = with_tokenizer(tmp_path / "x.gguf", tokenizer, vocab_size=len(tokens))
+def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
+    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
+    path = with_tokenizer(tmp_path / "x.gguf", as_embedded, vocab_size=len(theirs))
     found = resolve(str(path))
     ours = AutoTokenizer.from_pretrained(found.path)
     for text in ("What is 12345 + 6?\n\n  def f(x):\treturn x", "Ünïcödé \U0001f600 <|end|>", ""):
@@ -298,6 +304,27 @@ def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
     assert ours.eos_token_id == theirs.eos_token_id
     generation = json.loads((found.path / "generation_config.json").read_text())
     assert generation["eos_token_id"] == sorted([theirs.eos_token_id, theirs.pad_token_id])
+
+
+def test_coarser_copy_of_a_target_drafts_for_it(tmp_path, monkeypatch, capsys):
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    monkeypatch.chdir(tmp_path)
+    for name, kind in (("fine.gguf", "F16"), ("coarse.gguf", "Q4_0")):
+        stored = gguf.GGMLQuantizationType[kind]
+        write(Path(name), "llama", model, quantised=stored, tokenizer=as_embedded)
+    options = "--limit 2 --max-new-tokens 12 --threads 1 --allow-noise --out here".split()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-m", "sps", "--target", "fine.gguf", "--draft", "coarse.gguf", *options])
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    records = [json.loads(line) for line in Path("here/records.jsonl").read_text().splitlines()]
+    own = [record for record in records if record["label"] == "sps"]
+    assert {record["verdict"]["kind"] for record in own} <= {"identical", "near-tie"}
+    accepted, tested = (
+        sum(sum(record["steps"][key]) for record in own) for key in ("accepted", "tested")
+    )
+    assert 0.3 < accepted / tested <= 1
+    labels = {facts["label"] for facts in RunDir.open(Path("here")).manifest["models"].values()}
+    assert labels == {"fine.gguf", "coarse.gguf"}
 
 
 @pytest.mark.parametrize("prefix", [True, False], ids=["space-prefix", "no-prefix"])

@@ -130,9 +130,8 @@ def test_methods_without_draft_or_head_are_lossless_on_it(tmp_path, monkeypatch,
     task = "spec_bench" if os.environ.get("SPECBENCH_DATA") else "mini"
     size = ["--task", task, "--category", "qa", "--limit", "2", "--max-new-tokens", "16"]
     command = ["run", "--profile", "laptop", *size, "--allow-noise", "--out", "here"]
-    monkeypatch.setattr("sys.argv", ["specbench", *command])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(command)
     assert ended.value.code in (0, None), capsys.readouterr().err
     records = [json.loads(line) for line in Path("here/records.jsonl").read_text().splitlines()]
     assert {record["label"] for record in records} == {"vanilla", "pld", "hf:vanilla"}
