@@ -66,7 +66,8 @@ def run(
         typer.Option("--task", "-t", metavar="NAME", help="Tasks, or .jsonl or .yaml files."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Target: short name, hub id or folder.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Target: short name, hub id, folder or GGUF."),
     ] = None,
     draft: Annotated[
         str | None,

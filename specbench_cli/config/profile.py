@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parent / "profiles"
 PROFILES = {
     "smoke": "seconds: a short output a family, by vanilla, sps, pld and hf:vanilla",
     "ci": "a minute on two cores: short outputs, one a family, by every lossless method",
+    "laptop": "under 20 minutes on two cores: 48 questions of spec_bench by smollm2-135m, methods"
+    " that need no draft and no head",
     "paper": "hours: spec_bench, every lossless method with its paper's parameters, 3 passes",
 }
 """Their names and what each is, the smallest first."""

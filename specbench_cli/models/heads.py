@@ -39,19 +39,29 @@ def resolve_head(source: str, kind: str, target: Checkpoint, *, inside: bool) ->
     """
     if source != OWN:
         return _named(source, kind)
+    check_head(source, kind, target, inside=inside)
     known = target.heads.get(kind)
     if known is None:
-        if inside:
-            return HeadFiles(target.label, target.path)
-        others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
-        raise UsageError(
-            f"no {kind} head is known for {target.label}{others}",
-            hint="--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help",
-        )
+        return HeadFiles(target.label, target.path)
     shipped = HERE / known
     if shipped.is_dir():
         return HeadFiles(shipped.name, shipped)
     return _named(known, kind)
+
+
+def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool) -> None:
+    """Refuse a target's own module where none is known; reads no files. Arguments: `resolve_head`.
+
+    Raises:
+        UsageError: nothing of this kind is known for the target.
+    """
+    if source == OWN and not inside and kind not in target.heads:
+        others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
+        raise UsageError(
+            f"no {kind} head is known for {target.label}{others}",
+            hint="--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help;"
+            " specbench list methods says which need none",
+        )
 
 
 def _named(source: str, kind: str) -> HeadFiles:

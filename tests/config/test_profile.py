@@ -59,6 +59,14 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     assert plan.most_tokens == budget * len(plan.arms) * 3
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_profiles_are_of_the_shipped_models(name, tmp_path):
+def test_laptop_needs_no_draft_and_no_head(tmp_path):
+    config = config_of("laptop", tmp_path)
+    assert (config.tasks, config.limit, config.max_new_tokens) == (["spec_bench"], 48, 64)
+    assert config.target == "smollm2-135m"
+    built = [registry.build(row.name, row.params) for row in config.methods]
+    assert not any(method.needs or method.artifacts() for method in built)
+
+
+@pytest.mark.parametrize("name", sorted({*PROFILES} - {"laptop"}))
+def test_other_profiles_are_of_the_shipped_models(name, tmp_path):
     assert resolve(config_of(name, tmp_path).target).embedded

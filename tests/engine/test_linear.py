@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.engine.models.linear import FORM_VARIABLE, PlainLinear, form_for, linear
+from specbench_cli.engine.models.linear import FORM_VARIABLE, form_for, linear
 from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6
@@ -79,6 +79,56 @@ def test_rule_does_not_depend_on_when_it_is_asked() -> None:
     assert len({form_for(weight) for _ in range(5)}) == 1
 
 
-def test_half_precision_is_never_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FORM_VARIABLE, "packed")
-    assert isinstance(linear(torch.zeros(256, 256, dtype=torch.bfloat16)), PlainLinear)
+def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torch.zeros(2048, 2048, dtype=torch.float16)
+    for form in ("", "packed", "widened"):
+        monkeypatch.setenv(FORM_VARIABLE, form)
+        assert form_for(half) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("slow_mkl", "bfloat16", "expected"),
+    [
+        (True, True, {"small": "packed", "large": "packed", "half": "packed"}),
+        (True, False, {"small": "packed", "large": "packed", "half": "widened"}),
+        (False, True, {"small": "plain", "large": "packed", "half": "packed"}),
+        (False, False, {"small": "plain", "large": "packed", "half": "widened"}),
+    ],
+)
+def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, monkeypatch):
+    monkeypatch.delenv(FORM_VARIABLE, raising=False)
+    for name, value in (
+        ("_can_pack", True),
+        ("_mkl_is_slow", slow_mkl),
+        ("_multiplies_bfloat16", bfloat16),
+    ):
+        monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
+    matrices = {
+        "small": torch.empty(1024, 1024),
+        "large": torch.empty(1024, 1025),
+        "half": torch.empty(1024, 256, dtype=torch.bfloat16),
+    }
+    assert {name: form_for(matrix) for name, matrix in matrices.items()} == expected
+    tiny = torch.empty(64, 64)
+    assert {form_for(tiny), form_for(tiny.bfloat16())} == {"plain"}
+
+
+@pytest.mark.parametrize("form", ["plain", "packed", "widened"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(form, bias):
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 256).bfloat16(), (torch.randn(256, 2100) / 16).bfloat16()
+    b, residual = torch.randn(2100).bfloat16() if bias else None, torch.randn(9, 2100).bfloat16()
+    exact = x.double() @ weight.double() + (0 if b is None else b.double())
+    product = linear(weight, b, form=form)
+    for rows in (1, 2, 3, 8, 9):
+        out = torch.empty(rows, 2100, dtype=torch.bfloat16)
+        assert product(x[:rows], out).data_ptr() == out.data_ptr()
+        assert torch.equal(product(x[:rows]), out)
+        # Half a unit in the last of 8 bits, and what float32 sums differ by.
+        torch.testing.assert_close(out.double(), exact[:rows], rtol=2**-8, atol=1e-5)
+        added = product.add_to(residual[:rows].clone(), x[:rows])
+        # Where a bias or the sum is rounded on the way, twice.
+        torch.testing.assert_close(
+            added.double(), exact[:rows] + residual[:rows].double(), rtol=2**-6, atol=2**-6
+        )

@@ -5,7 +5,13 @@ import mmap
 import pytest
 import torch
 
-from specbench_cli.engine.models.linear import ALIGNMENT, CHUNK, Pages
+from specbench_cli.engine.models.linear import (
+    ALIGNMENT,
+    CHUNK,
+    PAGE,
+    Pages,
+    prefer_large_pages,
+)
 
 RANDOM = torch.Generator().manual_seed(3)
 
@@ -36,3 +42,12 @@ def test_a_system_without_large_pages_keeps_the_tensor(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     tensor = torch.arange(6.0)
     assert Pages().settle(tensor) is tensor
+
+
+def test_memory_of_another_library_keeps_its_place_and_numbers_in_large_pages():
+    tensor = torch.arange(3.0 * PAGE // 4).view(3, -1)
+    place, before = tensor.data_ptr(), tensor.clone()
+    prefer_large_pages(place, tensor.nbytes)
+    assert tensor.data_ptr() == place
+    assert torch.equal(tensor, before)
+    prefer_large_pages(1 << 46, 4 * PAGE)  # not ours: refused by the system, and no harm

