@@ -309,9 +309,16 @@ class Judge:
 
 
 def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:
-    """Whether an output ends at its first EOS or stop string, or exactly at the budget."""
-    kept, finish = stop.cut((), ids)
-    return finish is not None and kept == len(ids)
+    """Whether an output ends at its first EOS or stop string, or exactly at the budget: by none of
+    the stop rule's own code, which every method's text went through."""
+
+    def completes(n: int) -> bool:
+        text = stop.decode(ids[:n]) if stop.decode is not None and stop.strings else ""
+        return any(string in text for string in stop.strings)
+
+    lengths = range(1, len(ids) + 1)
+    ends = (n for n in lengths if ids[n - 1] in stop.eos or completes(n))
+    return len(ids) == next(ends, stop.max_new_tokens) <= stop.max_new_tokens
 
 
 def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Tensor, Tensor]:
