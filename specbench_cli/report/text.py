@@ -168,10 +168,9 @@ def one_process(summary: Summary) -> list[str]:
     if summary.passes > 1 or not any(row.letters for row in summary.rows):
         return []
     return [
-        "1 process: intervals and letters leave out how much one start of a program differs from"
-        " the next",
-        "  (where starts differ by 5%, such an interval holds the truth 73% of the time, not 95%):"
-        " --repeats 3",
+        "1 process: how much starts of a program differ is in none of these intervals; where they"
+        " differ by",
+        "  5%, a 95% interval holds the truth 73% of the time: --repeats 3",
     ]
 
 

@@ -148,10 +148,10 @@ def test_deleted_entries_of_a_trace_are_missed(make_record):
     record = make_record()
     for column in ("kind", "n_tokens", "t0_ns", "t1_ns"):
         del getattr(record.forwards, column)[3]
-    with pytest.raises(ValueError, match="^target_forwards: 3, and the trace has 2"):
+    with pytest.raises(ValueError, match=r"^target_forwards: 3, and the trace has 2"):
         validate(record)
     record.target_forwards = 2
-    with pytest.raises(ValueError, match="^target_forwards: 2, and steps and prefill take 3"):
+    with pytest.raises(ValueError, match=r"^target_forwards: 2, and steps and prefill take 3"):
         validate(record)
 
 
