@@ -6,11 +6,14 @@ how many near-ties are too many.
 
 For certain: a method scores several tokens in one forward, vanilla one, and kernels round by shape.
 Vanilla's own decoder, made to read the method's output in blocks of the widths that the method
-verified with, rounds as the method did: where it then chooses that very output, width alone
-explains the near-tie.
+verified with, and in trees of its trees' shapes, rounds as the method did: where it then chooses
+that very output, width alone explains the near-tie.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +22,8 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
-from specbench_cli.store.schema import Steps
+from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.store.schema import Drafted, Steps
 
 REACH = 2.0
 """How far errors of gaps may reach, in tolerances: see `stats.neartie`."""
@@ -53,19 +57,25 @@ def flip_chances(
 
 @torch.inference_mode()
 def width_explains(
-    decoder: Decoder, sampling: Sampling, request: Request, ids: list[int], steps: Steps
+    decoder: Decoder,
+    sampling: Sampling,
+    request: Request,
+    ids: list[int],
+    steps: Steps,
+    drafts: Sequence[Drafted] | None = None,
 ) -> bool:
     """Whether vanilla's decoder chooses exactly `ids` when it reads them as wide as the method did.
 
-    Each step's block holds the last committed token and as many more as the method had drafted.
-    Drafts that were rejected are not on record: the output's own tokens stand in for them, and what
-    follows a token cannot change its row but through the shape.
+    Each step's block holds the last committed token and the step's draft. Without the drafts, and
+    for a recurrent state, the output's own tokens stand in for them: what follows a token cannot
+    change its row but through the shape.
 
     Args:
         decoder: the target as vanilla runs it.
         request: what was decoded.
         ids: the method's output.
         steps: its steps.
+        drafts: what was proposed in each.
     """
     n_prompt = len(request.ids)
     widths = [
@@ -78,18 +88,28 @@ def width_explains(
     assert first is not None
     rows, end = [first[0]], n_prompt
     state.commit(0, range(n_prompt))
-    for width, kept in zip(widths, steps.committed, strict=True):
-        block = text[:, end : min(end + width, decoder.max_positions)]
+    for at, (width, kept) in enumerate(zip(widths, steps.committed, strict=True)):
+        block, path = text[:, end : min(end + width, decoder.max_positions)], list(range(kept))
+        shape: dict[str, Any] = {}
+        if drafts is not None and state.by_row:
+            draft = drafts[at]
+            proposed = torch.tensor([draft.tokens], dtype=text.dtype, device=decoder.device)
+            block = torch.cat((text[:, end : end + 1], proposed), 1)
+            path = [0, *(node + 1 for node in draft.path)][:kept]
+            if draft.parents is not None:
+                mask, depths = rows_of(tuple(draft.parents), decoder.device)
+                shape = {"positions": (depths + end)[None], "mask": mask}
         missing = text[:, state.length() : end]  # a recurrent state's, see `Scoring`
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]
         found = [
-            decoder.forward(Tokens(each), state, logits_at="all").logits
+            decoder.forward(Tokens(each), state, logits_at="all", **shape).logits
             for each in blocks
             if each.shape[1]
         ]
         logits = torch.cat([each for each in found if each is not None], 1)[0]
-        rows.append(logits[missing.shape[1] :][:kept])
-        state.commit(0, range(missing.shape[1] + kept))
+        path = [*range(missing.shape[1]), *(missing.shape[1] + row for row in path)]
+        rows.append(logits[path[missing.shape[1] :]])
+        state.commit(0, path)
         end += kept
     scores = torch.cat(rows)
     if sampling.rule != "greedy":

@@ -49,6 +49,7 @@ def measure_tolerance(
         positions: how many to measure.
     Raises:
         ValueError: the sequences hold no token at all.
+        ArithmeticError: the module's logits are not finite.
     """
     oracle, largest, done = Oracle(module), 0.0, 0
     for sequence in sequences:
@@ -69,5 +70,8 @@ def _difference(oracle: Oracle, text: Sequence[int]) -> float:
     at_once = oracle.logits(text, source, len(text))
     worst = torch.zeros((), device=oracle.device)
     for row, alone in zip(at_once, oracle.one_by_one(text, source), strict=True):
-        worst = torch.maximum(worst, (alone - row).abs().max())
+        apart = torch.where(alone == row, 0.0, (alone - row).abs())  # of infinities too
+        worst = torch.maximum(worst, apart.max())
+    if not bool(worst.isfinite()):
+        raise ArithmeticError("the target's logits are not finite on the run's own questions")
     return float(worst)

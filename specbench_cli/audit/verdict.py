@@ -3,14 +3,16 @@
 Two honest programs may part where two tokens score alike up to rounding, and from there on their
 texts have nothing to do with each other. So an output that differs is judged by itself:
 transformers' own module of the target reads it, and every token of it must be, up to the measured
-tolerance, the best choice after the tokens before it.
+tolerance, the best choice after the tokens before it. Where the two part both tokens must be so,
+and by the engine's own reading too. The reference is judged the same way, and outputs whose tokens
+are drawn by what the target cannot say and by how likely it makes the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -25,16 +27,47 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Guarantee, Tokens
-from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling, log_warp
-from specbench_cli.store.schema import Steps, Verdict
+from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling
+from specbench_cli.stats.martingale import FINEST, TILTS
+from specbench_cli.store.schema import LOSSLESS, Drafted, Likelihood, Steps, Verdict
+
+LEAST = -12.0
+"""Log-probabilities below are counted as this where outputs are compared with what was to be
+expected (`stats.martingale`): what is rarer is a matter of rounding."""
+
+
+_AT_ONCE = 1 << 22
+"""Numbers of a law that are looked at together."""
+
+
+class NotFinite(ArithmeticError):
+    """Logits of the target that are no finite numbers, by transformers' own module or by ours.
+
+    Attributes:
+        at: the output token that was to be chosen from them.
+    """
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"output token {at}: the target's logits are not finite")
+        self.at = at
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An output as the target reads it: natural logarithms of its tokens' probabilities, and how
+    they lie to what was to be expected where the tokens are drawn."""
+
+    log_probs: list[float]
+    likelihood: Likelihood | None = None
 
 
 def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
-    """Whether an output has a token verdict at all; if not it is "unchecked".
+    """Whether an output is compared with the reference's, token by token.
 
-    Where tokens are drawn a method promises a law and not tokens; lossy methods promise neither.
+    A lossless promise means vanilla's very tokens wherever they are chosen and not drawn, whatever
+    the method calls it; where tokens are drawn it means a law, and lossy methods promise neither.
     """
-    return guarantee == "exact_tokens" and rule in ("greedy", "coupled")
+    return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
 
 class Judge:
@@ -75,6 +108,7 @@ class Judge:
         reference: Sequence[int],
         ids: Sequence[int],
         steps: Steps | None = None,
+        drafts: Sequence[Drafted] | None = None,
     ) -> Verdict:
         """Compare an output with vanilla's.
 
@@ -82,14 +116,14 @@ class Judge:
             request: what was decoded.
             reference: vanilla's output.
             ids: the output to judge.
-            steps: how the engine came to it; None where it was not the engine.
+            steps, drafts: how the engine came to it; None where it was not the engine.
         Returns:
             "identical"; "near-tie" if the output ends as it must and no token lacks more than the
-            tolerance; else "mismatch". `position` is where the two first differ, `expected` the
-            reference's token there (None where it had ended), and `gap` the largest of `gaps`,
-            wherever in the output, since a bug may hide behind a tie. It is None for an output that
-            ends wrongly, whose tokens are not looked at. `rounding` of a near-tie: whether width
-            explains it.
+            tolerance, nor vanilla's where the two part; else "mismatch". `position` is where the
+            two first differ, `expected` the reference's token there (None where it had ended), and
+            `gap` the largest of `gaps`, wherever in the output, since a bug may hide behind a tie.
+            It is None for an output that ends wrongly, whose tokens are not looked at. `rounding`
+            of a near-tie: whether width explains it.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -99,13 +133,55 @@ class Judge:
         if not ends_rightly(ids, request.stop):
             return Verdict("mismatch", position, None, expected)
         gap = max(self.gaps(request, ids))
-        if gap > self._allowed:
+        if gap <= self._allowed and expected is not None:
+            gap = max(gap, self._tie(request, ids[:position], (ids[position], expected)))
+        if not gap <= self._allowed:
             return Verdict("mismatch", position, gap, expected)
         tie = Verdict("near-tie", position, gap, expected)
         if self._decoder is None or steps is None:
             return tie
-        explained = width_explains(self._decoder, self._sampling, request, list(ids), steps)
+        explained = width_explains(self._decoder, self._sampling, request, list(ids), steps, drafts)
         return replace(tie, rounding=explained)
+
+    def reference(self, request: Request, ids: Sequence[int]) -> Verdict:
+        """Judge the reference itself, by transformers' own rows of its text.
+
+        Returns:
+            "reference" with its `gap`: 0 where transformers chooses the same tokens, and then no
+            tolerance is measured; "mismatch" where a token lacks more than that: at `position`,
+            where `expected` is transformers' choice.
+        """
+        if not ends_rightly(ids, request.stop):
+            return Verdict("mismatch", len(ids), None, None)
+        rows = self._rows(request, ids)
+        if self._choices(request, rows) == list(ids):
+            return Verdict("reference", gap=0.0)
+        gaps = self._gaps(request, rows, ids)
+        gap = max(gaps)
+        if gap <= self._allowed:
+            return Verdict("reference", gap=gap)
+        at = gaps.index(gap)
+        return Verdict("mismatch", at, gap, self._choices(request, rows)[at])
+
+    def drawn(self, request: Request, ids: Sequence[int]) -> Verdict:
+        """Judge an output whose tokens are drawn, as far as tokens can be: it must end as it must,
+        and hold none that the cuts leave out.
+
+        Returns:
+            "unchecked", since nothing more can be said of tokens; else "mismatch", `gap` being how
+            far beyond the cut the token at `position` lies.
+        """
+        if not ends_rightly(ids, request.stop):
+            return Verdict("mismatch", len(ids), None, None)
+        scores, law = self._law(self._rows(request, ids))
+        chosen = _column(ids, scores)
+        if bool(law.gather(-1, chosen).isfinite().all()):
+            return Verdict("unchecked")
+        beyond = self._beyond(scores, chosen).tolist()
+        gap = max(beyond)
+        if gap <= self._allowed:
+            return Verdict("unchecked")
+        return Verdict("mismatch", beyond.index(gap), gap, None)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
         """What each token's decision score lacks of the best one after the tokens before it.
@@ -114,16 +190,7 @@ class Judge:
         tolerance of a top-k or top-p cut nobody can say on which side it is: it may be chosen, and
         need not be beaten. One beyond the cut lacks its distance to the cut, if that is more.
         """
-        rows = self._rows(request, ids)
-        chosen = _column(ids, rows)
-        if self._sampling.rule == "greedy":
-            return _lack(rows, chosen)
-        scores, decision = self._scores(request, rows)
-        floor, ceiling = cut_bounds(scores, self._sampling, self._allowed)
-        rivals = (scores > ceiling[:, None] + self._allowed).scatter_(-1, chosen, True)
-        beaten = _lack(decision.masked_fill(~rivals, -math.inf), chosen)
-        outside = (floor - scores.gather(-1, chosen)[:, 0]).tolist()
-        return [max(pair) for pair in zip(beaten, outside, strict=True)]
+        return self._gaps(request, self._rows(request, ids), ids)
 
     def chances(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Of each position of an output of vanilla's, the chance at most that another program, as
@@ -137,25 +204,33 @@ class Judge:
         inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
         return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
 
-    def log_probs(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """Natural logarithm of each output token's probability under the target's law: the warped
-        one, and at temperature 0 the softmax of the logits. One forward.
+    def read(self, request: Request, ids: Sequence[int]) -> Reading:
+        """Read an output: each token's probability under the target's law (the warped one; at
+        temperature 0 the softmax of the logits). One forward.
 
         It is transformers' forward where tokens are drawn: what stands there in place of a verdict
         must not come from the engine that is judged. Elsewhere it is vanilla's own, if that is
         known. A token that the cuts leave out, by rounding or by a fault, counts with its
         probability before the cuts: one such token must not drown all others.
+
+        Raises:
+            NotFinite: the logits are not finite.
         """
         if not ids:
-            return []
-        own = None if self._sampling.draws else self._decoder
-        rows = self._rows(request, ids) if own is None else _read(own, request, ids)
+            return Reading([])
+        drawn = self._sampling.draws
+        if drawn or self._decoder is None:
+            rows = self._rows(request, ids)
+        else:
+            rows = _finite(_read(self._decoder, request, ids, len(ids)))
         chosen = _column(ids, rows)
-        whole = (rows / (self._sampling.temperature or 1.0)).log_softmax(-1).gather(-1, chosen)
-        if self._sampling.temperature:
-            warped = log_warp(rows, self._sampling).gather(-1, chosen)
-            whole = torch.where(warped.isfinite(), warped, whole)
-        return _listed(whole[:, 0].double())
+        if not self._sampling.temperature:
+            return Reading(_listed(rows.log_softmax(-1).gather(-1, chosen)[:, 0].double()))
+        scores, law = self._law(rows)
+        own = law.gather(-1, chosen)
+        own = torch.where(own.isfinite(), own, scores.gather(-1, chosen))
+        listed = _listed(own[:, 0].double())
+        return Reading(listed, _likelihood(law, own) if drawn else None)
 
     @property
     def _allowed(self) -> float:
@@ -168,23 +243,82 @@ class Judge:
     def _oracle(self) -> Oracle:
         return Oracle(self._build())
 
-    def _scores(self, request: Request, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _tie(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
+        """What the worse of two tokens after the same text lacks of the best, by transformers'
+        reading and by the engine's."""
+        text = [*before, tokens[0]]  # of which the last token's row alone is read
+        readings = [self._oracle.logits([*request.ids, *before], request.source, 1)]
+        if self._decoder is not None:
+            readings.append(_read(self._decoder, request, text, 1))
+        return max(
+            gap
+            for row in readings
+            for token in tokens
+            for gap in self._gaps(request, _finite(row, len(before)), [token], len(before))
+        )
+
+    def _gaps(
+        self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
+    ) -> list[float]:
+        """As `gaps`, of rows [n, V] from output position `first` on."""
+        chosen = _column(ids, rows)
+        if self._sampling.rule == "greedy":
+            return _lack(rows, chosen)
+        scores, decision = self._scores(request, rows, first)
+        _, ceiling = cut_bounds(scores, self._sampling, self._allowed)
+        rivals = (scores > ceiling[:, None] + self._allowed).scatter_(-1, chosen, True)
+        beaten = _lack(decision.masked_fill(~rivals, -math.inf), chosen)
+        beyond = self._beyond(scores, chosen).tolist()
+        return [max(pair) for pair in zip(beaten, beyond, strict=True)]
+
+    def _choices(self, request: Request, rows: Tensor) -> list[int]:
+        """The tokens that rows say, without any tolerance."""
+        if self._sampling.rule != "greedy":
+            scores, decision = self._scores(request, rows)
+            floor, _ = cut_bounds(scores, self._sampling, 0.0)
+            rows = decision.masked_fill(scores < floor[:, None], -math.inf)
+        choices: list[int] = rows.argmax(-1).tolist()
+        return choices
+
+    def _beyond(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """How far each chosen token [n, 1] lies below the loosest reading of the cuts, [n]."""
+        floor, _ = cut_bounds(scores, self._sampling, self._allowed)
+        return floor - scores.gather(-1, chosen)[:, 0]
+
+    def _law(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities before and behind the cuts, [n, V] each; none of the engine's code."""
+        scores = (rows / self._sampling.temperature).log_softmax(-1)
+        floor, _ = cut_bounds(scores, self._sampling, 0.0)
+        return scores, scores.masked_fill(scores < floor[:, None], -math.inf).log_softmax(-1)
+
+    def _scores(self, request: Request, rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Log-probabilities before the cuts, and with the keyed noise added: [n, V] each."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         noise = Noise(
             self._sampling.seed, request.prompt_id, request.turn, rows.shape[-1], rows.device
         )
-        return scores, scores + noise.rows(0, rows.shape[0])
+        return scores, scores + noise.rows(first, rows.shape[0])
 
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
-        """Logits [n, V], float32, that each of the n tokens was chosen from."""
-        return self._oracle.logits([*request.ids, *ids[:-1]], request.source, len(ids))
+        """Logits [n, V], float32, that each of the n tokens was chosen from.
+
+        Raises:
+            NotFinite: they are not finite.
+        """
+        return _finite(self._oracle.logits([*request.ids, *ids[:-1]], request.source, len(ids)))
 
 
 def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:
-    """Whether an output ends at its first EOS or stop string, or exactly at the budget."""
-    kept, finish = stop.cut((), ids)
-    return finish is not None and kept == len(ids)
+    """Whether an output ends at its first EOS or stop string, or exactly at the budget: by none of
+    the stop rule's own code, which every method's text went through."""
+
+    def completes(n: int) -> bool:
+        text = stop.decode(ids[:n]) if stop.decode is not None and stop.strings else ""
+        return any(string in text for string in stop.strings)
+
+    lengths = range(1, len(ids) + 1)
+    ends = (n for n in lengths if ids[n - 1] in stop.eos or completes(n))
+    return len(ids) == next(ends, stop.max_new_tokens) <= stop.max_new_tokens
 
 
 def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -192,7 +326,9 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
 
     Args:
         scores: [n, V] log-probabilities before the cuts.
-        tolerance: of the mass that top-p compares; scores off by so much move it by less.
+        tolerance: of the scores. Where each is off by d at most, the odds of any mass m change by
+            the factor e^2d at most, and m moves to m e^2d / (m e^2d + 1 - m): top-p may lie as far
+            from where it was set.
     Returns:
         (floor [n], ceiling [n]): of tokens that the loosest reading keeps, the lowest score; of
         tokens that the strictest leaves out, the highest. -inf where there is no cut.
@@ -205,21 +341,55 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
     if sampling.top_p < 1.0:
         mass = ordered.softmax(-1)
         before = mass.cumsum(-1) - mass
-        loose, strict = (before < sampling.top_p + slack for slack in (tolerance, -tolerance))
+        loose, strict = (before < _moved(sampling.top_p, by) for by in (tolerance, -tolerance))
         lowest = ordered.masked_fill(~loose, math.inf).amin(-1)
         highest = ordered.masked_fill(strict, -math.inf).amax(-1)
         floor, ceiling = torch.maximum(floor, lowest), torch.maximum(ceiling, highest)
     return floor, ceiling
 
 
-def _read(decoder: Decoder, request: Request, ids: Sequence[int]) -> Tensor:
-    """Logits [n, V], float32, that a decoder gives for each of the n tokens."""
+def _moved(mass: float, by: float) -> float:
+    """A mass once all scores in it are higher and all others lower by so much."""
+    return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
+
+
+def _likelihood(law: Tensor, chosen: Tensor) -> Likelihood:
+    """How the log-probabilities of drawn tokens, [n, 1], lie to those that a law [n, V] gives to be
+    expected."""
+    sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=law.device)
+    few = max(1, _AT_ONCE // law.shape[-1])
+    for rows, own in zip(law.split(few), chosen.split(few), strict=True):
+        p, steps = rows.exp().double(), rows.clamp_min(LEAST).double()
+        mean = (p * steps).sum(-1, keepdim=True)
+        steps -= mean
+        found = [(own.double().clamp_min(LEAST) - mean).sum(), (p * steps * steps).sum()]
+        for sign in (-1.0, 1.0):
+            moment = (sign * FINEST * steps).exp()
+            for _ in (tilt for tilt in TILTS if tilt * sign > 0.0):
+                found.append((p * moment).sum(-1).log().sum())
+                moment = moment * moment  # each tilt is twice the one before
+        sums += torch.stack(found)
+    excess, variance, *cumulants = sums.tolist()
+    return Likelihood(excess, variance, cumulants)
+
+
+def _read(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Tensor:
+    """Logits [n, V], float32, that a decoder gives for the last n of some tokens."""
     text = torch.tensor([[*request.ids, *ids[:-1]]], device=decoder.device)
-    last = torch.arange(len(request.ids) - 1, text.shape[1], device=decoder.device)
+    last = torch.arange(text.shape[1] - n, text.shape[1], device=decoder.device)
     state = request.state(decoder, text.shape[1])
     logits = decoder.forward(Tokens(text), state, logits_at=last).logits
     assert logits is not None
     return logits[0].float()
+
+
+def _finite(rows: Tensor, first: int = 0) -> Tensor:
+    """Rows [n, V], each with a greatest number that is one, from output position `first` on; raises
+    NotFinite where there is none."""
+    bad = ~rows.amax(-1).isfinite()
+    if bool(bad.any()):
+        raise NotFinite(first + int(bad.nonzero()[0, 0]))
+    return rows
 
 
 def _column(ids: Sequence[int], rows: Tensor) -> Tensor:

@@ -209,6 +209,14 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = False,
+    judge: Annotated[
+        Literal["sample", "all"] | None,
+        typer.Option(
+            help="Which of vanilla's own outputs are held against transformers' module: the first"
+            " of each family, or all.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=MORE),
@@ -259,6 +267,7 @@ def run(
         "raw": raw,
         "allow_noise": allow_noise,
         "run_code": run_code,
+        "judge": judge,
         "plugins": plugin,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.

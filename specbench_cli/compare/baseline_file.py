@@ -61,7 +61,7 @@ def parse(text: str) -> Side:
 
     Raises:
         UsageError: a schema newer than this program's.
-        ValueError, TypeError, LookupError: it is no baseline.
+        ValueError, TypeError, LookupError: it is no baseline, or one that contradicts itself.
     """
     data = json.loads(text)
     if data["schema"] > SCHEMA:
@@ -79,6 +79,8 @@ def parse(text: str) -> Side:
             raise ValueError(f"a second output of {cell.key}")
         cells[cell.key] = cell
         for run, own in enumerate((cell, *more)):
+            if own.error is None and own.counters.contradiction is not None:
+                raise ValueError(f"{own.key}: {own.counters.contradiction}")
             processes[run, cell.key.pass_].append(own)
     if not cells:
         raise ValueError("it holds no output")

@@ -50,6 +50,20 @@ class Counters:
         return Counters(*(None if None in pair else sum(pair) for pair in pairs))
 
     @property
+    def contradiction(self) -> str | None:
+        """What cannot be of these counts of one output; null where nothing."""
+        if self.steps is None or self.n_tokens is None or None in (self.levels, self.nodes):
+            return None
+        counts = [self.accepted or 0, self.tested or 0, self.levels or 0, self.nodes or 0]
+        if counts != sorted(counts):
+            return "not accepted <= tested <= levels <= nodes"
+        if self.committed != self.n_tokens - 1 or (self.committed or 0) < (self.accepted or 0):
+            return "committed tokens are not all but the first, the accepted ones among them"
+        if self.target_forwards is not None and self.target_forwards <= self.steps:
+            return "fewer target forwards than steps and prefill take"
+        return None
+
+    @property
     def mat(self) -> float | None:
         """Mean accepted tokens: committed per step; null where there is no step."""
         return self.committed / self.steps if self.committed is not None and self.steps else None

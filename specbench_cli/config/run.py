@@ -6,7 +6,15 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from specbench_cli.config.devices import places
 
@@ -23,6 +31,10 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
 
 
+COLDEST = 1e-3
+"""The lowest temperature above 0."""
+
+
 def _number(value: Any) -> Any:
     """YAML's `yes` is no number, though Python's True is one; and nan passes comparisons."""
     if isinstance(value, bool):
@@ -33,6 +45,14 @@ def _number(value: Any) -> Any:
         return value  # no float: the field's own check says so
     if not finite:
         raise ValueError(f"must be a finite number, got {value}")
+    return value
+
+
+def _workable(value: float) -> float:
+    """A temperature below this leaves float32 no digits for logits over it, and greedy decoding is
+    what it comes to."""
+    if 0 < value < COLDEST:
+        raise ValueError(f"must be 0, which is greedy, or at least {COLDEST}, got {value}")
     return value
 
 
@@ -74,7 +94,8 @@ class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
     `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `devices` are
-    for methods whose workers compute at once; all others use `device` and `threads`. `profile`
+    for methods whose workers compute at once; all others use `device` and `threads`. `judge`: which
+    of vanilla's outputs transformers' own module is asked about: a sample, or all. `profile`
     names the settings that took the place of the defaults (`config.profile`).
     """
 
@@ -87,7 +108,7 @@ class RunConfig(BaseModel):
     limit: Annotated[Number | None, Field(ge=1)] = None
     category: Words = []
     seed: Number = Field(0, ge=0, lt=2**63)
-    temperature: Real = Field(0.0, ge=0)
+    temperature: Annotated[Real, AfterValidator(_workable)] = Field(0.0, ge=0)
     top_p: Real = Field(1.0, gt=0, le=1)
     top_k: Number = Field(0, ge=0)
     verify: Verify
@@ -101,6 +122,7 @@ class RunConfig(BaseModel):
     raw: bool = False
     allow_noise: bool = False
     run_code: bool = False
+    judge: Literal["sample", "all"] = "sample"
     plugins: Words = []
     set: dict[str, dict[str, Any]] = {}
     sweep: dict[str, dict[str, list[Any]]] = {}

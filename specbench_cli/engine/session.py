@@ -604,18 +604,26 @@ class Session:
                 outcome, last = decide.drawn(
                     draft, tree, p, self.random, self.sampling.rule, passes
                 )
-            except ArithmeticError:
+            except ArithmeticError as fault:
                 self._drafts.inspected(draft)
-                raise
+                raise self._at_step(fault) from None
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self.scores(rows, self._text.position, depths)
             passes = None
             if accept is not None:
                 passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
-            outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes)
+            try:
+                outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes, scores)
+            except ArithmeticError as fault:
+                raise self._at_step(fault) from None
         self._text.decided = outcome.committed[-1], last
         return outcome
+
+    def _at_step(self, fault: ArithmeticError) -> ArithmeticError:
+        """A fault in the target's numbers with its place: prefill is step 0."""
+        at = f"{self.requests[0].prompt_id}, step {self._text.steps}"
+        return ArithmeticError(f"{at}: {fault}")
 
 
 class PeerSession(Session):

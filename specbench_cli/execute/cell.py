@@ -30,7 +30,7 @@ from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import (
     Drafted,
-    ForwardKind,
+    Likelihood,
     Ns,
     Params,
     Record,
@@ -57,7 +57,7 @@ class Measured:
     trace: Trace
     ns: Ns
     peak: int | None
-    drafts: list[Drafted] | None
+    drafts: list[Drafted]
     extra: dict[str, float]
     version: int | None
     error: str | None = None
@@ -154,8 +154,7 @@ class Cell:
                 harness.begin()
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
-                    if self.pictured:
-                        proposed.append(_proposal(step))
+                    proposed.append(_proposal(step))
         except WorkerLost as lost:
             self.lost = lost
             return
@@ -178,11 +177,12 @@ class Cell:
                 self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[_drafted(*each) for each in proposed] if self.pictured else None,
+            drafts=[_drafted(*each) for each in proposed],
             extra=extra,
             version=version if learns else None,
             error=error,
         )
+        self._check_steps(self.measured)
         if learns and error is None:
             self._learn(session, self.measured)
 
@@ -212,6 +212,28 @@ class Cell:
         """Those of no step; of relaxed levels where an accept rule is on."""
         rule = self.arm.method.accept
         return Steps(relaxed=None if rule is None or rule.off else [])
+
+    def _check_steps(self, measured: Measured) -> None:
+        """Fail the cell where a step tells of a draft token that stands, and it is not the one that
+        was committed."""
+        if measured.error is None and not self.arm.method.peer:
+            measured.error = _untold(measured)
+
+    def same(self, other: Measured) -> bool:
+        """Whether another decoding of the prompt came to the same: output and counters. What
+        workers' forwards were is left out: how many were cancelled is a matter of time."""
+        assert self.measured is not None
+        m = self.measured
+        counted = [
+            each.trace.counted()[:2] if self.arm.method.workers == 1 else None
+            for each in (m, other)
+        ]
+        return counted[0] == counted[1] and (m.output, m.origin, m.steps, m.drafts) == (
+            other.output,
+            other.origin,
+            other.steps,
+            other.drafts,
+        )
 
     def fault_of(self, session: Session) -> str | None:
         """What is wrong with an output that came without an error; None if nothing is."""
@@ -252,6 +274,7 @@ class Cell:
         verdict: Verdict | None,
         score: float | None = None,
         log_likelihood: float | None = None,
+        likelihood: Likelihood | None = None,
         log_probs: list[float] | None = None,
     ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
@@ -260,8 +283,7 @@ class Cell:
         failed, void = m.error is not None, self.void or self._delayed_by.void
         ns = Ns() if failed or void else Ns(total=m.ns.total) if peer else m.ns
         depth = self._workspace.decoders["target"].n_layers
-        kinds = [m.trace.kinds[kind] for kind in m.trace.kind]
-        targets, drafts, equivalents = _counted(kinds, depth)
+        targets, drafts, equivalents = m.trace.counted(depth)
         unseen = failed or peer
         return Record(
             prompt_id=self.prompt.prompt_id,
@@ -277,7 +299,7 @@ class Cell:
                 shown(self.arm.passed), shown(method.params.model_dump()), self.arm.source
             ),
             sampling="replay" if self.replays else self._sampling.rule,
-            guarantee=method.guarantee(self._sampling.rule),
+            guarantee=self.arm.guarantees[self._sampling.rule],
             pass_=self.pass_,
             seed=self._sampling.seed,
             output_ids=None if failed else m.output,
@@ -285,7 +307,7 @@ class Cell:
             n_tokens=None if failed else len(m.output),
             finish="error" if failed else m.finish,
             steps=None if failed else m.steps,
-            drafts=None if failed else m.drafts,
+            drafts=m.drafts if self.pictured and not failed else None,
             extra=None if failed else m.extra or None,
             target_forwards=None if unseen else targets,
             draft_forwards=None if unseen else drafts,
@@ -298,6 +320,7 @@ class Cell:
             other_cpu=self.other_cpu,
             verdict=verdict,
             log_likelihood=log_likelihood,
+            likelihood=likelihood,
             log_probs=log_probs,
             score=score,
             void=void,
@@ -329,8 +352,7 @@ class Together:
             for step in first.arm.method.generate_batch(batch):
                 steps, extra, proposed = counted[step.seq]
                 _count(steps, extra, step)
-                if cells[step.seq].pictured:
-                    proposed.append(_proposal(step))
+                proposed.append(_proposal(step))
         except Exception as failure:  # a method's fault fails its cells, not the run
             error = _one_line(failure)
         finally:
@@ -353,12 +375,13 @@ class Together:
                 trace=Trace.pack(replace(f, n_tokens=f.rows[place]) if f.rows else f for f in own),
                 ns=share,
                 peak=peak,
-                drafts=[_drafted(*each) for each in proposed] if cell.pictured else None,
+                drafts=[_drafted(*each) for each in proposed],
                 extra=extra,
                 version=None,
                 error=error or cell.fault_of(session),
                 batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
             )
+            cell._check_steps(cell.measured)
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
@@ -379,27 +402,6 @@ def _share(ns: Ns, n: int) -> Ns:
     )
     decode = draft + verify + host
     return Ns(prefill + decode, prefill, decode, draft, verify, host)
-
-
-def _counted(kinds: Sequence[ForwardKind], depth: int) -> tuple[int, int, float]:
-    """Forwards of the target, forwards that draft, and the target's work in whole forwards of it.
-
-    The target's are its prefills, and of a verification what reaches the last layer; the first half
-    of one is neither. Parts of the target that draft do draft, whatever layer they end at.
-    """
-    targets = drafts = 0
-    work = 0.0
-    for kind in kinds:
-        if kind.model != "target":
-            drafts += 1
-            continue
-        work += kind.share
-        whole = kind.share == 1 and kind.role == "prefill"
-        if kind.role == "verify" or whole:
-            targets += kind.layers[1] == depth
-        else:
-            drafts += 1
-    return targets, drafts, round(work, 6)
 
 
 def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
@@ -447,6 +449,22 @@ def _drafted(tokens: Tensor | None, parents: Nodes | None, path: Nodes) -> Draft
         None if parents is None else list(parents),
         list(path),
     )
+
+
+def _untold(measured: Measured) -> str | None:
+    """The first thing that a step tells of its draft and the output does not bear out."""
+    at, counts = 1, measured.steps
+    for step, draft in enumerate(measured.drafts):
+        relaxed = 0 if counts.relaxed is None else counts.relaxed[step]
+        stood, path = counts.accepted[step] + relaxed, draft.path
+        if stood != len(path):
+            return f"step {step + 1} tells of {stood} draft tokens that stand; its path is {path}"
+        if not all(0 <= node < len(draft.tokens) for node in path):
+            return f"step {step + 1} tells of a path {path} in a draft of {len(draft.tokens)}"
+        if [draft.tokens[node] for node in path] != measured.output[at : at + stood]:
+            return f"step {step + 1} tells of draft tokens that were not committed"
+        at += counts.committed[step]
+    return None
 
 
 def _one_line(failure: Exception) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isfinite
+from itertools import accumulate
+from math import fsum
 from typing import Any
 
-from specbench_cli.audit.verdict import Judge, is_judged
+from specbench_cli.audit.verdict import Judge, NotFinite, Reading, is_judged
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.cell import Cell
 from specbench_cli.execute.plan import REFERENCE
 from specbench_cli.scoring import score
-from specbench_cli.store.schema import Record, Verdict
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.schema import LOSSLESS, Record, Verdict
 from specbench_cli.tasks import written_text
 from specbench_cli.tasks.schema import Question
 
@@ -29,7 +31,7 @@ class Group:
     cells: list[Cell]
     reference: list[int] | None
     scores: dict[tuple[int, ...], float | None] = field(default_factory=dict)
-    log_probs: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+    readings: dict[tuple[int, ...], Reading] = field(default_factory=dict)
 
     @property
     def settled(self) -> bool:
@@ -44,42 +46,93 @@ class Judging:
         judge: gives the verdicts.
         config, sampling: of the run.
         tokenizer: of the target.
+        sampled: the questions on which vanilla itself is judged, whatever the others say.
     """
 
-    def __init__(self, judge: Judge, config: RunConfig, sampling: Sampling, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        judge: Judge,
+        config: RunConfig,
+        sampling: Sampling,
+        tokenizer: Any,
+        sampled: Collection[str],
+    ) -> None:
         self._judge = judge
         self._config = config
         self._sampling = sampling
         self._tokenizer = tokenizer
+        self._sampled = sampled
 
     def record(self, cell: Cell, group: Group) -> Record:
-        """The record of a cell, which was measured; a failed one has neither verdict nor score."""
+        """The record of a cell, which was measured; a failed one has neither verdict nor score.
+
+        A cell fails too where the target's logits are not finite, and where what it tells
+        contradicts itself.
+        """
         assert cell.measured is not None
-        if cell.measured.error is not None:
-            return cell.record(None)
-        chances = self._log_probs(cell, group)
+        if cell.measured.error is None:
+            try:
+                return self._judged(cell, group)
+            except NotFinite as fault:
+                where = f"step {_step_of(cell.measured.steps.committed, fault.at)}, {fault}"
+                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}, {where}"
+            except ArithmeticError as fault:
+                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}: {fault}"
+        return cell.record(None)
+
+    def _judged(self, cell: Cell, group: Group) -> Record:
+        assert cell.measured is not None
+        reading = self._reading(cell, group)
         # Of outputs that no token verdict is possible of: evidence in place of proof.
         drawn = self._sampling.draws and self._config.verify != REPLAY
-        return cell.record(
-            self._verdict(cell, group.reference),
+        record = cell.record(
+            self._verdict(cell, group),
             self._score(cell, group),
-            log_likelihood=fsum(chances) if chances is not None and drawn else None,
-            log_probs=chances and [round(each, DECIMALS) + 0.0 for each in chances],
+            log_likelihood=fsum(reading.log_probs) if drawn else None,
+            likelihood=reading.likelihood if drawn else None,
+            log_probs=[round(each, DECIMALS) + 0.0 for each in reading.log_probs],
         )
+        try:
+            validate(record)
+        except ValueError as contradiction:
+            cell.measured.error = f"what it tells contradicts itself: {contradiction}"
+            return cell.record(None)
+        return record
 
-    def _verdict(self, cell: Cell, reference: Sequence[int] | None) -> Verdict:
+    def _verdict(self, cell: Cell, group: Group) -> Verdict:
         assert cell.measured is not None
         if cell.arm.label == REFERENCE:
-            return Verdict("reference")
-        rule = self._sampling.rule
-        if (
-            cell.replays
-            or reference is None
-            or not is_judged(cell.arm.method.guarantee(rule), rule)
-        ):
+            return self._of_reference(cell, group)
+        rule, output = self._sampling.rule, cell.measured.output
+        guarantee = cell.arm.guarantees[rule]
+        if cell.replays or guarantee not in LOSSLESS:
             return Verdict("unchecked")
-        steps = None if cell.arm.method.peer else cell.measured.steps
-        return self._judge.verdict(cell.request, reference, cell.measured.output, steps)
+        if self._sampling.draws:
+            return self._judge.drawn(cell.request, output)
+        if group.reference is None:  # vanilla failed, which makes the run bad
+            return Verdict("unchecked")
+        if cell.arm.method.peer:
+            return self._judge.verdict(cell.request, group.reference, output)
+        steps, drafts = cell.measured.steps, cell.measured.drafts
+        return self._judge.verdict(cell.request, group.reference, output, steps, drafts)
+
+    def _of_reference(self, cell: Cell, group: Group) -> Verdict:
+        """Vanilla's own verdict: on a sample of prompts, on all where that was asked for, and
+        wherever somebody who promises its tokens came to others."""
+        assert cell.measured is not None
+        rule, output = self._sampling.rule, cell.measured.output
+        if self._sampling.draws:
+            found = self._judge.drawn(cell.request, output)
+            return Verdict("reference") if found.kind == "unchecked" else found
+        asked = self._config.judge == "all" or cell.prompt.prompt_id in self._sampled
+        parted = any(
+            is_judged(other.arm.guarantees[rule], rule) and other.measured.output != output
+            for other in group.cells
+            if other.measured is not None and other.measured.error is None
+        )
+        if not asked and not parted:
+            return Verdict("reference")
+        return self._judge.reference(cell.request, output)
 
     def _score(self, cell: Cell, group: Group) -> float | None:
         """How right the answer is. Equal answers are scored once: running code takes its time."""
@@ -94,12 +147,16 @@ class Judging:
             )
         return group.scores[ids]
 
-    def _log_probs(self, cell: Cell, group: Group) -> list[float] | None:
-        """Of each output token under the target's law: one forward for equal outputs. None of a
-        target whose logits are not finite."""
+    def _reading(self, cell: Cell, group: Group) -> Reading:
+        """The output as the target reads it: one forward for equal outputs."""
         assert cell.measured is not None
         ids = tuple(cell.measured.output)
-        if ids not in group.log_probs:
-            group.log_probs[ids] = self._judge.log_probs(cell.request, ids)
-        chances = group.log_probs[ids]
-        return chances if all(map(isfinite, chances)) else None
+        if ids not in group.readings:
+            group.readings[ids] = self._judge.read(cell.request, ids)
+        return group.readings[ids]
+
+
+def _step_of(committed: Sequence[int], token: int) -> int:
+    """The step that an output token came with, prefill being step 0."""
+    ends = accumulate(committed, initial=1)
+    return sum(end <= token for end in ends)

@@ -46,6 +46,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "noisy": False,
         "tolerance": None,
         "near_ties": None,
+        "leaks": {},
         "aa_noise": None,
     }
 

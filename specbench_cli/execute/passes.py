@@ -109,7 +109,8 @@ class Pass:
         )
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
-        self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer)
+        self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer, self._pictured)
+        self._opening: dict[str, list[Cell]] = {}
         self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}
         self._alone = False
@@ -118,6 +119,7 @@ class Pass:
         """Do the missing work of pass `number` (from 1)."""
         memory = {arm.label: Memory() for arm in self._plan.arms}
         self._delays.clear()
+        self._opening.clear()
         every = list(self._plan.visits(number))
         visits = [visit for visit in every if self._lacks(*visit, number)]
         if not visits:
@@ -140,8 +142,26 @@ class Pass:
                 self._converse(questions, together[0][1], number, memory)
             self._windows.settle()
             self._write()
+            if len(visits) > size:
+                self._look_back()
         finally:
             gc.unfreeze()
+
+    def _look_back(self) -> None:
+        """Decode the pass's first prompt once more, without a clock, by every method that says it
+        keeps nothing from prompt to prompt: it must come to the same."""
+        leaks: dict[str, str] = {}
+        for label, cells in self._opening.items():
+            before = [cell.measured for cell in cells]
+            if label in self.left_out or any(m is None or m.error is not None for m in before):
+                continue
+            (cells[0] if len(cells) == 1 else Together(cells)).measure()
+            for cell, was in zip(cells, before, strict=True):
+                assert was is not None
+                if cell.lost is None and not cell.same(was):
+                    leaks[label] = cell.prompt.prompt_id
+        if leaks:
+            self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
 
     def _converse(
         self,
@@ -180,6 +200,12 @@ class Pass:
             for turn in range(1, len(question.turns) + 1)
             for arm in arms
         )
+
+    @staticmethod
+    def _same_again(arm: Arm) -> bool:
+        """Whether a prompt decoded twice in one process must come to the same counters: what
+        forwards cost is the same all through a run."""
+        return arm.method.timing_free or arm.method.uses_costs
 
     @staticmethod
     def _learns(arm: Arm) -> bool:
@@ -244,6 +270,8 @@ class Pass:
                 self._windows.run(cell)
             else:
                 cell.measure()
+            if not self._learns(arm) and not arm.method.peer and self._same_again(arm):
+                self._opening.setdefault(arm.label, cells)
             lost = next((each.lost for each in cells if each.lost is not None), None)
             if lost is not None:
                 self._leave_out(arm, number, lost)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.types import Guarantee
+from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.order import balanced
 from specbench_cli.models.heads import check_head
 from specbench_cli.models.resolve import Checkpoint, resolve
+from specbench_cli.store.schema import GUARANTEES
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -48,6 +52,24 @@ class Arm:
         fields = method.Params.model_fields.items()
         plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
         return "default" if dict(params) == plain else "set"
+
+    @cached_property
+    def guarantees(self) -> Mapping[Rule, Guarantee]:
+        """What its method promises under each decoding rule: asked once, so that what is judged and
+        what is written cannot differ.
+
+        Raises:
+            UsageError: it promises what nobody knows.
+        """
+        found = {rule: self.method.guarantee(rule) for rule in get_args(Rule)}
+        for rule, word in found.items():
+            if word not in GUARANTEES:
+                raise UsageError(
+                    f"{self.label}: its guarantee under {rule} is {word!r}, which is none of"
+                    f" {', '.join(GUARANTEES)}",
+                    hint="mend its `guarantee(sampling)`, or leave it out",
+                )
+        return found
 
     @property
     def file_sha256(self) -> str:
@@ -147,6 +169,8 @@ def make_plan(config: RunConfig) -> Plan:
         Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         for row in config.methods
     )
+    for arm in arms:
+        arm.guarantees  # noqa: B018  what it promises is known before anything is loaded
     bounds = [arm.label for arm in arms if arm.method.upper_bound]
     if bounds and config.verify in ("rejection", "block"):
         raise UsageError(

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from specbench_cli.report.evidence import Evidence
-from specbench_cli.report.standing import NearTies
+from specbench_cli.report.standing import NearTies, surprise
 from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
 _CONTROL = "random("
 """How the manifest writes the accept rule that lets pass at random."""
+COMPARED = ("greedy", "coupled")
+"""The decoding rules whose outputs are compared token by token; lossless rows that were not are
+ranked with none."""
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
 
 
@@ -62,7 +65,9 @@ class Row:
     identical to reference: outputs by verdict, each by its worst pass.
     questions_checked, questions_mismatched: those with a token verdict; those that failed it.
     mismatch_bound: what that proves: the rate of mismatches is at most this (95%).
+    reference_read: of vanilla, how many outputs transformers' own module was asked about.
     near_tie_explained, near_tie_expected, near_tie_p: see `standing.NearTies`.
+    likelihood_deviations, likelihood_chance: of drawn outputs, see `standing.surprise`.
     log_likelihood_*, length_*: see `evidence.Evidence`.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
     score_difference*: its score less vanilla's on the same questions, with the 95% interval.
@@ -125,6 +130,9 @@ class Row:
     near_tie_explained: int
     near_tie_expected: float | None
     near_tie_p: float | None
+    reference_read: int = 0
+    likelihood_deviations: float | None = None
+    likelihood_chance: float | None = None
     log_likelihood_difference: float | None
     log_likelihood_p: float | None
     length_difference: float | None
@@ -156,6 +164,11 @@ def make_row(
     """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
     accept rule, as the manifest has it."""
     first, broken = cells[0], broken_why is not None
+    worst = _worst_verdicts(cells)
+    verdicts = Counter(worst.values())
+    unseen = first.guarantee in LOSSLESS and first.sampling in COMPARED and verdicts["unchecked"]
+    if unseen:
+        speedup = decode_speedup = Speedup(note=f"{unseen} outputs were compared with nothing")
     shown, decoding = (Speedup() if broken else s for s in (speedup, decode_speedup))
     likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
     steps = [r.steps for r in cells if r.steps is not None]
@@ -172,8 +185,7 @@ def make_row(
         for r in timed
         if r.ns.decode is not None and r.n_tokens is not None and r.n_tokens > 1
     ]
-    worst = _worst_verdicts(cells)
-    verdicts = Counter(worst.values())
+    deviations, chance = surprise(cells) or (None, None)
     checked = {prompt for (prompt, _), v in worst.items() if v in ("identical", "near-tie")}
     mismatched = {prompt for (prompt, _), v in worst.items() if v == "mismatch"}
     return Row(
@@ -238,6 +250,9 @@ def make_row(
         near_tie_explained=ties.explained,
         near_tie_expected=ties.expected,
         near_tie_p=ties.p,
+        reference_read=len({(r.prompt_id, r.turn) for r in cells if _is_read(r)}),
+        likelihood_deviations=deviations,
+        likelihood_chance=chance,
         log_likelihood_difference=likelihood.difference if likelihood else None,
         log_likelihood_p=likelihood.p if likelihood else None,
         length_difference=length.difference if length else None,
@@ -254,6 +269,12 @@ def make_row(
         n_cells=len(cells),
         n_void=sum(r.void for r in cells),
     )
+
+
+def _is_read(record: Record) -> bool:
+    """Whether it is vanilla's, and transformers' own module was asked about it."""
+    verdict = record.verdict
+    return verdict is not None and verdict.kind == "reference" and verdict.gap is not None
 
 
 def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:

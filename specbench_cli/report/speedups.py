@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from specbench_cli.report.pairing import Measure, Pairs, loss, pair
 from specbench_cli.report.row import Speedup
+from specbench_cli.report.standing import BASELINE as BASELINE
 from specbench_cli.stats.bootstrap import Resampled, intervals, resample
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.schema import Record
 
-BASELINE = "vanilla"
 MAX_LOST = 0.1
 """Of a row's cells; beyond it the row has no speedup."""
 

@@ -1,8 +1,10 @@
 """Which rows are BROKEN: claimed more than was found, by what a run recorded and by audits.
 
 One answer for tables, files, figures and exit codes. A row is broken by an output that is neither
-vanilla's nor tied with it, by more near-ties than rounding makes, and by a failed audit of the
-method's very file.
+vanilla's nor tied with it, by more near-ties than rounding makes, by drawn outputs that the target
+makes less or more likely than chance allows, by counters that depend on the prompts before, and by
+a failed audit of the method's very file. Vanilla is broken where transformers' own module, asked
+about its text, says otherwise.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
+from specbench_cli.stats.martingale import chance
 from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
 from specbench_cli.store.schema import LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
 """Where reports look for the certificates of audits (`specbench audit --out`)."""
+
+BASELINE = "vanilla"
+"""The label of the row that all others are compared with."""
 
 Output = tuple[str, int]
 """An output whichever pass it is of: prompt and turn."""
@@ -28,25 +35,59 @@ class NearTies:
     """A row's near-ties, by output.
 
     found: outputs that are near-ties in some pass. explained: those that width explains wherever
-    they are. expected: how many rounding makes at most, on average; p: the chance of at least as
-    many as were found, at most. Both null where vanilla's gaps were not measured.
+    they are; unexplained: those that it does not, where that was asked. expected: how many rounding
+    makes at most, on average. p: the chance of at least as many as were found, at most, and
+    unexplained_p of those that width does not explain. Null where vanilla's gaps were not measured.
+
+    A forward as wide as the method's is as like the method's as like vanilla's, or more. So where
+    those two part by rounding, it sides with vanilla no more than half the time: the chance of a
+    near-tie that width does not explain is half that of a near-tie.
     """
 
     found: int
     explained: int
     expected: float | None
     p: float | None
+    unexplained: int = 0
+    unexplained_p: float | None = None
 
     @property
-    def too_many(self) -> bool:
-        """Whether rounding is no explanation."""
-        return self.p is not None and self.p < LEVEL
+    def too_many(self) -> str | None:
+        """Which of them rounding does not make, and how unlikely; None where it may."""
+        if self.p is None or self.expected is None or self.unexplained_p is None:
+            return None
+        if self.p < LEVEL:
+            return (
+                f"{self.found} near-ties where rounding makes {self.expected:.2g} at most"
+                f" (p {self.p:.1g})"
+            )
+        if self.unexplained_p < LEVEL:
+            return (
+                f"{self.unexplained} near-ties that the width of verification does not explain"
+                f" where rounding makes {self.expected / 2:.2g} at most"
+                f" (p {self.unexplained_p:.1g})"
+            )
+        return None
+
+
+def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
+    """How many standard deviations the likelihood of a row's drawn outputs lies from what the
+    target's law gives to be expected, and the chance of that, at most (`stats.martingale`); None
+    where nothing was drawn, or where every token was certain."""
+    found = [r.likelihood for r in cells if r.likelihood is not None and r.error is None]
+    variance = sum(each.variance for each in found)
+    if variance <= 0.0:
+        return None
+    excess = sum(each.excess for each in found)
+    cumulants = [sum(column) for column in zip(*(each.cumulants for each in found), strict=True)]
+    return excess / variance**0.5, chance(excess, cumulants)
 
 
 def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
     """Count a row's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
+    asked: set[Output] = set()
     for record in cells:
         verdict, at = record.verdict, (record.prompt_id, record.turn)
         if verdict is None or verdict.kind not in ("identical", "near-tie", "mismatch"):
@@ -54,14 +95,20 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
         passes[at] = passes.get(at, 0) + 1
         if verdict.kind == "near-tie":
             tied[at] = tied.get(at, True) and bool(verdict.rounding)
+            if verdict.rounding is False:
+                asked.add(at)
+    explained = sum(tied.values())
     measured = manifest.get("near_ties")
     if measured is None or not passes:
-        return NearTies(len(tied), sum(tied.values()), None, None)
+        return NearTies(len(tied), explained, None, None, len(asked))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
     # Every pass is another chance: if all passes are alike that is too generous, never too strict.
-    chances = [at_least_one([by_output.get(at, 0.0)] * n) for at, n in passes.items()]
-    p = upper_tail(len(tied), [chance for chance in chances if chance])
-    return NearTies(len(tied), sum(tied.values()), sum(chances), p)
+    chances, halved = (
+        [c for at, n in passes.items() if (c := at_least_one([share * by_output.get(at, 0.0)] * n))]
+        for share in (1.0, 0.5)
+    )
+    ps = upper_tail(len(tied), chances), upper_tail(len(asked), halved)
+    return NearTies(len(tied), explained, sum(chances), ps[0], len(asked), ps[1])
 
 
 def broken(
@@ -86,13 +133,12 @@ def broken(
 
 
 def failed_certificate(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
-    """What the newest certificate of a method's file says if it refutes the method's claim; None if
-    it does not, or if there is none. Outputs that are right break no row, whatever else is wrong.
-    """
+    """What the newest certificate of a method's file says if it refutes the method's claim, or that
+    the method does what it says it does; None if it does neither, or if there is none."""
     own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
-    if not own or own[-1].get("verdict") != "BROKEN":
+    if not own or own[-1].get("verdict") not in ("BROKEN", "FAULTY"):
         return None
-    return f"its audit says so: specbench audit {method}"
+    return f"its audit says {own[-1]['verdict']}: specbench audit {method}"
 
 
 def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
@@ -119,13 +165,26 @@ def _why(
     wrong = {(r.prompt_id, r.turn) for r in cells if r.verdict and r.verdict.kind == "mismatch"}
     if wrong:
         outputs = "output is" if len(wrong) == 1 else "outputs are"
-        return f"{len(wrong)} {outputs} neither vanilla's nor tied with it, first {min(wrong)[0]}"
-    ties = near_ties(cells, manifest)
-    if ties.too_many:
+        if first.label == BASELINE:
+            what = "not what transformers' own module says of the text"
+        elif first.log_likelihood is not None:
+            what = "nothing that the target can say"
+        else:
+            what = "neither vanilla's nor tied with it"
+        return f"{len(wrong)} {outputs} {what}, first {min(wrong)[0]}"
+    if (prompt := (manifest.get("leaks") or {}).get(first.label)) is not None:
         return (
-            f"{ties.found} near-ties where rounding makes {ties.expected:.2g} at most"
-            f" (p {ties.p:.1g})"
+            f"its state outlives a prompt: {prompt}, decoded again at the end, came out otherwise"
         )
+    if first.guarantee in LOSSLESS and (found := surprise(cells)) is not None:
+        deviations, p = found
+        if p < IMPOSSIBLE:
+            return (
+                f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
+                f" the target's law makes it (p {p:.1g} at most)"
+            )
+    if (ties := near_ties(cells, manifest).too_many) is not None:
+        return ties
     files = {**(manifest.get("method_files") or {}), **(manifest.get("row_files") or {})}
     file_sha256 = files.get(first.label, files.get(first.method))
     if first.peer or file_sha256 is None or first.guarantee not in LOSSLESS:

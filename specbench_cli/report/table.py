@@ -60,6 +60,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
         if facts.forced
         else f"same letter = no significant difference (simultaneous 95%, {processes})",
+        *([] if facts.forced else text.one_process(summary)),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",

@@ -108,6 +108,9 @@ def proof(summary: Summary) -> str:
     weakest = summary.proof()
     if any(row.sampling == REPLAY for row in summary.rows):
         return "proof: none; every row was given vanilla's tokens (--verify replay)"
+    wrong = [row for row in summary.rows if row.label == BASELINE and row.broken]
+    if wrong:
+        return "proof: none; what all rows were compared with, vanilla's own output, is wrong"
     if weakest is None:
         return "proof: no tokens were compared; of the law: specbench audit"
     row, bound = weakest
@@ -116,6 +119,11 @@ def proof(summary: Summary) -> str:
     return (
         f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
         f" (at most {at_most} at 95%)"
+        + "".join(
+            f"; {row.reference_read} of {row.n_outputs} of vanilla's read by transformers"
+            for row in summary.rows
+            if row.label == BASELINE and row.reference_read
+        )
     )
 
 
@@ -145,8 +153,24 @@ def evidence(summary: Summary) -> list[str]:
         f"evidence, not proof: {row.label} log-likelihood a token"
         f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
         f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
+        + (
+            f"; {row.likelihood_deviations:+.1f} deviations from the target's own law"
+            if row.likelihood_deviations is not None
+            else ""
+        )
         for row in summary.rows
         if row.log_likelihood_difference is not None and row.length_difference is not None
+    ]
+
+
+def one_process(summary: Summary) -> list[str]:
+    """What a single process cannot say of its own intervals and letters."""
+    if summary.passes > 1 or not any(row.letters for row in summary.rows):
+        return []
+    return [
+        "1 process: how much starts of a program differ is in none of these intervals; where they"
+        " differ by",
+        "  5%, a 95% interval holds the truth 73% of the time: --repeats 3",
     ]
 
 

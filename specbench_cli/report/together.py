@@ -181,6 +181,11 @@ def _manifest(
         for manifest, own in zip(all_of, labels, strict=True)
         for label in manifest.get("upper_bounds") or []
     ]
+    merged["leaks"] = {
+        own.get(label, label): prompt
+        for manifest, own in zip(all_of, labels, strict=True)
+        for label, prompt in (manifest.get("leaks") or {}).items()
+    }
     statuses = [manifest.get("status", "?") for manifest in all_of]
     merged["status"] = next((s for s in _UNFINISHED if s in statuses), statuses[0])
     merged["noisy"] = any(manifest.get("noisy") for manifest in all_of)

@@ -1,15 +1,17 @@
-"""What must hold of a record before it is written."""
+"""What must hold of a record: what it says in two places must agree. Checked before it is written,
+and when it is read."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import fields
 
+from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import FAMILIES, FINISHES, GUARANTEES, VERDICTS, Ns, Record
 
 
 def validate(record: Record) -> None:
-    """Check a record's invariants before it is written.
+    """Check a record's invariants.
 
     Raises:
         ValueError: names the field that breaks one.
@@ -27,6 +29,10 @@ def validate(record: Record) -> None:
         _ensure(verdict.gap is None or math.isfinite(verdict.gap), "verdict.gap", "not finite")
     likelihood = record.log_likelihood
     _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
+    if (found := record.likelihood) is not None:
+        numbers = (found.excess, found.variance, *found.cumulants)
+        right = all(map(math.isfinite, numbers)) and found.variance >= 0
+        _ensure(right and len(found.cumulants) == len(TILTS), "likelihood", "not its numbers")
     _ensure(record.score is None or 0 <= record.score <= 1, "score", "outside 0..1")
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
@@ -36,6 +42,9 @@ def validate(record: Record) -> None:
     _validate_drafts(record)
     _validate_times(record)
     _validate_messages(record)
+    if not record.peer:
+        _validate_steps(record)
+        _validate_trace(record)
 
 
 def _validate_tokens(record: Record) -> None:
@@ -70,6 +79,58 @@ def _validate_tokens(record: Record) -> None:
     if n > 0:
         total = 1 + sum(steps.committed)
         _ensure(total == n, "steps.committed", f"1 + their sum is {total}, not n_tokens = {n}")
+
+
+def _validate_steps(record: Record) -> None:
+    """What steps say of their tokens against what the tokens say of themselves."""
+    steps, origin = record.steps, record.origin
+    if steps is None or origin is None:
+        return
+    _ensure(origin[:1] == ["prefill"], "origin", "the first token is not prefill's")
+    at, last = 1, len(steps.levels) - 1
+    for step, committed in enumerate(steps.committed):
+        words, at = origin[at : at + committed], at + committed
+        levels, accepted = steps.levels[step], steps.accepted[step]
+        relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
+        stood, where = accepted + relaxed, f"step {step + 1}"
+        told = {"accepted": accepted, "relaxed": relaxed}
+        for word, n in told.items():
+            found = words.count(word)
+            _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
+        _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
+        _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
+        _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
+        _ensure(committed >= 1, "steps.committed", f"{where} has none")
+        _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
+        whole = committed == stood + 1 or stood == levels or step == last
+        _ensure(whole, "steps.committed", f"{where} lacks the token behind a rejected one")
+
+
+def _validate_trace(record: Record) -> None:
+    """What the trace says of forwards against what steps and counters say."""
+    trace, steps = record.forwards, record.steps
+    if trace is None or steps is None:
+        return
+    n = len(trace.kind)
+    for f in ("n_tokens", "t0_ns", "t1_ns"):
+        _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
+    _ensure(all(0 <= at < len(trace.kinds) for at in trace.kind), "forwards.kind", "no such kind")
+    _ensure(all(0 <= at < n for at in trace.unused), "forwards.unused", "no such forward")
+    times = zip(trace.t0_ns, trace.t1_ns, strict=True)
+    _ensure(all(t0 <= t1 for t0, t1 in times), "forwards.t1_ns", "ended before it began")
+    targets, drafts, _ = trace.counted()
+    for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
+        told = getattr(record, name)
+        _ensure(told == count, name, f"{told}, and the trace has {count}")
+    needed = len(steps.levels) + 1
+    _ensure(targets >= needed, "target_forwards", f"{targets}, and steps and prefill take {needed}")
+    depth = max((kind.layers[1] for kind in trace.kinds if kind.model == "target"), default=0)
+    scores = [
+        k.model == "target" and (k.role, k.layers[1]) == ("verify", depth) for k in trace.kinds
+    ]
+    rows = sum(n for at, n in zip(trace.kind, trace.n_tokens, strict=True) if scores[at])
+    nodes = sum(steps.nodes)
+    _ensure(rows >= nodes, "steps.nodes", f"{nodes} in all, and the target scored {rows} rows")
 
 
 def _validate_drafts(record: Record) -> None:

@@ -129,12 +129,14 @@ class RunDir:
         """All complete records, in the order written.
 
         Raises:
-            UsageError: a line that is no record, or a second record of the same cell.
+            UsageError: a line that is no record, or one that contradicts itself; a second record
+                of the same cell.
         """
         file, seen = self.path / "records.jsonl", set[tuple[str, int, str, int]]()
         for number, line in jsonl.read(file):
             try:
                 record = from_json(line)
+                validate(record)
             except (ValueError, TypeError) as error:
                 raise UsageError(
                     f"{file}, line {number} is no record: {error}", hint=_mend(file, number)

@@ -15,13 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of the record written now; every older one stays readable.
 
 2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
 `log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
-`target_equivalents` and `version`; an older record lacks them, which reads as null (no messages,
-whole forwards).
+`target_equivalents` and `version`, 6 `likelihood`; an older record lacks them, which reads as null
+(no messages, whole forwards).
 """
 ADDED = frozenset(
     {
@@ -38,6 +38,7 @@ ADDED = frozenset(
         "batch",
         "target_equivalents",
         "version",
+        "likelihood",
     }
 )
 """Fields that schema 1 did not have."""
@@ -189,6 +190,31 @@ class Trace:
         """How many workers computed."""
         return len({kind.worker for kind in self.kinds})
 
+    def counted(self, depth: int | None = None) -> tuple[int, int, float]:
+        """Forwards of the target, forwards that draft, and the target's work in whole forwards.
+
+        The target's are its prefills, and of a verification what reaches the last layer; the first
+        half of one is neither. Parts of the target that draft do draft, whatever layer they end at.
+
+        Args:
+            depth: the target's layers; None: as many as a forward of it ran, which prefill does.
+        """
+        of_target = [kind.layers[1] for kind in self.kinds if kind.model == "target"]
+        depth = max(of_target, default=0) if depth is None else depth
+        targets = drafts = 0
+        work = 0.0
+        for kind in (self.kinds[at] for at in self.kind):
+            if kind.model != "target":
+                drafts += 1
+                continue
+            work += kind.share
+            whole = kind.share == 1 and kind.role == "prefill"
+            if kind.role == "verify" or whole:
+                targets += kind.layers[1] == depth
+            else:
+                drafts += 1
+        return targets, drafts, round(work, 6)
+
 
 @dataclass(slots=True)
 class Ns:
@@ -224,6 +250,17 @@ class Verdict:
     rounding: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Drawn tokens under the target's law, as transformers' own module says it: the sum of their
+    log-probabilities (natural, -12 at least) less what that law gives to be expected, the variance
+    that it gives, and the logarithms of the moments that `stats.martingale` needs."""
+
+    excess: float
+    variance: float
+    cumulants: list[float]
+
+
 @dataclass(slots=True)
 class Batch:
     """The sequences that were decoded together, of which a record's is one.
@@ -246,6 +283,7 @@ class Record:
     extra: what else a method counted, summed over its steps; null where it counts nothing.
     log_likelihood: of the output under the target's warped law, natural, all tokens; null where
     outputs are compared token by token.
+    likelihood: how likely a drawn output is, against what was to be expected; null likewise.
     log_probs: natural logarithm of each output token's probability under the target's law (the
     warped one where temperature is above 0), to 3 decimals; null where it was not computed.
     target_equivalents: the target's work, in whole forwards of it: parts count as their share.
@@ -286,6 +324,7 @@ class Record:
     other_cpu: float | None
     verdict: Verdict | None
     log_likelihood: float | None = None
+    likelihood: Likelihood | None = None
     log_probs: list[float] | None = None
     score: float | None
     void: bool
@@ -333,6 +372,8 @@ def from_json(line: str) -> Record:
         record.drafts = [_build(Drafted, drafted) for drafted in record.drafts]
     if record.verdict is not None:
         record.verdict = _build(Verdict, record.verdict)
+    if record.likelihood is not None:
+        record.likelihood = _build(Likelihood, record.likelihood)
     if record.batch is not None:
         record.batch = _build(Batch, record.batch)
     if record.forwards is not None:

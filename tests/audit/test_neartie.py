@@ -187,12 +187,14 @@ def test_log_likelihood_is_that_of_the_warped_law():
     sampling = Sampling("rejection", 0.5)
     law = (torch.tensor(ROW) / 0.5).log_softmax(-1)
     expected = float(law[6] + law[0])
-    assert sum(judge(sampling).log_probs(request(2), [6, 0])) == pytest.approx(expected, abs=1e-5)
+    assert sum(judge(sampling).read(request(2), [6, 0]).log_probs) == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_log_likelihood_of_a_token_beyond_the_cuts_is_finite():
     sampling = Sampling("rejection", 0.5, top_k=2)
-    assert all(map(math.isfinite, judge(sampling).log_probs(request(2), [6, 0])))
+    assert all(map(math.isfinite, judge(sampling).read(request(2), [6, 0]).log_probs))
 
 
 @pytest.mark.parametrize("steps_allowed", [2, 3, 4])

@@ -80,8 +80,10 @@ def test_a_wrong_token_is_told_by_its_gap(decoded: Any) -> None:
 def test_own_and_transformers_log_probabilities_agree(decoded: Any) -> None:
     asked, (reference, _), _, judge, target = decoded
     drawing = Sampling("rejection", 1.0)
-    theirs = Judge(lambda: module_of(target), drawing, lambda: [TEXT]).log_probs(asked, reference)
-    assert judge.log_probs(asked, reference) == pytest.approx(theirs, abs=1e-4)
+    theirs = (
+        Judge(lambda: module_of(target), drawing, lambda: [TEXT]).read(asked, reference).log_probs
+    )
+    assert judge.read(asked, reference).log_probs == pytest.approx(theirs, abs=1e-4)
 
 
 def test_blocks_as_wide_as_the_methods_choose_its_output(decoded: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.audit.tolerance import CEILING, measure_tolerance
-from specbench_cli.audit.verdict import Judge, cut_bounds, ends_rightly, is_judged
+from specbench_cli.audit.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
@@ -229,6 +229,58 @@ def test_cut_bounds_enclose_the_cut(logits, top_k, top_p, tolerance):
     assert (rows[~kept] <= ceiling + rounding).all()
 
 
+@pytest.mark.parametrize("mass", [0.6, 0.9, 0.99])
+def test_a_top_p_cut_moves_as_far_as_scores_can_move_a_mass(mass):
+    """And not by as much as scores do: a mass of 0.9 is not 1.2 where scores are off by 0.3."""
+    by = 0.3
+    rows = torch.tensor([[mass, 1 - mass]]).log()
+    least = (rows + torch.tensor([-by, by])).softmax(-1)[0, 0].item()  # what top-p must be above
+    for top_p, kept in ((least + 1e-3, True), (least - 1e-3, False)):
+        floor, _ = cut_bounds(rows, Sampling("coupled", 1.0, top_p=top_p), by)
+        assert (rows[0, 1] >= floor[0]).item() is kept
+
+
+@SAMPLINGS
+def test_the_reference_itself_is_judged(module, sampling):
+    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    request = Request("test/1", 1, PROMPT, STOP)
+    ids = decode(module, sampling, [])
+    assert judge.reference(request, ids) == Verdict("reference", gap=0.0)
+    assert judge.facts() is None  # no tolerance was needed
+    right = scores(module, sampling, ids[:4])
+    right[EOS] = -math.inf
+    wrong = decode(module, sampling, [*ids[:4], int(right.argmin())])
+    found = judge.reference(request, wrong)
+    assert (found.kind, found.position, found.expected) == ("mismatch", 4, ids[4])
+    assert judge.reference(request, ids[:7]) == Verdict("mismatch", 7, None, None)
+
+
+def test_no_output_is_tied_with_a_reference_that_is_wrong(module, judge):
+    right = decode(module, GREEDY, [])
+    row = scores(module, GREEDY, right[:3])
+    row[EOS] = -math.inf
+    worse = decode(module, GREEDY, [*right[:3], int(row.argmin())])
+    verdict = judge(GREEDY, right, worse)
+    assert (verdict.kind, verdict.position) == ("mismatch", 3)
+    assert verdict.gap > 0.1
+
+
+def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
+    right = decode(module, GREEDY, [])
+    other = [(right[0] + 1) % VOCAB, *right[1:]]
+
+    class Nothing(torch.nn.Module):
+        dtype, device = module.dtype, module.device
+
+        def forward(self, input_ids, past_key_values=None, use_cache=False, logits_to_keep=0):
+            out = module(input_ids)
+            out.logits[:, -3:, 2] = math.nan
+            return out
+
+    with pytest.raises(NotFinite, match=f"output token {BUDGET - 3}: "):
+        judge(GREEDY, other, right, oracle=Nothing)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tolerance_is_twice_the_difference_and_below_its_ceiling(dtype):
     found = measure_tolerance(tiny(dtype), [[5] * 30, list(range(2, 40))], positions=50)
@@ -269,6 +321,8 @@ def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
     [
         ("exact_tokens", "greedy", True),
         ("exact_tokens", "coupled", True),
+        ("exact_law", "greedy", True),
+        ("exact_law", "coupled", True),
         ("exact_law", "rejection", False),
         ("quality_only", "greedy", False),
         ("bounded", "coupled", False),

@@ -114,7 +114,7 @@ def test_nothing_can_be_changed_afterwards():
         dict,
         limit=st.none() | st.integers(1, 10_000),
         seed=st.integers(0, 2**63 - 1),
-        temperature=st.floats(0, 10),
+        temperature=st.just(0.0) | st.floats(0.001, 10),
         top_p=st.floats(0, 1, exclude_min=True),
         max_new_tokens=st.none() | st.integers(1, 4096),
         set=st.just({"sps": {"length": 7}}),
@@ -124,3 +124,8 @@ def test_config_survives_the_manifest(values):
     run = config(**values)
     stored = json.loads(json.dumps(run.model_dump(mode="json")))
     assert RunConfig.model_validate(stored) == run
+
+
+def test_a_temperature_that_leaves_no_digits_is_refused():
+    with pytest.raises(ValidationError, match=r"must be 0, which is greedy, or at least 0\.001"):
+        config(temperature=1e-40, verify="coupled")

@@ -100,15 +100,13 @@ def _record(
         pass_=pass_,
         seed=0,
         output_ids=list(range(n)),
-        origin=["prefill"] + ["plain"] * (n - 1) if fake.relaxed is None else origin,
+        origin=origin,
         n_tokens=n,
         finish="length",
         steps=steps if fake.sees_steps else None,
         target_forwards=n_steps + 1,
         draft_forwards=drafted,
-        forwards=Trace(
-            [ForwardKind("target", "verify", 0, 1, (0, 8))], [0], [n], [0], [verify], []
-        ),
+        forwards=_trace(steps, verify),
         ns=Ns(prefill + decode, prefill, decode, draft, verify, host),
         peak_bytes=100_000_000,
         other_cpu=0.01,
@@ -117,6 +115,15 @@ def _record(
         void=False,
         error=None,
     )
+
+
+def _trace(steps: Steps, verify: int) -> Trace:
+    """A prefill, a forward a step, of which the first takes all the time, and a draft's a level."""
+    kinds = [ForwardKind("target", "verify", 0, 1, (0, 8)), ForwardKind("d", "draft", 0, 1, (0, 2))]
+    rows, drafted = [1, *(nodes + 1 for nodes in steps.nodes)], sum(steps.levels)
+    ends = [verify] * (len(rows) + drafted)
+    kind = [0] * len(rows) + [1] * drafted
+    return Trace(kinds, kind, rows + [1] * drafted, [0, *ends[1:]], ends, [])
 
 
 def _word(fake: Fake, rng: np.random.Generator) -> str:

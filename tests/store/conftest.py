@@ -33,9 +33,11 @@ def _record(**changes: Any) -> Record:
         "n_tokens": 5,
         "finish": "eos",
         "steps": Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 1]),
-        "target_forwards": 2,
+        "target_forwards": 3,
         "draft_forwards": 1,
-        "forwards": Trace([verify, draft], [0, 1, 0], [3, 1, 3], [0, 40, 60], [30, 50, 95], [2]),
+        "forwards": Trace(
+            [verify, draft], [0, 1, 0, 0], [3, 1, 3, 3], [0, 40, 60, 80], [30, 50, 80, 95], [2]
+        ),
         "ns": Ns(total=100, prefill=20, decode=80, draft=10, verify=65, host=5),
         "peak_bytes": 1000,
         "other_cpu": 0.01,

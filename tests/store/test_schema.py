@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.errors import UsageError
+from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import (
     SCHEMA,
     Drafted,
     ForwardKind,
+    Likelihood,
     Ns,
     Steps,
     Trace,
@@ -56,6 +58,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
             "other_cpu",
             "verdict",
             "log_likelihood",
+            "likelihood",
             "log_probs",
             "score",
             "void",
@@ -69,7 +72,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
 
 def test_record_of_the_first_schema_is_read(make_record):
     data = json.loads(to_json(make_record(schema=1)))
-    for name in ("log_likelihood", "log_probs", "drafts", "extra", *FIFTH):
+    for name in ("log_likelihood", "likelihood", "log_probs", "drafts", "extra", *FIFTH):
         del data[name]
     del data["steps"]["relaxed"], data["ns"]["learn"]
     for kind in data["forwards"]["kinds"]:
@@ -126,6 +129,32 @@ def test_unknown_field_is_named(make_record):
         from_json(json.dumps(data))
 
 
+def trace(**changes):
+    """The record's own trace with some columns changed."""
+    kinds = [
+        ForwardKind("target", "verify", 0, 1, (0, 8)),
+        ForwardKind("draft", "draft", 0, 1, (0, 2)),
+    ]
+    columns = {
+        "kind": [0, 1, 0, 0],
+        "n_tokens": [3, 1, 3, 3],
+        "t0_ns": [0, 40, 60, 80],
+        "t1_ns": [30, 50, 80, 95],
+    }
+    return Trace(kinds, **columns | changes)
+
+
+def test_deleted_entries_of_a_trace_are_missed(make_record):
+    record = make_record()
+    for column in ("kind", "n_tokens", "t0_ns", "t1_ns"):
+        del getattr(record.forwards, column)[3]
+    with pytest.raises(ValueError, match=r"^target_forwards: 3, and the trace has 2"):
+        validate(record)
+    record.target_forwards = 2
+    with pytest.raises(ValueError, match=r"^target_forwards: 2, and steps and prefill take 3"):
+        validate(record)
+
+
 def test_valid_record_passes(make_record):
     validate(make_record())
 
@@ -142,6 +171,9 @@ def test_valid_record_passes(make_record):
         ("verdict.kind", {"verdict": Verdict("fine")}),
         ("verdict.gap", {"verdict": Verdict("near-tie", 0, float("inf"), 1)}),
         ("log_likelihood", {"log_likelihood": float("-inf")}),
+        ("likelihood", {"likelihood": Likelihood(float("nan"), 1.0, [0.0] * len(TILTS))}),
+        ("likelihood", {"likelihood": Likelihood(1.0, -1.0, [0.0] * len(TILTS))}),
+        ("likelihood", {"likelihood": Likelihood(1.0, 1.0, [0.0])}),
         ("log_probs", {"log_probs": [-1.0] * 4}),
         ("log_probs", {"log_probs": [-1.0, -1.0, 0.1, -1.0, -1.0]}),
         ("extra", {"extra": {"reused": float("nan")}}),
@@ -164,6 +196,20 @@ def test_valid_record_passes(make_record):
         ("steps.tested", {"steps": Steps([2, 2], [2, 2], [1, 1], [2, 0], [3, 1])}),
         ("steps.committed", {"steps": Steps([2, 2], [2, 2], [2, 2], [2, 2], [3, 1])}),
         ("steps.committed", {"steps": Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 2])}),
+        ("origin", {"origin": ["accepted", "accepted", "accepted", "bonus", "recovered"]}),
+        ("origin", {"origin": ["prefill", "bonus", "accepted", "accepted", "recovered"]}),
+        ("steps.accepted", {"origin": ["prefill", "accepted", "accepted", "accepted", "plain"]}),
+        ("steps.accepted", {"steps": Steps([2, 2], [2, 2], [2, 1], [2, 1], [3, 1])}),
+        ("steps.accepted", {"steps": Steps([4], [4], [4], [3], [4])}),
+        ("steps.levels", {"steps": Steps([2, 0], [2, 2], [2, 0], [2, 0], [3, 1])}),
+        ("steps.tested", {"steps": Steps([2, 2], [2, 2], [2, 2], [2, 0], [3, 1])}),
+        ("target_forwards", {"target_forwards": 2}),
+        ("draft_forwards", {"draft_forwards": 0}),
+        ("steps.nodes", {"steps": Steps([2, 2], [8, 8], [2, 1], [2, 0], [3, 1])}),
+        ("forwards.kind", {"forwards": trace(kind=[0, 1, 0, 7])}),
+        ("forwards.unused", {"forwards": trace(unused=[4])}),
+        ("forwards.t1_ns", {"forwards": trace(t1_ns=[30, 50, 80, 79])}),
+        ("forwards.n_tokens", {"forwards": trace(n_tokens=[3, 1, 3])}),
         ("forwards", {"forwards": None}),
         ("ns.total", {"ns": Ns()}),
         ("ns.host", {"ns": Ns(100, 20, 80, 10, 65, None)}),
@@ -180,7 +226,7 @@ def test_broken_invariant_is_named(make_record, field, changes):
 
 
 @pytest.mark.parametrize(("work", "share", "holds"), [
-    (2.0, 1.0, True), (1.5, 0.75, True), (None, 0.75, True), (0.5, 0.75, False), (2.5, 1.25, False),
+    (3.0, 1.0, True), (2.25, 0.75, True), (None, 0.75, True), (1, 0.75, False), (3.75, 1.25, False),
 ])  # fmt: skip
 def test_equivalents_are_the_sum_of_the_targets_shares(make_record, work, share, holds):
     record = make_record(target_equivalents=work)
@@ -226,7 +272,7 @@ def test_void_cell_may_have_lost_its_times(make_record):
 
 def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
     kinds = [ForwardKind("target", "verify", 0, 1, (0, 8)), ForwardKind("d", "draft", 1, 1, (0, 2))]
-    trace = Trace(kinds, [0, 1], [1, 1], [0, 0], [70, 60], [])
+    trace = Trace(kinds, [0, 0, 0, 1], [1, 4, 4, 1], [0, 9, 20, 0], [9, 20, 70, 60], [])
     validate(make_record(forwards=trace, ns=Ns(100, 20, 80, 60, 70, 2)))
 
 

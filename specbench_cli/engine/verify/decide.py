@@ -11,6 +11,7 @@ where what stands is up to the lossless rule alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import isfinite
 
 import torch
 import torch.nn.functional as F
@@ -26,17 +27,34 @@ from specbench_cli.engine.verify.tree import ROOT, Tree
 Decision = tuple[Outcome, Tensor]
 """The outcome, and its last token again, [1] int64 on the device."""
 
+NOT_FINITE = "the target's logits are not finite"
+
 
 def chosen(
-    draft: Draft, tree: Tree | None, choices: Tensor, passes: Tensor | None = None
+    draft: Draft,
+    tree: Tree | None,
+    choices: Tensor,
+    passes: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Decision:
     """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
-    by m of them: then no bonus follows."""
+    by m of them: then no bonus follows.
+
+    Args:
+        scores: [m + 1, V], what the choices are the greatest of; None where nothing was computed.
+
+    Raises:
+        ArithmeticError: a choice's score is no finite number, as it is wherever a row holds one
+            that is not a number or positively infinite.
+    """
     last = choices.shape[0] == draft.nodes
-    if passes is None:
-        (said, ids), may = host.lists(choices, draft.tokens), None
-    else:
-        said, ids, may = host.lists(choices, draft.tokens, passes)
+    told = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
+    if scores is not None:
+        told.append(scores.gather(-1, choices[:, None])[:, 0])
+    said, ids, *rest = host.lists(*told)
+    if scores is not None and not all(map(isfinite, rest.pop())):
+        raise ArithmeticError(NOT_FINITE)
+    may = rest[0] if rest else None
     said += ids[-1:] if last else ()
     if tree is None:
         row = n = chain.match(ids, said, may)
@@ -66,26 +84,28 @@ def drawn(
     from m of them: then no bonus follows.
 
     Raises:
-        ArithmeticError: a chain's q is not finite, which its method's model is to blame for.
+        ArithmeticError: p is not finite; or a chain's q, which its method's model is to blame for.
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
         return _drawn_tree(draft, tree, p, random, passes)
-    last = p.shape[0] == draft.nodes
+    last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
     if passes is None:
         judge = chain.block if rule == "block" else chain.rejection
         stand, token = judge(tokens, q, p, random)
-        parts = [stand[None], token[None], tokens]
+        parts = [stand[None], token[None], whole, tokens]
     else:
         taken, stand, token = chain.relaxed_rejection(tokens, q, p, random, passes)
-        parts = [stand[None], token[None], tokens, taken]
+        parts = [stand[None], token[None], whole, tokens, taken]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
-    n, following, *rest = host.numbers(torch.cat(parts))
+    n, following, finite, *rest = host.numbers(torch.cat(parts))
     if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
+    if not finite:
+        raise ArithmeticError(NOT_FINITE)
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
     relaxed = [at for at in range(n) if not rest[at]] if rest else ()
     return _of_chain(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
@@ -94,7 +114,11 @@ def drawn(
 def _drawn_tree(
     draft: Draft, tree: Tree, p: Tensor, random: Random, passes: Tensor | None
 ) -> Decision:
-    ids, q, replacement = host.numbers(draft.tokens), draft.q, draft.law == "iid"
+    told = torch.cat((draft.tokens, p.sum().isfinite()[None]))
+    *ids, finite = host.numbers(told)
+    if not finite:
+        raise ArithmeticError(NOT_FINITE)
+    q, replacement = draft.q, draft.law == "iid"
     passed: Collection[int] = ()
     if passes is None:
         if q is None:
