@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_head import TableFeatureHead, make_on_tables
-from specbench_cli.audit.table_model import (
+from specbench_cli.audit.models.head import TableFeatureHead, make_on_tables
+from specbench_cli.audit.models.table import (
     Pair,
     RecurrentTable,
     TableDecoder,
@@ -19,6 +18,7 @@ from specbench_cli.audit.table_model import (
     random_table,
     settled,
 )
+from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State

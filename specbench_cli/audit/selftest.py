@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.audit.faults import FAULTS, Fault
+from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.finding import Finding
 from specbench_cli.audit.runner import CHECKS, run_checks
 

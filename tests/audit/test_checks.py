@@ -9,15 +9,16 @@ from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
 from specbench_cli.api import AcceptParams, Field, Method, MethodParams
-from specbench_cli.audit import checks_law, checks_sampled
 from specbench_cli.audit.cases import Case, walked_cases
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks_bounds import check_bounds
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import sampled as checks_sampled
+from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.choice import outcomes
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import Row, TableState, rows_out_of_place
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
 

@@ -3,8 +3,8 @@
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit import checks_law
-from specbench_cli.audit.faults import FAULTS, Fault
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.selftest import self_test
 from specbench_cli.audit.subject import Subject
 

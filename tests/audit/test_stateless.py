@@ -10,11 +10,11 @@ from specbench_cli import registry
 from specbench_cli.api import Draft, FeatureHead, Method, Trained, fill_from
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks_bounds import check_bounds
-from specbench_cli.audit.checks_conduct import check_conduct
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.models.head import TableFeatureHead
+from specbench_cli.audit.models.table import pair, random_table
 from specbench_cli.audit.subject import Subject
-from specbench_cli.audit.table_head import TableFeatureHead
-from specbench_cli.audit.table_model import pair, random_table
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import rows_out_of_place
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import rows_out_of_place
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method

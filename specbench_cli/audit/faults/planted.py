@@ -19,12 +19,7 @@ from methods.pearl import PearlParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
-from specbench_cli.audit import faulty_engine as engine
-from specbench_cli.audit import faulty_learning as learning
-from specbench_cli.audit import faulty_methods as methods
-from specbench_cli.audit import faulty_parallel as parallel
-from specbench_cli.audit import faulty_trees as trees
-from specbench_cli.audit import faulty_windows as windows
+from specbench_cli.audit.faults import engine, learning, methods, parallel, trees, windows
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import scoring, session
 from specbench_cli.engine.batch import Batch

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.table_model import TableDecoder, TableState
+from specbench_cli.audit.models.table import TableDecoder, TableState
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
 from specbench_cli.engine.types import Features

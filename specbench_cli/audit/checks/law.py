@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 from specbench_cli.audit.cases import Case, walked_cases
+from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.choice import Law, distance, law_of, outcomes
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.overlap import expected_accepted
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams

@@ -9,10 +9,10 @@ import torch
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.models.table import pair, rows_out_of_place
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_head import TableHead, features_out_of_place
-from specbench_cli.audit.table_model import pair, rows_out_of_place
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Partial
