@@ -28,6 +28,7 @@ from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
 
@@ -45,10 +46,27 @@ def nominal_costs(model: str, rows: int) -> float:
 
 class Watched(Session):
     """A session that remembers every state it handed out, with the model, or the part of the
-    target, that it is a state of, and the heads that have none."""
+    target, that it is a state of, and the heads that have none; and is watched from outside.
+
+    Attributes:
+        watch: has begun.
+    """
 
     held: list[tuple[Decoder | Partial, State]]
     stateless: tuple[FeatureHead, ...] = ()
+
+    def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
+        super().__init__(workspace, *request, **rest)
+        self.watch = Watch(workspace, self.memory)
+        self.watch.begin(self)
+
+    def contradiction(self) -> str | None:
+        """What its clock and its trace do not tell of the decoding, which has ended."""
+        self.watch.end()
+        for worker in self.harness.workers:
+            worker.settle()
+        self.harness.meter.resolve()
+        return self.watch.fault(self.harness.meter)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""

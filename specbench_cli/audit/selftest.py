@@ -11,6 +11,7 @@ from specbench_cli.audit.runner import CHECKS, run_checks
 
 GIVEN_BY = {
     "acceptance": "law",
+    "clock": "states",
     "counters": "states",
     "repeating text": "twin draft",
     "useless draft": "twin draft",

@@ -166,6 +166,7 @@ class TableDecoder(Decoder):
         taps: Sequence[int] = (),
     ) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
+        self.ran += 1
         low, high = layers or (0, self.n_layers)
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
