@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
+from specbench_cli.audit.checks.tokens import long_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableHead, features_out_of_place
 from specbench_cli.audit.models.table import pair, rows_out_of_place
@@ -25,6 +26,9 @@ from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 
 CASES = 12
 """Random tables for each variant and rule."""
+
+VARIED = 4
+"""The same for each of the parameters that are the defaults but for one."""
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
@@ -128,6 +132,12 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
             for turn, kind in enumerate(("equal", "near")):
                 sampling = sampling_of(rule, turn)
                 yield params, Case(kind, pair(kind, 5), sampling, budget=4 * levels + 1)
+        for params in subject.variants[:2]:
+            yield params, long_of(subject, rule)
+        for params in subject.varied:
+            levels = longest(params, otherwise=5)
+            for case in random_cases(rule, VARIED, levels):
+                yield params, replace(case, budget=max(case.budget, levels))
 
 
 def _wrong_state(session: Watched) -> str | None:
