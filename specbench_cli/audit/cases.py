@@ -220,7 +220,8 @@ BOTH_CUTS = (0.7, 4, 0.7)
 
 def wide_case(rule: Rule, vocab: int = 4096) -> Case:
     """A vocabulary as large as a real one's, under both cuts."""
-    return Case("wide", wide_pair(vocab), Sampling(rule, *BOTH_CUTS), length=2)
+    sampling = Sampling() if rule == "greedy" else Sampling(rule, *BOTH_CUTS)
+    return Case("wide", wide_pair(vocab), sampling, length=2)
 
 
 def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:

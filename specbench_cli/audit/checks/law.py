@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 
 from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
 from specbench_cli.audit.checks.overlap import expected_accepted
-from specbench_cli.audit.choice import Law, distance, law_of, outcomes
+from specbench_cli.audit.choice import GLANCE, Law, TooMany, distance, law_of, outcomes
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
@@ -100,11 +100,10 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
     short = [] if subject.heads else islice(subject.promising(rule, walkable=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
-    cases += [
-        (params, deep_cases(rule, min(longest(params), DEEPEST)))
-        for params in subject.promising(rule, varied=True)
-        if longest(params) >= AT_LEAST
-    ]
+    for params in subject.promising(rule, varied=True):
+        if longest(params) >= AT_LEAST:
+            large, small = deep_cases(rule, min(longest(params), DEEPEST))
+            cases.append((params, [small] if params in subject.varied else [large, small]))
     for params, smaller in cases:
         tried = (_walk(subject, params, case) for case in smaller if budget > 0)
         walked = next((walk for walk in tried if walk is not None), None)
@@ -112,7 +111,7 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
             left_out += 1
         else:
             walks.append(walked)
-        budget -= MOST if walked is None else walked.paths
+        budget -= GLANCE * len(smaller) if walked is None else walked.paths
     return walks, left_out
 
 
@@ -161,8 +160,9 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
                 break
         return tuple(session.output()[: case.length]), accepted, expected
 
-    found = list(islice(outcomes(run), MOST + 1))
-    if len(found) > MOST:
+    try:
+        found = list(outcomes(run, MOST))
+    except TooMany:
         return None
     law = law_of((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
@@ -191,7 +191,7 @@ def _law(walks: list[Walk], left_out: int) -> Finding:
     token = _first_wrong(worst.law, truth)
     output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
     what = (
-        f"the law of the output is not the target's: total variation {tv:.4f}, allowed {EXACT:g};"
+        f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
         f" comes with probability {worst.law.get(output, 0.0):.4f}, the target says"
         f" {truth.get(output, 0.0):.4f}"

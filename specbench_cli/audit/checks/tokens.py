@@ -17,6 +17,7 @@ from specbench_cli.audit.cases import (
     long_case,
     random_cases,
     reference_tokens,
+    wide_case,
     with_eos,
 )
 from specbench_cli.audit.finding import Finding, Problem
@@ -82,6 +83,8 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
                 yield params, turn, case
         for params in variants[:2]:
             yield params, 0, long_of(subject, rule)
+            wide = wide_case(rule, 64)
+            yield params, 0, replace(wide, budget=20) if rule == "coupled" else wide
         for params in subject.promising(rule, varied=True):
             if params not in variants:
                 levels = longest(params, otherwise=5)
