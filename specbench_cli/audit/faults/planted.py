@@ -307,7 +307,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "no tail in the draws where the threshold is off",
         "law",
-        Subject.of("sps", laws.SureIfUnlimited),
+        Subject("sps", laws.SureIfUnlimited, (SpsParams(length="confidence", threshold=0.0),)),
     ),
     Fault("bonus of the draft after 60 tokens", "tokens", _sps(clock.BonusOfTheDraft)),
     Fault("unverified in long texts", "tokens", _sps(clock.UnverifiedWhenLong)),
