@@ -74,7 +74,8 @@ class Subject:
         """The whole numbers in the method's own code and the globals that it reads, in order: what
         it may do something else beyond."""
         own = [kind for kind in self.method.__mro__ if issubclass(kind, Method) and kind != Method]
-        home = vars(sys.modules[self.method.__module__]).values()
+        module = sys.modules.get(self.method.__module__)
+        home = () if module is None else tuple(vars(module).values())
         beside = (each for each in home if getattr(each, "__module__", "") == own[0].__module__)
         helpers = (each for each in beside if not (isinstance(each, type) and each in own))
         found: set[int] = set()
