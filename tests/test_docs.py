@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from specbench_cli import api, app, registry
-from specbench_cli.audit.checks_bounds import check_bounds
-from specbench_cli.audit.checks_conduct import check_conduct
-from specbench_cli.audit.checks_model import check_model
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import EnvironmentFault

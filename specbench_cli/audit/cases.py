@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_head import TableFeatureHead, make_on_tables
-from specbench_cli.audit.table_model import (
+from specbench_cli.audit.models.head import TableFeatureHead, make_on_tables
+from specbench_cli.audit.models.table import (
     Pair,
     RecurrentTable,
     TableDecoder,
+    deep_pair,
     exits_of,
     pair,
     random_table,
     settled,
+    wide_pair,
 )
+from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
@@ -28,6 +30,7 @@ from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
 
@@ -45,10 +48,27 @@ def nominal_costs(model: str, rows: int) -> float:
 
 class Watched(Session):
     """A session that remembers every state it handed out, with the model, or the part of the
-    target, that it is a state of, and the heads that have none."""
+    target, that it is a state of, and the heads that have none; and is watched from outside.
+
+    Attributes:
+        watch: has begun.
+    """
 
     held: list[tuple[Decoder | Partial, State]]
     stateless: tuple[FeatureHead, ...] = ()
+
+    def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
+        super().__init__(workspace, *request, **rest)
+        self.watch = Watch(workspace, self.memory)
+        self.watch.begin(self)
+
+    def contradiction(self) -> str | None:
+        """What its clock and its trace do not tell of the decoding, which has ended."""
+        self.watch.end()
+        for worker in self.harness.workers:
+            worker.settle()
+        self.harness.meter.resolve()
+        return self.watch.fault(self.harness.meter)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""
@@ -186,6 +206,7 @@ def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
     for budget in (1, 2, 3, 4):
         yield Case("near", near, plain, eos=(2,), budget=budget, length=min(3, budget))
     if deep:
+        yield wide_case(rule, 64)
         yield Case("near", pair("near"), plain)
         yield Case("peaked", pair("peaked"), plain)
         yield Case("near", pair("near", 4), law(1.5, top_k=3, top_p=0.9))
@@ -193,11 +214,34 @@ def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
         yield Case("flat", pair("flat"), law(2.0))
 
 
+BOTH_CUTS = (0.7, 4, 0.7)
+"""Temperature and cuts that keep other tokens of a wide pair if top-p comes before top-k."""
+
+
+def wide_case(rule: Rule, vocab: int = 4096) -> Case:
+    """A vocabulary as large as a real one's, under both cuts."""
+    sampling = Sampling() if rule == "greedy" else Sampling(rule, *BOTH_CUTS)
+    return Case("wide", wide_pair(vocab), sampling, length=2)
+
+
+def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
+    """The same doubt at the last level of a draft of so many, in a large vocabulary and in a small
+    one, whose outcomes are fewer. A walk goes on until a text has that level's token."""
+    doubt = Sampling(rule, 1.0)
+    return [
+        Case("deep", deep_pair(vocab, levels), doubt, budget=levels + 3, length=levels + 1)
+        for vocab in (64, 13)
+    ]
+
+
+CUTS = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8), (0.9, 3, 0.6))
+
+
 def sampling_of(rule: Rule, turn: int) -> Sampling:
     """The rule with one of several temperatures and cuts, and a seed of its own."""
     if rule == "greedy":
         return Sampling(seed=turn)
-    temperature, top_k, top_p = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8))[turn % 3]
+    temperature, top_k, top_p = CUTS[(turn + turn // len(CUTS)) % len(CUTS)]
     return Sampling(rule, temperature, top_k, top_p, seed=turn)
 
 
@@ -224,6 +268,18 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
             budget=budget,
             prompt_id=f"table/{turn}",
         )
+
+
+LONG_PROMPT, LONG_OUTPUT = 300, 80
+"""Tokens of the prompt and of the output of a long case, at least."""
+
+
+def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) -> Case:
+    """A long prompt and a long output."""
+    chance = random.Random(7)
+    ids = tuple(chance.choice(range(4)) for _ in range(prompt))
+    sampling = sampling_of(rule, 0)
+    return Case("near", pair("near", 4, seed=77), sampling, ids, budget=output, prompt_id="long/0")
 
 
 def with_eos(case: Case, ids: Sequence[int], turn: int) -> Case:

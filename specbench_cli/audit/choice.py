@@ -55,19 +55,49 @@ class ChoiceOracle:
         return possible[choice]
 
 
-def outcomes(run: Callable[[Random], T]) -> Iterator[tuple[T, float]]:
-    """Every outcome of what `run` draws, depth first, with its probability."""
+class TooMany(Exception):
+    """More outcomes than are walked."""
+
+
+GLANCE, FAR = 50, 3
+"""Outcomes after which their number is guessed, from how much of the tree of choices they took; and
+by how much the guess must exceed what is walked for the walk to be given up."""
+
+
+def outcomes(run: Callable[[Random], T], most: int | None = None) -> Iterator[tuple[T, float]]:
+    """Every outcome of what `run` draws, depth first, with its probability.
+
+    Args:
+        most: how many are walked; default: all.
+    Raises:
+        TooMany: there are more, or will be by far.
+    """
     script: list[int] = []
+    n = 0
     while True:
         oracle = ChoiceOracle(script)
-        yield run(oracle), oracle.weight
-        made = oracle.made
+        value = run(oracle)
+        made, n = oracle.made, n + 1
+        if most is not None and (
+            n > most or (n % GLANCE == 0 and n > FAR * most * _share_walked(made))
+        ):
+            raise TooMany
+        yield value, oracle.weight
         while made and made[-1][0] + 1 == made[-1][1]:
             made.pop()
         if not made:
             return
         script = [choice for choice, _ in made]
         script[-1] += 1
+
+
+def _share_walked(made: Sequence[tuple[int, int]]) -> float:
+    """How much of the tree of choices lies up to here, all branches of a node being alike."""
+    share, width = 0.0, 1.0
+    for choice, possible in made:
+        width /= possible
+        share += choice * width
+    return share + width
 
 
 def law_of(weighted: Iterable[tuple[Hashable, float]]) -> Law:

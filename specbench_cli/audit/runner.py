@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from specbench_cli.audit.checks_bounds import check_bounds
-from specbench_cli.audit.checks_conduct import check_conduct
-from specbench_cli.audit.checks_law import check_law
-from specbench_cli.audit.checks_model import check_model
-from specbench_cli.audit.checks_recurrent import check_recurrent
-from specbench_cli.audit.checks_sampled import check_generator
-from specbench_cli.audit.checks_tokens import check_batch, check_order, check_tokens
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.embedded import check_embedded
+from specbench_cli.audit.checks.law import check_law
+from specbench_cli.audit.checks.model import check_model
+from specbench_cli.audit.checks.recurrent import check_recurrent
+from specbench_cli.audit.checks.sampled import check_generator
+from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import Subject
 from specbench_cli.errors import MethodFault
@@ -33,7 +34,11 @@ TABLE_CHECKS: dict[str, Check] = {
 }
 """What is checked on tables: by the name of a check's first finding."""
 
-CHECKS: dict[str, Check] = {**TABLE_CHECKS, "model": check_model}
+CHECKS: dict[str, Check] = {
+    **TABLE_CHECKS,
+    "model": check_model,
+    "embedded": check_embedded,
+}
 PEER_CHECKS: dict[str, Check] = {"model": check_model}
 
 

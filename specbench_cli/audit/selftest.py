@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.audit.faults import FAULTS, Fault
+from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.finding import Finding
 from specbench_cli.audit.runner import CHECKS, run_checks
 
 GIVEN_BY = {
     "acceptance": "law",
+    "clock": "states",
     "counters": "states",
     "repeating text": "twin draft",
     "useless draft": "twin draft",

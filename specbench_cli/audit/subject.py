@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -33,26 +35,34 @@ class Subject:
         name: its name on the command line.
         method: its class.
         variants: parameters, the defaults first, then short ones whose outcomes can be walked.
+        varied: more parameters, each the defaults with one parameter changed: numbers in both
+            directions and to their bounds, what may be left out left out or given, every choice.
     """
 
     name: str
     method: type[Method]
     variants: tuple[MethodParams, ...]
+    varied: tuple[MethodParams, ...] = ()
 
     @classmethod
     def of(cls, name: str, method: type[Method]) -> Subject:
         """A subject with variants worked out from the types of the method's parameters."""
-        return cls(name, method, tuple(_variants(method.Params)))
+        variants = tuple(_variants(method.Params))
+        varied = (each for each in _varied(method.Params) if each not in variants)
+        return cls(name, method, variants, tuple(varied))
 
-    def promising(self, rule: Rule, *, walkable: bool = False) -> Iterator[MethodParams]:
+    def promising(
+        self, rule: Rule, *, walkable: bool = False, varied: bool = False
+    ) -> Iterator[MethodParams]:
         """The variants that promise to be lossless under a rule.
 
         Under a rule that draws there is no vanilla output for an upper bound to read.
 
         Args:
             walkable: only those with numbers of at most 2, so that a step has few outcomes.
+            varied: those of `varied` too.
         """
-        for params in self.variants:
+        for params in (*self.variants, *(self.varied if varied else ())):
             method = self.method(params)
             known = rule not in ("rejection", "block") or not method.upper_bound
             small = not walkable or largest(params) <= 2
@@ -60,11 +70,46 @@ class Subject:
                 yield params
 
     @property
+    def thresholds(self) -> Sequence[int]:
+        """The whole numbers in the method's own code and the globals that it reads, in order: what
+        it may do something else beyond."""
+        own = [kind for kind in self.method.__mro__ if issubclass(kind, Method) and kind != Method]
+        module = sys.modules.get(self.method.__module__)
+        home = () if module is None else tuple(vars(module).values())
+        beside = (each for each in home if getattr(each, "__module__", "") == own[0].__module__)
+        helpers = (each for each in beside if not (isinstance(each, type) and each in own))
+        found: set[int] = set()
+        for each in (*own, *helpers):
+            if isinstance(each, type) and issubclass(each, Method) and each not in own:
+                continue  # another method in the same file
+            for member in (each, *(vars(each).values() if isinstance(each, type) else ())):
+                written = getattr(member, "fget", getattr(member, "__func__", member))
+                if isinstance(written, FunctionType):
+                    found |= _numbers_in(written.__code__, written.__globals__)
+        return sorted(found)
+
+    def beyond(self, at_least: int, at_most: int) -> int:
+        """A number above each of the method's thresholds that is less than `at_most`."""
+        return max([at_least, *(n + 1 for n in self.thresholds if n < at_most)])
+
+    @property
     def drafts(self) -> bool:
         """Whether a model or a head drafts for it, as far as it says."""
+        return self.heads or bool({"draft", "head"} & self.method.needs)
+
+    @property
+    def heads(self) -> bool:
+        """Whether a head drafts for it."""
         asked = self.method(self.variants[0]).artifacts()
-        heads = any(issubclass(wanted.kind, Head | FeatureHead) for wanted in asked)
-        return heads or bool({"draft", "head"} & self.method.needs)
+        return any(issubclass(wanted.kind, Head | FeatureHead) for wanted in asked)
+
+
+def _numbers_in(code: CodeType, names: Mapping[str, Any]) -> set[int]:
+    """Whole numbers among the constants of a function, of those inside it, and of its globals."""
+    values = [*code.co_consts, *(names.get(name) for name in code.co_names)]
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    numbers = {each for each in values if type(each) is int and each > 0}
+    return numbers.union(*(_numbers_in(each, names) for each in inner))
 
 
 def largest(params: MethodParams, otherwise: int = 0) -> int:
@@ -110,6 +155,72 @@ def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
             yield params
 
 
+def _varied(kind: type[MethodParams]) -> Iterator[MethodParams]:
+    """The defaults with one parameter changed, in every way there is; and every choice of another
+    one with each number switched off, or as low as it goes: a choice may be what reads it."""
+    fields = kind.model_fields
+    choices = [(name, choice) for name, field in fields.items() for choice in _choices(field)]
+    changed: list[dict[str, Any]] = [
+        {name: value}
+        for name, field in fields.items()
+        for value in (*_numbers(field), *_choices(field), *_given(field))
+    ]
+    changed += [
+        {name: choice, other: lowest}
+        for name, choice in choices
+        for other, field in fields.items()
+        for lowest in [n for n in _numbers(field) if _fitting(kind, {other: n})][-1:]
+        if other != name
+    ]
+    default = kind()
+    seen = [default.model_dump()]
+    for values in changed:
+        kept = _fitting(kind, values)
+        params = kind(**kept)
+        fixed = isinstance(getattr(params, "length", None), int)
+        if fixed and isinstance(params, LengthParams) and {"max", "threshold"} & kept.keys():
+            continue  # a rule reads them
+        if len(kept) == len(values) and params.model_dump() not in seen:
+            seen.append(params.model_dump())
+            yield params
+
+
+def _numbers(field: FieldInfo) -> list[Any]:
+    """Other values of a number: less and more, its bounds, and none."""
+    default, kinds = field.default, _kinds(field)
+    if type(default) is int:
+        nearer: list[Any] = [default // 2, 2 * default, *((1, 0) if field.metadata else (1,))]
+    elif isinstance(default, float):
+        nearer = [default / 2, 2 * default, 1.0, 0.0]
+    elif default is None and int in kinds:
+        nearer = [1, 2]
+    elif default is None and float in kinds:
+        nearer = [0.3, 1.0, 0.0]
+    else:
+        nearer = []
+    return [*nearer, *([None] if type(None) in kinds and default is not None else [])]
+
+
+def _given(field: FieldInfo) -> list[Any]:
+    """Other values of a list: its ends; of one that is left out, a short one of numbers."""
+    default = field.default
+    if isinstance(default, tuple):
+        return [default[at:] for at in range(1, len(default))]
+    lists = any(get_origin(kind) is tuple for kind in _unwrapped(field))
+    return [(2, 2, 1, 1, 1)] if default is None and lists else []
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    """A parameter's type, or those of a union."""
+    return (field.annotation, *get_args(field.annotation))
+
+
+def _unwrapped(field: FieldInfo) -> Iterator[Any]:
+    for kind in _kinds(field):
+        yield kind
+        yield from get_args(kind)[:1]  # of what is annotated
+
+
 def _at_most(kind: type[MethodParams], most: int, only: str | None = None) -> dict[str, Any]:
     """The whole numbers of a method's parameters, or one of them, cut down."""
     numbers = {name: f.default for name, f in kind.model_fields.items() if type(f.default) is int}
@@ -121,7 +232,7 @@ def _at_most(kind: type[MethodParams], most: int, only: str | None = None) -> di
 def _choices(field: FieldInfo) -> list[Any]:
     """The values of a parameter that has few, but for its default."""
     values: list[Any] = []
-    for kind in (field.annotation, *get_args(field.annotation)):  # a union's members too
+    for kind in _kinds(field):
         if kind is bool:
             values += [True, False]
         elif get_origin(kind) is Literal:

@@ -68,11 +68,6 @@ class Batch:
             for place, request in enumerate(requests)
         )
 
-    def begin(self) -> None:
-        """Start the timer of all."""
-        for session in self.sessions:
-            session.harness.begin()
-
     def prefill(self) -> None:
         """Run all prompts through the target in one forward; commit each one's first token."""
         nothing = [(session, None) for session in self.sessions]

@@ -49,7 +49,18 @@ def trainable(source: Any, shared: Iterable[Decoder]) -> Any:
         else:
             raise MethodFault(f"{_name(source)} cannot be trained: it has no torch module")
         made.module.requires_grad_(True)
+        made.ran = 0  # it is another model than its source
+        made.module.register_forward_pre_hook(_count)
     return made
+
+
+def calls_of(made: Any) -> int:
+    """How often the module of a copy was called."""
+    return int(made.module.__dict__.get("called", 0))
+
+
+def _count(module: nn.Module, _: Any) -> None:
+    module.__dict__["called"] = module.__dict__.get("called", 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,11 @@ class Memory(dict[str, Any]):
             self._copies[name], self._make[name] = make(), make
             self._stamps[name] = _stamps(self._copies[name])
         return self._copies[name]
+
+    @property
+    def copies(self) -> tuple[Any, ...]:
+        """The copies made so far."""
+        return tuple(self._copies.values())
 
     def save(self) -> Saved:
         """All of it, to come back to."""

@@ -99,10 +99,20 @@ class Harness:
         self._session, self.text = session, session._text
         self.meter, self.reference = meter, reference
         self.workers: list[Worker] = []
-        self._taken = 0
+        self._taken, self._begun = 0, False
 
     def begin(self) -> None:
-        """Start the timer: the ids are on the device, the states cleared and preallocated."""
+        """Start the timer: the ids are on the device, the states cleared and preallocated.
+
+        Raises:
+            MethodFault: it runs already. Whoever measures starts it, before the method is called.
+        """
+        if self._begun:
+            raise MethodFault(
+                "the clock of a request runs already: it is started once, before the method",
+                "leave `session.harness` alone; all that a method does is in its time",
+            )
+        self._begun = True
         if self.text.device.type == "cuda":
             torch.cuda.synchronize(self.text.device)
         self.meter.clock.restart()
@@ -193,7 +203,6 @@ class Session:
         state = self.new_state(self.target)
         self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._recording = None if recording is None else Recording(recording, self.device)
-        self.harness.begin()
 
     # ---- what there is --------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.state import KVState
@@ -53,6 +54,13 @@ class Workspace:
     def loans(self, sequences: int = 1) -> Loans:
         """States for one request, or for several that are decoded together."""
         return Loans(self, sequences)
+
+    def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
+        """All that can be run forward: the run's decoders, its heads, and a row's own copies."""
+        copies = () if memory is None else memory.copies
+        made = (*self._artifacts.values(), *copies)
+        heads = (each for each in made if isinstance(each, Decoder | FeatureHead))
+        return [*self.decoders.values(), *heads]
 
     @property
     def heads(self) -> dict[str, Decoder | FeatureHead]:

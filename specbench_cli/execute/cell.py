@@ -19,6 +19,7 @@ from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import WorkerLost
@@ -131,6 +132,7 @@ class Cell:
         if self.lost is not None:
             return
         device = self.rest()
+        watch = self.watch()
         learns, version = self.arm.method.learns, self._memory.version
         transport, parallel = self._workspace.transport, self.arm.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
@@ -151,19 +153,23 @@ class Cell:
         gc.disable()
         try:
             with staffed(session, transport, parallel):
-                harness.begin()
+                watch.begin(session)
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
                     proposed.append(_proposal(step))
+                watch.end()
         except WorkerLost as lost:
             self.lost = lost
             return
         except Exception as failure:  # a method's fault fails its cell, not the run
+            watch.end()
             error = _one_line(failure)
         finally:
             gc.enable()
         harness.meter.resolve()
-        error = error or self.fault_of(session)
+        error = error or watch.fault(harness.meter) or self.fault_of(session)
+        # A peer tells its steps once it has all of them: its end is when they came.
+        ended_ns = text.last_ns if self.arm.method.peer else watch.ended_ns
         self.measured = Measured(
             output=list(session.output()),
             origin=list(text.origin),
@@ -172,8 +178,8 @@ class Cell:
             trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
             ns=divided(
                 harness.meter.forwards,
-                text.last_ns - text.started_ns,
-                text.first_ns - text.started_ns,
+                ended_ns - watch.began_ns,
+                text.first_ns - watch.began_ns,
                 self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
@@ -245,6 +251,10 @@ class Cell:
         if self.replays and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
         return None
+
+    def watch(self) -> Watch:
+        """What sees a decoding of this cell from outside of the method."""
+        return Watch(self._workspace, self._memory)
 
     def rest(self) -> torch.device:
         """Have memory as it was before the first measurement, and let the machine come to rest;
@@ -342,26 +352,30 @@ class Together:
         """Decode the prompts with the clock running; see `Cell.measure`."""
         cells, first = self._cells, self._cells[0]
         device = first.rest()
+        watch = first.watch()
         reset_peak(device, None)
         batch = first.batch([cell.request for cell in cells], self._known())
         counted = [(cell.counters(), dict[str, float](), list[Proposal]()) for cell in cells]
         error = None
         gc.disable()
         try:
-            batch.begin()
+            watch.begin(*batch.sessions)
             for step in first.arm.method.generate_batch(batch):
                 steps, extra, proposed = counted[step.seq]
                 _count(steps, extra, step)
                 proposed.append(_proposal(step))
+            watch.end()
         except Exception as failure:  # a method's fault fails its cells, not the run
+            watch.end()
             error = _one_line(failure)
         finally:
             gc.enable()
         batch.meter.resolve()
+        error = error or watch.fault(batch.meter)
         peak = peak_bytes(device, None)
         texts = [session.harness.text for session in batch.sessions]
-        started = texts[0].started_ns
-        total = max(text.last_ns for text in texts) - started
+        started = watch.began_ns
+        total = watch.ended_ns - started
         prefill = max(text.first_ns for text in texts) - started
         share = _share(divided(batch.meter.forwards, total, prefill), len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):

@@ -19,7 +19,7 @@ def divided(forwards: Sequence[Forward], total: int, prefill: int, learn: int | 
 
     Args:
         forwards: in nanoseconds since the timer's start.
-        total, prefill: nanoseconds until the last and the first committed token.
+        total, prefill: nanoseconds until the method's end and until the first committed token.
         learn: nanoseconds, added to the total; None where nothing is learnt.
     """
     decode, total, end = total - prefill, total + (learn or 0), total

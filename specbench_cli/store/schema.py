@@ -266,7 +266,7 @@ class Batch:
     """The sequences that were decoded together, of which a record's is one.
 
     size: how many there were at first. place: this one's among them. total: ns from the timer's
-    start to the last token of all. finished: ns until this one's last token.
+    start to the end of the method. finished: ns until this one's last token.
     """
 
     size: int

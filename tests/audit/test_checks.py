@@ -1,5 +1,6 @@
 """The checks: what they walk, what they say, and that every registered method passes them."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -9,16 +10,21 @@ from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
 from specbench_cli.api import AcceptParams, Field, Method, MethodParams
-from specbench_cli.audit import checks_law, checks_sampled
-from specbench_cli.audit.cases import Case, walked_cases
+from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks_bounds import check_bounds
+from specbench_cli.audit.checks import conduct as checks_conduct
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import sampled as checks_sampled
+from specbench_cli.audit.checks import tokens as checks_tokens
+from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.choice import outcomes
+from specbench_cli.audit.faults.laws import top_p_first
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
+from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import Row, TableState, rows_out_of_place
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.sampling import Rule, warp
 from specbench_cli.errors import MethodFault
 
 OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
@@ -26,13 +32,18 @@ OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 1_500, "block": 300})
-    monkeypatch.setattr(checks_sampled, "TOKENS", 1_000)
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 500, "block": 100})
+    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 150, "block": 50})
+    monkeypatch.setattr(checks_sampled, "TOKENS", 500)
+    monkeypatch.setattr(checks_tokens, "PASSES", 1)
+    monkeypatch.setattr(checks_tokens, "VARIED", 2)
+    monkeypatch.setattr(checks_conduct, "VARIED", 2)
     found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
     assert checks["law"].figure["total_variation"] < 1e-9
-    assert checks["law"].figure["cases"] >= 15
+    assert checks["law"].figure["cases"] >= 10
+    assert checks["clock"].figure["steps"] > 400
     assert checks["tokens"].figure["outputs"] >= 80
 
 
@@ -96,7 +107,7 @@ def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct()
         assert {params.accept for params in subject.promising(rule)} == {"exact"}
     lossy = Subject("sps", Sps, subject.variants[-3:])
     found = {finding.check: finding for finding in run_checks(lossy, TABLE_CHECKS)}
-    assert found.keys() == {"states", "counters", "twin draft", "useless draft"}
+    assert found.keys() == {"states", "counters", "clock", "twin draft", "useless draft"}
     assert all(finding.passed for finding in found.values())
     assert found["counters"].figure["steps"] > 50
 
@@ -113,7 +124,63 @@ def test_a_tree_with_an_accept_rule_leaves_true_states_and_counts(accept):
         for law in ("point", "iid", "wor")
     )
     found = run_checks(Subject("tree", tree, variants), {"states": TABLE_CHECKS["states"]})
-    assert [finding.passed for finding in found] == [True, True], found
+    assert [finding.passed for finding in found] == [True] * 3, found
+
+
+def test_numbers_are_varied_in_both_directions_and_switched_off():
+    varied = {name: words(name) for name in ("sps", "specdec++", "mirror", "staged", "sps-tree")}
+    assert {"length=2", "length=10", "length=1"} <= varied["sps"]
+    assert {"length=confidence threshold=0.0", "accept=typical delta=0.0"} <= varied["sps"]
+    assert {f"threshold={n}" for n in (0.15, 0.6, 1.0, 0.0)} <= varied["specdec++"]
+    assert {"candidates=0", "candidates=4", "layer=1", "layer=2"} <= varied["mirror"]
+    assert {"stages=('draft',)", "threshold=0.0", "depth=24", "law=wor"} <= varied["staged"]
+    assert {"widths=(2, 2, 1, 1, 1)", "law=iid", "depth=16"} <= varied["sps-tree"]
+
+
+def words(name):
+    return {passed(params) for params in Subject.of(name, registry.load(name)).varied}
+
+
+class Thresholds(Sps):
+    """Does something else from several numbers on."""
+
+    limit = 60
+
+    def propose(self, session, limit):
+        return super().propose(session, limit if len(session.tokens()) < 700 else FAR_OFF)
+
+
+FAR_OFF = 12
+
+
+def test_prompts_outputs_and_passes_go_beyond_the_numbers_in_a_methods_code():
+    subject = Subject("thresholds", Thresholds, (SpsParams(length=2),))
+    assert {FAR_OFF, 700} <= set(subject.thresholds)
+    assert subject.beyond(300, 2_000) == 701
+    assert subject.beyond(9, 40) == 13
+    assert len(checks_tokens.long_of(subject, "greedy").prompt) == 701
+
+
+@pytest.mark.parametrize("case", [wide_case("rejection", 64), wide_case("rejection")], ids=str)
+def test_wide_cases_tell_the_order_of_the_cuts(case):
+    before, last = case.prompt[-2:]
+    row, sampling = case.tables[0][before, last], case.sampling
+    laws = [warp(row, sampling), top_p_first(row, sampling).softmax(-1)]
+    assert laws[0].tolist() == pytest.approx(Reference(case.tables[0], sampling).law(before, last))
+    assert (laws[0] - laws[1]).abs().sum() / 2 > 0.1
+
+
+def test_all_chance_of_a_deep_case_is_in_the_last_level():
+    case, _ = deep_cases("rejection", 5)
+    found = {tuple(session.output()) for session in (decoded(case, seed) for seed in range(20))}
+    assert {output[:5] for output in found} == {(1, 2, 3, 4, 5)}
+    assert 1 < len({output[5] for output in found}) <= 3
+
+
+def decoded(case, seed):
+    session = replace(case, sampling=replace(case.sampling, seed=seed)).open()
+    list(Sps(SpsParams(length=5)).generate(session))
+    return session
 
 
 def test_an_upper_bound_is_not_audited_where_there_is_no_vanilla_output():
@@ -158,6 +225,7 @@ def test_a_method_without_a_promise_is_checked_for_conduct_only():
     assert {finding.check for finding in found} == {
         "states",
         "counters",
+        "clock",
         "twin draft",
         "useless draft",
     }

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.audit.choice import distance, outcomes, walk
+from specbench_cli.audit.models.table import TableDecoder, pair, random_table, successor_table
 from specbench_cli.audit.reference import Reference, cut, warped
-from specbench_cli.audit.table_model import TableDecoder, pair, random_table, successor_table
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
 

@@ -3,15 +3,18 @@
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit import checks_law
-from specbench_cli.audit.faults import FAULTS, Fault
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import tokens as checks_tokens
+from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.selftest import self_test
 from specbench_cli.audit.subject import Subject
 
 
 @pytest.fixture
 def _few_outcomes(monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 1_200})
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 400})
+    monkeypatch.setattr(checks_tokens, "CASES", 24)
 
 
 @pytest.mark.usefixtures("_few_outcomes")
@@ -41,8 +44,8 @@ def test_nothing_is_caught_where_nothing_is_planted(by):
         assert caught.facts()["caught by"] == "NOT CAUGHT"
 
 
-def test_there_are_at_least_forty_faults_with_names_of_their_own():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
+def test_there_are_at_least_eighty_faults_with_names_of_their_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 80
 
 
 def test_a_crash_counts_as_no_catch():

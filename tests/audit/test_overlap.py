@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_cli.audit import checks_law, checks_sampled
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import sampled as checks_sampled
+from specbench_cli.audit.checks.overlap import chance
 from specbench_cli.audit.choice import walk
-from specbench_cli.audit.overlap import chance
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.verify.choosing import siblings

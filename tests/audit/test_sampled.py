@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chisquare
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.audit.checks_sampled import pearson, sample
+from specbench_cli.audit.checks.sampled import pearson, sample
 from specbench_cli.audit.subject import Subject
 
 SEEDS = 200

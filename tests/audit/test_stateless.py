@@ -10,11 +10,11 @@ from specbench_cli import registry
 from specbench_cli.api import Draft, FeatureHead, Method, Trained, fill_from
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks_bounds import check_bounds
-from specbench_cli.audit.checks_conduct import check_conduct
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.models.head import TableFeatureHead
+from specbench_cli.audit.models.table import pair, random_table
 from specbench_cli.audit.subject import Subject
-from specbench_cli.audit.table_head import TableFeatureHead
-from specbench_cli.audit.table_model import pair, random_table
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
@@ -107,7 +107,11 @@ class Sequential(Linear):
 def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     assert bounds(Sequential) == []
     found = check_conduct(Subject("linear", Sequential, (Linear.Params(),)))
-    assert [(each.check, each.passed) for each in found] == [("states", True), ("counters", True)]
+    assert [(each.check, each.passed) for each in found] == [
+        ("states", True),
+        ("counters", True),
+        ("clock", True),
+    ]
 
 
 # ---- declarations -------------------------------------------------------------------------------
@@ -141,7 +145,7 @@ def test_a_declaration_that_is_not_so_is_named_and_no_bound_is_missed(declared):
 def test_what_is_declared_and_done_needs_no_word():
     for method in (RepeatLast, Linear):
         found = check_conduct(Subject.of("fine", method))
-        assert [each.check for each in found] == ["states", "counters"]
+        assert [each.check for each in found] == ["states", "counters", "clock"]
 
 
 def test_a_row_that_is_none_of_the_targets_reads_as_another():

@@ -5,8 +5,8 @@ import torch
 
 from methods.mtp import Mtp, MtpParams
 from specbench_cli.audit.cases import Case, Watched
-from specbench_cli.audit.table_head import TableHead, features_out_of_place
-from specbench_cli.audit.table_model import TableDecoder, random_table, rows_out_of_place
+from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.models.table import TableDecoder, random_table, rows_out_of_place
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.audit.table_model import (
+from specbench_cli.audit.models.table import (
     TableDecoder,
     exits_of,
     random_table,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit import checks_law, checks_sampled
+from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import sampled as checks_sampled
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config.run import RunConfig

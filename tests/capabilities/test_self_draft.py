@@ -12,13 +12,13 @@ import torch
 from methods.vanilla import Vanilla
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.checks_conduct import check_conduct
-from specbench_cli.audit.checks_model import check_model
-from specbench_cli.audit.checks_tokens import check_tokens
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.model import check_model
+from specbench_cli.audit.checks.tokens import check_tokens
+from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
-from specbench_cli.audit.table_model import pair
-from specbench_cli.audit.tiny_model import tiny_models
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.scoring import Scoring

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import registry
+from specbench_cli.audit.models.tiny import LONGEST, tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
-from specbench_cli.audit.tiny_model import LONGEST, tiny_models
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).with_name("windowed.py")

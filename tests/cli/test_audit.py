@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app, registry
+from specbench_cli.audit.checks import embedded
 from specbench_cli.report.standing import failed_certificate
 
 PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
@@ -18,6 +19,7 @@ def audited(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
     monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(embedded, "TOKENS", 160)
 
     def call(*args):
         code = app._run(["audit", *map(str, args)])
@@ -37,7 +39,17 @@ def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
     assert facts["source"] == source.as_posix()
     assert facts["sha256"] == hashlib.sha256(Path(_file("pld")).read_bytes()).hexdigest()
     checks = {check["check"]: check for check in facts["checks"]}
-    assert checks.keys() >= {"law", "tokens", "order", "states", "counters", "model", "caches"}
+    assert checks.keys() >= {
+        "law",
+        "tokens",
+        "order",
+        "states",
+        "counters",
+        "clock",
+        "model",
+        "caches",
+        "embedded",
+    }
     assert checks["law"]["figure"]["total_variation"] < 1e-9
     assert checks["law"]["figure"]["outcomes"] > 500
     assert all(check["passed"] for check in checks.values())

@@ -9,7 +9,7 @@ import pytest
 import methods.sps_tree
 from methods.sps import Sps
 from specbench_cli.audit import verdict
-from specbench_cli.audit.faulty_engine import likelier_stands
+from specbench_cli.audit.faults.engine import likelier_stands
 from specbench_cli.audit.tolerance import Tolerance
 from specbench_cli.compare.compare import compare
 from specbench_cli.compare.outcome import FAIL_ON

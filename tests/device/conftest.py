@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from specbench_cli import registry
 from specbench_cli.audit.cases import nominal_costs
-from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
 from specbench_cli.engine.models import meter

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import Law, walk
-from specbench_cli.audit.table_head import make_on_tables
-from specbench_cli.audit.table_model import TableDecoder
+from specbench_cli.audit.models import table as table_model
+from specbench_cli.audit.models.head import make_on_tables
+from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.random import Random

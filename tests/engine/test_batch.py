@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli import registry
-from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.sequence import StopRule

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from methods._heads.eagle import EagleHead
 from specbench_cli.api import Method, Trained
-from specbench_cli.audit.table_head import make_on_tables
-from specbench_cli.audit.table_model import TableDecoder, random_table
-from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.audit.models.head import make_on_tables
+from specbench_cli.audit.models.table import TableDecoder, random_table
+from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory, learn, trainable
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import module_of

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.audit.table_model import TableDecoder
+from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.tiny_model import VOCAB, tiny_models
+from specbench_cli.audit.models.tiny import VOCAB, tiny_models
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.scoring import Halves

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.table_model import pair
+from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder

@@ -8,7 +8,7 @@ import torch
 from methods.mtp import MtpParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.faulty_trees import KeepsItsDraft, KeepsPredicted
+from specbench_cli.audit.faults.trees import KeepsItsDraft, KeepsPredicted
 from specbench_cli.audit.subject import longest
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens

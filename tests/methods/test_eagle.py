@@ -220,7 +220,7 @@ def test_a_token_that_the_head_cannot_say_is_never_drafted(open_heads):
 
 def test_the_children_of_a_wide_tree_stop_at_the_vocabulary(family):
     """Trees wider than the vocabulary, as the audit's tables of three tokens make them."""
-    from specbench_cli.audit.table_model import TableDecoder
+    from specbench_cli.audit.models.table import TableDecoder
 
     table = TableDecoder("target", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)))
     decoders = {"target": table}

@@ -16,8 +16,7 @@ from methods.sps import Sps, SpsParams
 from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, random_cases, reference_tokens, sampling_of
 from specbench_cli.audit.choice import distance, walk
-from specbench_cli.audit.reference import Reference, cut
-from specbench_cli.audit.table_model import (
+from specbench_cli.audit.models.table import (
     TableDecoder,
     exits_of,
     pair,
@@ -25,6 +24,7 @@ from specbench_cli.audit.table_model import (
     rows_out_of_place,
     settled,
 )
+from specbench_cli.audit.reference import Reference, cut
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling

@@ -13,8 +13,8 @@ from methods.specdecpp import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, walk
+from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_model import pair
 from specbench_cli.engine.drafting.lengths import RULES
 from specbench_cli.engine.models.load import sha256_of
 from specbench_cli.engine.verify.sampling import Sampling

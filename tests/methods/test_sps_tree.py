@@ -6,10 +6,10 @@ from pydantic import ValidationError
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
-from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import distance, walk
+from specbench_cli.audit.models import table as table_model
+from specbench_cli.audit.models.table import TableDecoder, rows_out_of_place
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_model import TableDecoder, rows_out_of_place
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling

@@ -9,7 +9,7 @@ import pytest
 
 from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, random_cases, sampling_of
-from specbench_cli.audit.table_model import random_table
+from specbench_cli.audit.models.table import random_table
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 

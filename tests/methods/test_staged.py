@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from methods.staged import Counts, Guess, Staged, StagedParams
 from specbench_cli import registry
 from specbench_cli.audit.choice import distance, law_of, outcomes, walk
+from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.table_model import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session

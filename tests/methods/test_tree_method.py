@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from methods.vanilla import Vanilla
-from specbench_cli.audit import table_model
 from specbench_cli.audit.choice import distance, walk
-from specbench_cli.audit.table_model import TableDecoder
+from specbench_cli.audit.models import table as table_model
+from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder

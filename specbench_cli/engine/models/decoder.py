@@ -78,6 +78,8 @@ class Decoder(ABC):
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
         trees: whether new rows may be branches, at positions and under a mask of their own.
+        ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
+            trace that tells fewer leaves some out.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Decoder(ABC):
     weight_bytes: int
     first: int = 0
     trees: bool = True
+    ran: int = 0
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
@@ -109,7 +112,7 @@ class Decoder(ABC):
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
-        """Append the rows of `x` to `state` and run them through the layers.
+        """Append the rows of `x` to `state` and run them through the layers; adds 1 to `ran`.
 
         Args:
             x: [b, n] ids, or [b, n, hidden] rows that leave a layer; one line per sequence of
@@ -150,12 +153,13 @@ class Decoder(ABC):
         """One forward over new rows of several sequences, as many of each as it brings.
 
         Each has a state, a length, positions and a mask of its own. By default they go one after
-        another, which costs what they cost alone.
+        another, which costs what they cost alone. Counts as one.
 
         Returns:
             what `forward` gives for each part.
         """
-        return [
+        ran = self.ran + 1
+        outs = [
             self.forward(
                 part.x,
                 part.state,
@@ -166,6 +170,8 @@ class Decoder(ABC):
             )
             for part in parts
         ]
+        self.ran = ran
+        return outs
 
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True

@@ -175,6 +175,7 @@ class FusedStack(Decoder):
     ) -> Out:
         """See `Decoder.forward`."""
         assert isinstance(state, KVState)
+        self.ran += 1
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
         span = range(*layers) if layers else self._all
@@ -201,6 +202,7 @@ class FusedStack(Decoder):
         """See `Decoder.forward_batch`: weights are read once for all rows."""
         if len(parts) == 1:
             return super().forward_batch(parts, taps=taps)
+        self.ran += 1
         ns = [part.x.ids.shape[1] for part in parts]
         x = _joined([part.x for part in parts])
         plan = self._planner.together(parts, self._all)

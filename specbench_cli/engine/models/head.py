@@ -172,6 +172,7 @@ class FeatureHead(nn.Module, Artifact):
     Attributes:
         taps: the target's layers whose outgoing rows it reads side by side, or `NORMED`.
         width: numbers of a row that it reads.
+        ran: how often it was called; see `Decoder`.
         peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
             level's loss beside that of the level before it.
     """
@@ -180,11 +181,17 @@ class FeatureHead(nn.Module, Artifact):
     peak_lr: ClassVar[float] = 1e-3
     decay: ClassVar[float] = 0.8
     n_layers = 1
+    ran: int
 
     def __init__(self, target: Decoder, **sizes: Any) -> None:
         super().__init__()
         self.target, self.sizes, self.name = target, sizes, self.kind
-        self.vocab_size = target.vocab_size
+        self.vocab_size, self.ran = target.vocab_size, 0
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """`forward`, counted."""
+        self.__dict__["ran"] += 1  # past what a torch module does when an attribute is set
+        return super().__call__(*rows, **named)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits [levels, n, V] from features [n, width].

@@ -160,6 +160,7 @@ class ChainDecoder(ModuleDecoder):
         Raises:
             ChainsOnly: for rows at positions of their own, and for a part of the layers.
         """
+        self.ran += 1
         if not isinstance(x, Tokens):
             raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
         if mask is not None or positions is not None:
@@ -266,6 +267,7 @@ class HostedDecoder(ModuleDecoder):
                 run hold different numbers of rows.
         """
         assert isinstance(state, HostedState)
+        self.ran += 1
         if isinstance(x, Features):
             raise ValueError("a target reads tokens alone; features are for draft heads")
         low, high = layers or (0, self.n_layers)

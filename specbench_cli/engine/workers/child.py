@@ -29,7 +29,7 @@ from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.place import Place, settle
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import SpecbenchError
+from specbench_cli.errors import MethodFault, SpecbenchError
 
 START, ORDER = 1, 2
 """What the bell of the target's side says: a request follows on the line, an order is in the block.
@@ -92,7 +92,7 @@ def _carry_out(
         assert rung is not None
         number, what = rung
         read_ns = time.perf_counter_ns()
-        answer = None
+        answer, ran = None, decoder.ran
         try:
             if what == START:
                 provide(*line.recv())
@@ -100,7 +100,12 @@ def _carry_out(
                 drafter.start()
             else:
                 answer = drafter.handle(Message(*orders.read(number, desk.device)))
-            told = _flat(desk.meter.take())
+            took = desk.meter.take()
+            if len(took) != decoder.ran - ran:
+                raise MethodFault(
+                    f"its drafter ran {decoder.ran - ran} forwards where its meter has {len(took)}"
+                )
+            told = _flat(took)
             ints = () if answer is None else answer.ints
             head = (read_ns, time.perf_counter_ns(), -1 if answer is None else len(ints))
             replies.write(number, (*head, *ints, *told), None if answer is None else answer.rows)

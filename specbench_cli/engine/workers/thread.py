@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from specbench_cli.engine.types import Forward
 from specbench_cli.engine.workers.drafter import Desk, Drafter
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.engine.workers.transport import Hiring, Transport, Worker
@@ -32,6 +33,12 @@ class Threads(Transport):
         self._timeout = timeout
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: Thread | None = None
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """See `Transport`."""
+        thread = self._thread
+        return frozenset() if thread is None or thread.ident is None else frozenset({thread.ident})
 
     def hire(self, hiring: Hiring) -> Worker:
         """See `Transport`."""
@@ -103,6 +110,11 @@ class ThreadWorker(Worker):
             rows.record_stream(torch.cuda.current_stream(rows.device))
         return reply
 
+    def _rest(self) -> Sequence[Forward]:
+        """See `Worker`: waits for the thread, which may be prefilling still."""
+        self._do(lambda: self._tell(self._heard, None, time.perf_counter_ns()))
+        return self._next(None).forwards
+
     def _begin(self) -> None:
         """In the thread: seat the drafter."""
         try:
@@ -118,12 +130,15 @@ class ThreadWorker(Worker):
             return
         read_ns = time.perf_counter_ns()
         try:
-            answer = self._drafter.handle(message)
-            forwards, now = self._desk.meter.take(), time.perf_counter_ns()  # waits for the stream
+            self._tell(number, self._drafter.handle(message), read_ns)
         except Exception as error:
             self._replies.put(error)
-        else:
-            self._replies.put(Reply(number, answer, forwards, read_ns, now, now))
+
+    def _tell(self, number: int, answer: Message | None, read_ns: int) -> None:
+        """In the thread: an answer, with the forwards that led to it."""
+        forwards = [] if self._desk is None else self._desk.meter.take()  # waits for the stream
+        now = time.perf_counter_ns()
+        self._replies.put(Reply(number, answer, forwards, read_ns, now, now))
 
 
 def _work(jobs: SimpleQueue[Job | None], device: torch.device) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.workers.drafter import DRAFTER, TARGET, Brief, Desk, Drafter
 from specbench_cli.engine.workers.message import Message, Reply
@@ -96,6 +97,11 @@ class Worker(ABC):
         self.cancel()
         while self._heard < self._ordered:
             self._hear(None)
+        self._meter.merge(self._rest(), used=False)
+
+    def _rest(self) -> Sequence[Forward]:
+        """The forwards of a drafter that was given no order: they came with no reply."""
+        return ()
 
     def _hear(self, timeout: float | None) -> Reply:
         reply = self._next(timeout)
@@ -130,6 +136,11 @@ class Transport(ABC):
         """The process that drafters run in, if that is another one and there is one."""
         return None
 
+    @property
+    def threads(self) -> frozenset[int]:
+        """Identities of the threads of this process that drafters run in."""
+        return frozenset()
+
     @contextmanager
     def placed(self) -> Iterator[None]:
         """Have this process compute where it should while a drafter works beside it; everything is
@@ -162,6 +173,9 @@ class InlineWorker(Worker):
     def desk(self) -> Desk:
         """See `Worker`."""
         return self._desk
+
+    def _rest(self) -> Sequence[Forward]:
+        return self._desk.meter.take()
 
     def _post(self, number: int, message: Message) -> None:
         read_ns = time.perf_counter_ns()

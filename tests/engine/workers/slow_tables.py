@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.table_model import TableDecoder
+from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.table_model import pair
+from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward, Sent

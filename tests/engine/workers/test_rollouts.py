@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.choice import walk
-from specbench_cli.audit.table_model import TableDecoder, random_table
-from specbench_cli.audit.tiny_model import tiny_models
+from specbench_cli.audit.models.table import TableDecoder, random_table
+from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser

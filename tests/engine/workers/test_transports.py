@@ -21,7 +21,7 @@ from methods import pearl
 from methods.pearl import Pearl, PearlParams
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.table_model import pair
+from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.sequence import StopRule
@@ -306,7 +306,7 @@ from functools import partial
 import torch
 from methods.pearl import Pearl, PearlParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.table_model import TableDecoder, pair
+from specbench_cli.audit.models.table import TableDecoder, pair
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import Processes
 

@@ -9,11 +9,21 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
+from specbench_cli.audit.cases import (
+    LONG_OUTPUT,
+    LONG_PROMPT,
+    Case,
+    Watched,
+    long_case,
+    random_cases,
+    reference_tokens,
+    wide_case,
+    with_eos,
+)
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import rows_out_of_place
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import rows_out_of_place
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
@@ -24,6 +34,17 @@ from specbench_cli.engine.workspace import Workspace
 
 CASES = 120
 """Random tables for each rule, shared out among the variants."""
+
+VARIED = 6
+"""The same for each of the parameters that are the defaults but for one."""
+
+PROMPTS = 9
+"""Prompts of one pass, at least; one of them is long."""
+
+PASSES = 2
+"""Variants that get so many; others get `FEW`."""
+
+FEW = 4
 
 EXACT_RULES: tuple[Rule, ...] = ("greedy", "coupled")
 
@@ -60,6 +81,21 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
         for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
+        for params in variants[:2]:
+            yield params, 0, long_of(subject, rule)
+            wide = wide_case(rule, 64)
+            yield params, 0, replace(wide, budget=20) if rule == "coupled" else wide
+        for params in subject.promising(rule, varied=True):
+            if params not in variants:
+                levels = longest(params, otherwise=5)
+                for turn, case in enumerate(random_cases(rule, VARIED, levels)):
+                    yield params, turn, case
+
+
+def long_of(subject: Subject, rule: Rule) -> Case:
+    """A request whose prompt and output are longer than the numbers in the method's code."""
+    prompt = subject.beyond(LONG_PROMPT, 2_000)
+    return long_case(rule, prompt, subject.beyond(LONG_OUTPUT, 500))
 
 
 def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> str | None:
@@ -103,13 +139,17 @@ def check_order(subject: Subject) -> list[Finding]:
         learns = subject.method.state_scope != "prompt"
         if learns and rule == "rejection":
             continue
-        for params in subject.promising(rule):
-            cases = list(_series(rule, longest(params, otherwise=5)))
+        for number, params in enumerate(subject.promising(rule)):
+            prompts = subject.beyond(PROMPTS, 40) if number < PASSES else FEW
+            cases = list(_series(rule, longest(params, otherwise=5), prompts))
+            if number < PASSES:
+                cases[-2] = _like(cases[0], long_of(subject, rule))
             alone = {
                 i: _decode(subject.method(params), case, learns) for i, case in enumerate(cases)
             }
             for order in (range(len(cases)), range(len(cases) - 1, -1, -1)):
-                method, workspace = subject.method(params), cases[0].workspace()
+                largest = max(cases, key=lambda case: len(case.prompt))
+                method, workspace = subject.method(params), largest.workspace()
                 memory, weights = Memory(), _weights(workspace)
                 for i in order:
                     rest = {"workspace": workspace, "memory": memory}
@@ -175,11 +215,20 @@ def _crowd(rule: Rule, levels: int) -> Iterator[Case]:
         yield with_eos(own, reference_tokens(own, 12), number) if rule != "rejection" else own
 
 
-def _series(rule: Rule, levels: int) -> Iterator[Case]:
+def _series(rule: Rule, levels: int, n: int) -> Iterator[Case]:
     """Prompts to one pair of tables, the first of which share their ends with later ones."""
     first, *_ = random_cases(rule, 1, levels)
-    for number, prompt in enumerate(((0, 1, 2, 1, 0), (1, 0), (2, 1, 2, 1, 0), (0, 1))):
+    prompts = ((0, 1, 2, 1, 0), (1, 0), (2, 1, 2, 1, 0), (0, 1))
+    for number in range(n):
+        prompt = prompts[number % len(prompts)]
         yield replace(first, prompt=prompt, budget=12, prompt_id=f"table/{number}")
+
+
+def _like(first: Case, long: Case) -> Case:
+    """A long prompt to the tables of another case, after which they say as much."""
+    vocab = first.tables[0].shape[-1]
+    prompt = tuple(token % vocab for token in long.prompt)
+    return replace(first, prompt=prompt, budget=12, prompt_id="table/long")
 
 
 Decoded = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

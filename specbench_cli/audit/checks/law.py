@@ -6,14 +6,14 @@ probability sum min(p, q), and whatever is committed follows p. Trees: see `over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
-from specbench_cli.audit.cases import Case, walked_cases
-from specbench_cli.audit.choice import Law, distance, law_of, outcomes
+from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
+from specbench_cli.audit.checks.overlap import expected_accepted
+from specbench_cli.audit.choice import GLANCE, Law, TooMany, distance, law_of, outcomes
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.overlap import expected_accepted
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
@@ -30,6 +30,14 @@ left out (and counted) if that has more too."""
 BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
 """Outcomes of one method that are walked under a rule, shared out among its variants; cases beyond
 are left out, and counted."""
+
+DEEP: dict[Rule, int] = {"rejection": 2_000, "block": 400}
+"""The same for cases whose chance is all in a draft's last level: walked until so many are done."""
+
+DEEPEST = 8
+"""Levels of such a draft at most, `AT_LEAST` at least."""
+
+AT_LEAST = 5
 
 Output = tuple[int, ...]
 
@@ -73,12 +81,38 @@ def check_law(subject: Subject) -> list[Finding]:
             else:
                 walks.append(walked)
                 left[share] -= walked.paths
+        deep, left_out_too = _deep(subject, rule)
+        walks, left_out = [*walks, *deep], left_out + left_out_too
     if not walks and not left_out:
         return []
     findings = [_law(walks, left_out)]
     if any(walked.expected for walked in walks):
         findings.append(_acceptance(walks))
     return findings
+
+
+def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
+    """Walks of the longest drafts and of the largest vocabulary, and how many were left out."""
+    if rule == "block" and _draws_trees(subject):
+        return [], 0
+    walks: list[Walk] = []
+    left_out, budget = 0, DEEP.get(rule, 0)
+    short = [] if subject.heads else islice(subject.promising(rule, walkable=True), 1)
+    cases: list[tuple[MethodParams, Sequence[Case]]]
+    cases = [(params, [wide_case(rule)]) for params in short]
+    for params in subject.promising(rule, varied=True):
+        if longest(params) >= AT_LEAST:
+            large, small = deep_cases(rule, min(longest(params), DEEPEST))
+            cases.append((params, [small] if params in subject.varied else [large, small]))
+    for params, smaller in cases:
+        tried = (_walk(subject, params, case) for case in smaller if budget > 0)
+        walked = next((walk for walk in tried if walk is not None), None)
+        if walked is None:
+            left_out += 1
+        else:
+            walks.append(walked)
+        budget -= GLANCE * len(smaller) if walked is None else walked.paths
+    return walks, left_out
 
 
 def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
@@ -105,8 +139,8 @@ def _draws_trees(subject: Subject) -> bool:
 def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
-    kept = case.learnt(subject.method(params))
-    learnt = kept["memory"].save() if kept else None
+    kept = case.learnt(subject.method(params)) or {"workspace": case.workspace()}
+    learnt = kept["memory"].save() if "memory" in kept else None
 
     def run(random: Random) -> tuple[Output, int, float]:
         nonlocal other
@@ -126,8 +160,9 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
                 break
         return tuple(session.output()[: case.length]), accepted, expected
 
-    found = list(islice(outcomes(run), MOST + 1))
-    if len(found) > MOST:
+    try:
+        found = list(outcomes(run, MOST))
+    except TooMany:
         return None
     law = law_of((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
@@ -156,7 +191,7 @@ def _law(walks: list[Walk], left_out: int) -> Finding:
     token = _first_wrong(worst.law, truth)
     output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
     what = (
-        f"the law of the output is not the target's: total variation {tv:.4f}, allowed {EXACT:g};"
+        f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
         f" comes with probability {worst.law.get(output, 0.0):.4f}, the target says"
         f" {truth.get(output, 0.0):.4f}"

@@ -163,7 +163,7 @@ def _plain(models: TinyModels, sampling: Sampling) -> list[Plain]:
         ends = lengths + position
         scores = models.oracle(text[:, : int(ends.max())]).logits[prompts, ends - 1]
         if sampling.rule == "coupled":
-            for warper in _warpers(sampling):
+            for warper in warpers(sampling):
                 scores = warper(None, scores)
             scores = scores.log_softmax(-1) + torch.cat([n.rows(position, 1) for n in noise])
         best, second = scores.topk(2).values.unbind(-1)
@@ -175,7 +175,7 @@ def _plain(models: TinyModels, sampling: Sampling) -> list[Plain]:
     ]
 
 
-def _warpers(sampling: Sampling) -> Iterator[Any]:
+def warpers(sampling: Sampling) -> Iterator[Any]:
     """transformers' own, in its order."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 

@@ -19,12 +19,16 @@ from methods.pearl import PearlParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
-from specbench_cli.audit import faulty_engine as engine
-from specbench_cli.audit import faulty_learning as learning
-from specbench_cli.audit import faulty_methods as methods
-from specbench_cli.audit import faulty_parallel as parallel
-from specbench_cli.audit import faulty_trees as trees
-from specbench_cli.audit import faulty_windows as windows
+from specbench_cli.audit.faults import (
+    clock,
+    engine,
+    laws,
+    learning,
+    methods,
+    parallel,
+    trees,
+    windows,
+)
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import scoring, session
 from specbench_cli.engine.batch import Batch
@@ -36,7 +40,7 @@ from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify import decide
+from specbench_cli.engine.verify import decide, sampling
 from specbench_cli.engine.verify import siblings as verify_tree
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
@@ -257,5 +261,58 @@ FAULTS: tuple[Fault, ...] = (
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
     Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
     Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
+    # What is out of the clock's sight.
+    Fault("clock begun again by the method", "states", _sps(clock.BeginsAgain)),
+    Fault("clock restarted once all is drafted", "clock", _sps(clock.RestartsTheClock)),
+    Fault("clock set back", "clock", _sps(clock.SetsTheClockBack)),
+    Fault("all of the output foreseen in `start`", "clock", _sps(clock.Foresees)),
+    Fault("forwards behind the meter", "clock", _sps(clock.DraftsPastTheMeter)),
+    Fault("a batch's forwards behind the meter", "clock", _sps(clock.DraftsInABatchPastTheMeter)),
+    Fault("a head's forwards behind the meter", "clock", _mtp(clock.AsksItsHeadTwice)),
+    Fault("a trained copy's module called while decoding", "clock", _sps(clock.CallsTheModule)),
+    Fault("forwards struck out of the trace", "clock", _sps(clock.StrikesForwardsOut)),
+    Fault("work in a background thread", "clock", _sps(clock.WorksInTheBackground)),
+    Fault("two drafts at once in two threads", "clock", _sps(clock.DraftsInAThread)),
+    Fault("work in a background process", "clock", _sps(clock.WorksInAProcess)),
+    # What is right in small vocabularies, short drafts, first prompts and short texts.
+    Fault("drawn from the top 10, q reported whole", "law", _sps(laws.DrawsFromTen, 5)),
+    Fault("drawn from the whole law, q of the top 50", "law", _sps(laws.TellsFifty, 5)),
+    Fault("draft temperature 0.5, q at 1", "law", _sps(laws.ColderThanTold, 5)),
+    Fault(
+        "top-p before top-k",
+        "law",
+        _sps(length=1),
+        _instead(sampling, "cut", laws.top_p_first),
+    ),
+    Fault(
+        "top-p before top-k, coupled",
+        "tokens",
+        _sps(),
+        _instead(sampling, "cut", laws.top_p_first),
+    ),
+    Fault("q 10% wrong from the fifth level on", "law", _sps(laws.WrongFromTheFifth, 5)),
+    Fault("q in half precision", "law", _sps(laws.TellsHalfPrecision, 5)),
+    Fault("q cut and the draw not", "law", _sps(laws.CutsOnlyWhatItTells)),
+    Fault(
+        "q of a tree's last level mixed up",
+        "law",
+        Subject("sps-tree", laws.MixesUpTheLast, (SpsTreeParams(width=2, depth=5, law="iid"),)),
+    ),
+    Fault(
+        "residual of the first 1,024 tokens",
+        "law",
+        _sps(),
+        _instead(verify, "residual", laws.residual_of_the_first),
+    ),
+    Fault(
+        "no tail in the draws where the threshold is off",
+        "law",
+        Subject("sps", laws.SureIfUnlimited, (SpsParams(length="confidence", threshold=0.0),)),
+    ),
+    Fault("bonus of the draft after 60 tokens", "tokens", _sps(clock.BonusOfTheDraft)),
+    Fault("unverified in long texts", "tokens", _sps(clock.UnverifiedWhenLong)),
+    Fault("a draft that loses long prompts", "states", _sps(clock.LosesAWindow)),
+    Fault("other steps from the sixth prompt on", "order", _sps(clock.ForgetsFromTheSixth)),
+    Fault("no drafts from the sixteenth prompt on", "order", _sps(clock.ForgetsFromTheSixteenth)),
 )
 """All of them."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
+from specbench_cli.audit.checks.tokens import long_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.models.table import pair, rows_out_of_place
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_head import TableHead, features_out_of_place
-from specbench_cli.audit.table_model import pair, rows_out_of_place
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Partial
@@ -26,6 +27,9 @@ from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 CASES = 12
 """Random tables for each variant and rule."""
 
+VARIED = 4
+"""The same for each of the parameters that are the defaults but for one."""
+
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
@@ -38,6 +42,12 @@ LOOK_AT_COUNTS = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
     " them; a draft has at most `limit` levels, and full acceptance adds a bonus token"
 )
+LOOK_AT_CLOCK = (
+    "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
+    " `session.artifact(...)`, which are metered: a decoder under its wrapper, a copy's `module`"
+    " outside of `learn`, threads of its own; a drafter beside the target is hired"
+    " (`session.hire`); `session.harness` is the measuring program's"
+)
 LOOK_AT_RULE = (
     "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
     " and the rule lets pass at its parent's distribution is 'relaxed' (`session.verify`)"
@@ -49,6 +59,7 @@ def check_conduct(subject: Subject) -> list[Finding]:
     steps, rows = 0, 0
     state: Problem | None = None
     count: Problem | None = None
+    clock: Problem | None = None
     ran: set[str] = set()  # by a name, what was run
     for params, case in _cases(subject):
         method = subject.method(params)
@@ -56,9 +67,11 @@ def check_conduct(subject: Subject) -> list[Finding]:
         taken: list[Step] = []
         where = f"{passed(params)}; {case}"
         judged = Judged.of(method, case)
+        beside = None
         for step in method.generate(session):
             taken.append(step)
             steps += 1
+            beside = beside or session.watch.helpers()
             rows += sum(held.length() for _, held, _ in session.states())
             at = f"step {len(taken)} of {where}"
             wrong = _wrong_state(session) or _wrong_desk(session, step)
@@ -73,14 +86,17 @@ def check_conduct(subject: Subject) -> list[Finding]:
         else:
             wrong = _wrong_record(session, taken, subject.name, ruled=judged is not None)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
-        if state or count:
+        wrong = beside or session.contradiction()
+        clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
+        if state or count or clock:
             break
         ran |= {forward.model for forward in session.harness.meter.forwards}
     findings = [
         Finding("states", state is None, {"rows": rows, "steps": steps}, state),
         Finding("counters", count is None, {"steps": steps}, count),
+        Finding("clock", clock is None, {"steps": steps}, clock),
     ]
-    idle = None if state or count else _idle(subject, ran, steps)
+    idle = None if state or count or clock else _idle(subject, ran, steps)
     return findings if idle is None else [*findings, idle]
 
 
@@ -116,6 +132,12 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
             for turn, kind in enumerate(("equal", "near")):
                 sampling = sampling_of(rule, turn)
                 yield params, Case(kind, pair(kind, 5), sampling, budget=4 * levels + 1)
+        for params in subject.variants[:2]:
+            yield params, long_of(subject, rule)
+        for params in subject.varied:
+            levels = longest(params, otherwise=5)
+            for case in random_cases(rule, VARIED, levels):
+                yield params, replace(case, budget=max(case.budget, levels))
 
 
 def _wrong_state(session: Watched) -> str | None:

@@ -10,6 +10,7 @@ import copy
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -166,6 +167,7 @@ class TableDecoder(Decoder):
         taps: Sequence[int] = (),
     ) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
+        self.ran += 1
         low, high = layers or (0, self.n_layers)
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
@@ -368,9 +370,53 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
     return target, draft
 
 
+def wide_pair(vocab: int, seed: int = 21) -> Pair:
+    """Two tables near to each other of a large vocabulary: each row is a window of one line of
+    numbers, so that V^3 entries take the memory of 5 V."""
+    lines = [random_line(5 * vocab, seed + which) for which in range(2)]
+    lines[1] = lines[0] + 0.3 * lines[1]
+    target, draft = (line.as_strided((vocab,) * 3, (1, 3, 1)) for line in lines)
+    return target, draft
+
+
+def random_line(n: int, seed: int) -> Tensor:
+    """Float64 numbers [n]."""
+    generator = torch.Generator().manual_seed(seed)
+    return 1.5 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+DOUBTFUL = 3
+"""Tokens that the target of a deep pair may say where it is in doubt."""
+
+
+def deep_pair(vocab: int, level: int, seed: int = 21) -> Pair:
+    """Two tables that are sure of each token's successor, the next higher id, and in doubt at one
+    place: after the token `level`.
+
+    There the draft may say anything, and the target one of a few tokens, likely ones of the draft's
+    and unlikely ones. After a prompt that ends with 0 the first `level` - 1 draft tokens stand for
+    certain, so that all chance is in the level after them, however large the vocabulary is.
+    """
+    last = torch.arange(vocab)
+    sure = torch.full((vocab, vocab), -math.inf, dtype=torch.float64)
+    sure[last, (last + 1) % vocab] = 0.0
+    target, draft = sure.clone(), sure.clone()
+    said = random_line(vocab, seed)
+    ranks = [1, vocab // 3, vocab - 3]  # of the target's tokens, among the draft's
+    tokens = said.argsort(descending=True)[ranks]
+    target[level] = -math.inf
+    target[level, tokens] = random_line(DOUBTFUL, seed + 1) / 3
+    draft[level] = said
+    whole = (vocab,) * 3
+    return target.expand(whole), draft.expand(whole)
+
+
+@lru_cache(maxsize=4)
 def exits_of(table: Tensor, share: float = 1.0) -> Tensor:
     """What a first layer may say of what a table says: the same, with noise of so large a share of
-    its spread."""
+    its spread; of a table whose rows share memory, the very same."""
+    if table.untyped_storage().nbytes() < table.nbytes:
+        return table
     finite = table[table.isfinite()]
     noise = random_table(table.shape[-1], 7, share * float(finite.std()))
     return table + noise

@@ -9,9 +9,9 @@ from itertools import islice
 
 from specbench_cli.audit.cases import Case, Watched, random_cases, reference_tokens, with_eos
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import rows_out_of_place
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import rows_out_of_place
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Rule

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specbench_cli.audit.cases import Watched, learn_from
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.tiny import LONGEST, TinyModels, tiny_models
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.tiny_model import LONGEST, TinyModels, tiny_models
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
-from specbench_cli.audit.table_model import pair, random_table, successor_table, sure_table
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.verify.sampling import Rule

@@ -15,9 +15,9 @@ from scipy.stats import chi2
 
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.table import random_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
-from specbench_cli.audit.table_model import random_table
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Sampling
 

@@ -1,0 +1,120 @@
+"""The shipped pair under rejection: do tokens come as often as the target says?
+
+Tables are walked, which leaves nothing to chance, and have few tokens that may follow. Here are
+laws of thousands of tokens, a trained draft, and hundreds of steps of one pass. Given the text
+before it, a token's place in its own law, measured in probability, is uniform, whatever the law is
+(Rosenblatt 1952, the probability integral transform; a token takes up a stretch, in which a place
+is drawn). So Pearson's statistic over ten equal bins has nine degrees of freedom. Tokens lie once
+in the order of their probability, and once by how much likelier the draft finds them than the
+target: whatever of the draft's law leaks into the output piles up at that end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from specbench_cli.audit.checks.sampled import ALARM
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
+from specbench_cli.audit.models.tiny import warpers
+from specbench_cli.audit.oracle import Oracle
+from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.engine.learning import Memory, learn
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.sampling import Sampling
+
+SAMPLING = Sampling("rejection", 0.9, top_k=200, top_p=0.95, seed=11)
+TOKENS = 800
+"""Tokens sampled for a verdict, shared out among the prompts of one pass."""
+
+BINS = 10
+ORDERS = ("by probability", "by draft over target")
+
+
+def check_embedded(subject: Subject) -> list[Finding]:
+    """One pass over the prompts, with the parameters of the defaults that promise the law."""
+    params = next(iter(subject.promising("rejection")), None)
+    if params is None:
+        return []
+    pair = embedded_pair()
+    places: dict[str, list[float]] = {order: [] for order in ORDERS}
+    chance = torch.Generator().manual_seed(SAMPLING.seed)
+    wrong = None
+    for prompt, output, said in _outputs(subject, params, pair):
+        wrong = wrong or said
+        laws = _laws(pair, "target", prompt, output)
+        drafts = _laws(pair, "draft", prompt, output, cut=False)
+        u = torch.rand(len(output), generator=chance, dtype=torch.float64)
+        for order, keys in zip(ORDERS, (laws, drafts / laws.clamp_min(1e-12)), strict=True):
+            places[order] += _places(laws, keys, torch.tensor(output), u).tolist()
+    measured = {order: pearson(found) for order, found in places.items()}
+    worst = max(measured, key=measured.__getitem__)
+    p = float(chi2.sf(measured[worst], BINS - 1))
+    tokens = len(places[worst])
+    figure = {"chi_square": measured[worst], "p_value": p, "tokens": tokens}
+    where = f"{passed(params)}; embedded pair, {SAMPLING.rule} T={SAMPLING.temperature:g}"
+    if wrong is not None:
+        look = "what `specbench audit` says of the clock: the same, on tables"
+        return [Finding("clock", False, figure, Problem(wrong, where, look))]
+    if p >= ALARM:
+        return [Finding("embedded", True, figure)]
+    bound = float(chi2.isf(ALARM, BINS - 1))
+    what = (
+        f"{tokens} sampled tokens do not follow the target's law: in the order {worst},"
+        f" chi-square {measured[worst]:.1f} on {BINS - 1} degrees of freedom, allowed {bound:.1f}"
+    )
+    look = (
+        "the check of the law, on tables; if that passes, what only large vocabularies, long"
+        " outputs or later prompts reach"
+    )
+    return [Finding("embedded", False, figure, Problem(what, where, look))]
+
+
+def pearson(places: list[float]) -> float:
+    """The statistic of numbers that should be uniform on [0, 1), over `BINS` equal bins."""
+    counts = torch.histc(torch.tensor(places, dtype=torch.float64), BINS, 0.0, 1.0)
+    due = len(places) / BINS
+    return float(((counts - due) ** 2 / due).sum())
+
+
+def _outputs(
+    subject: Subject, params: MethodParams, pair: EmbeddedPair
+) -> Iterator[tuple[tuple[int, ...], list[int], str | None]]:
+    """Each prompt and what one method object makes of it; and what its clock contradicts."""
+    method, memory = subject.method(params), Memory()
+    budget = -(-TOKENS // len(pair.prompts))
+    budget = max(budget, longest(params) + 2)
+    for number, prompt in enumerate(pair.prompts):
+        session = pair.open(number, SAMPLING, budget, memory)
+        for _ in method.generate(session):
+            pass
+        wrong = session.contradiction()
+        if method.learns:
+            learn(method, session)
+        yield prompt, list(session.output()), wrong
+
+
+def _laws(
+    pair: EmbeddedPair, role: str, prompt: tuple[int, ...], output: list[int], cut: bool = True
+) -> Tensor:
+    """The laws [n, V], float64, of each token of an output, by transformers' module and warpers."""
+    oracle = Oracle(pair.module(role))
+    scores = oracle.logits([*prompt, *output[:-1]], None, len(output)).double()
+    for warper in warpers(SAMPLING) if cut else ():
+        scores = warper(None, scores)
+    return scores.softmax(-1)
+
+
+def _places(laws: Tensor, keys: Tensor, ids: Tensor, u: Tensor) -> Tensor:
+    """Where in its law [n, V] each token [n] lies, the tokens ordered by `keys`, largest first; at
+    `u` [n] of the stretch that is its own."""
+    order = keys.argsort(-1, descending=True)
+    ends = laws.gather(-1, order).cumsum(-1)
+    at = order.argsort(-1).gather(-1, ids[:, None])
+    own = laws.gather(-1, ids[:, None])[:, 0]
+    found: Tensor = ends.gather(-1, at)[:, 0] - own * u
+    return found.clamp(0.0, 1.0 - 1e-12)

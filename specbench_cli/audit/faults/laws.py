@@ -1,0 +1,166 @@
+"""Drafts whose laws are not those that their tokens were drawn from, where only large vocabularies,
+long drafts or unusual parameters show it: what the audit must catch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.sps import Sps
+from methods.sps_tree import SpsTree
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+
+
+class OtherLaw(Sps):
+    """Draws tokens from one law and hands over another; subclasses say how the two differ."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        if not session.sampling.draws:
+            return super().propose(session, limit)
+        x, picks = session.since(self.state.length()), []
+        for ahead in range(min(self.params.levels, limit)):
+            logits = self.model.forward(x, self.state).logits
+            assert logits is not None
+            law, told = self.laws(session, logits[:, -1], ahead)
+            picks.append((session.random.categorical(law), told))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """Laws [1, V]: the one drawn from, and the one handed over."""
+        raise NotImplementedError
+
+
+def largest(law: Tensor, n: int) -> Tensor:
+    """A law's n likeliest tokens alone."""
+    if n >= law.shape[-1]:
+        return law
+    kept = law * (law >= law.topk(n).values[:, -1:])
+    return kept / kept.sum(-1, keepdim=True)
+
+
+class DrawsFromTen(OtherLaw):
+    """Draws from the draft's ten likeliest tokens, and hands the whole law over."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        law = session.warp(logits)
+        return largest(law, 10), law
+
+
+class TellsFifty(OtherLaw):
+    """Draws from the whole law, and hands over that of the fifty likeliest tokens.
+
+    What it draws beside these has the least of them's probability, so that nothing is impossible.
+    """
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        law = session.warp(logits)
+        told = largest(law, 50)
+        floor = torch.where(law > 0, torch.full_like(law, 1e-6), law)
+        told = told.clamp_min(floor)
+        return law, told / told.sum(-1, keepdim=True)
+
+
+class ColderThanTold(OtherLaw):
+    """Draws at temperature 0.5 and hands over the law at 1."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        return session.warp(logits / 0.5), session.warp(logits)
+
+
+class WrongFromTheFifth(OtherLaw):
+    """From the fifth level on hands over a law that is wrong by 10%."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        law = session.warp(logits)
+        if ahead < 4:
+            return law, law
+        signs = torch.ones_like(law)
+        signs[:, ::2] = -1
+        wrong = law * (1 + 0.1 * signs)
+        return law, wrong / wrong.sum(-1, keepdim=True)
+
+
+class TellsHalfPrecision(OtherLaw):
+    """Hands its law over with eight bits, as a worker might send it."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        law = session.warp(logits)
+        told = law.bfloat16().to(law.dtype)
+        return law, told / told.sum(-1, keepdim=True)
+
+
+class CutsOnlyWhatItTells(OtherLaw):
+    """Draws under the temperature alone, and redraws what the cuts leave out as the likeliest."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        told = session.warp(logits)
+        whole = (logits / session.sampling.temperature).softmax(-1).to(told.dtype)
+        law = torch.where(told > 0, whole, 0.0)
+        best = told.argmax(-1, keepdim=True)
+        return law.scatter_add(-1, best, 1 - law.sum(-1, keepdim=True)), told
+
+
+class SureIfUnlimited(OtherLaw):
+    """With its threshold off draws without the law's tail, and hands the whole law over."""
+
+    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """See `OtherLaw`."""
+        law = session.warp(logits)
+        return (largest(law, 2) if self.params.threshold == 0.0 else law), law
+
+
+class MixesUpTheLast(SpsTree):
+    """Of trees of five levels, hands over half of the last node's law shifted by one id."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `SpsTree`."""
+        draft = super().propose(session, limit)
+        if draft.q is None or draft.levels < 5:
+            return draft
+        q = draft.q.clone()
+        last = [node for node in range(draft.nodes) if node not in (draft.parents or ())]
+        q[last] = (q[last] + q[last].roll(1, -1)) / 2
+        return replace(draft, q=q)
+
+
+# ---- in place of `sampling.cut` and `chain.residual` --------------------------------------------
+
+
+def top_p_first(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Cuts by mass, and then by number."""
+    scores: Any = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = scores / sampling.temperature
+    if sampling.top_p < 1.0:
+        ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+        mass = ordered.softmax(-1)
+        outside = (mass.cumsum(-1) - mass) >= sampling.top_p
+        scores = scores.masked_fill(outside.scatter(-1, index, outside), -math.inf)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        kth = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < kth, -math.inf)
+    kept: Tensor = scores
+    return kept
+
+
+def residual_of_the_first(p: Tensor, q: Tensor) -> Tensor:
+    """What is left of the target's law among the first 1,024 tokens, where that is anything."""
+    left = (p - q).clamp_min(0.0)
+    few = left.clone()
+    few[..., 1_024:] = 0.0
+    left = torch.where(few.sum(-1, keepdim=True) > 0, few, left)
+    total = left.sum(-1, keepdim=True)
+    return torch.where(total > 0, left / total.clamp_min(1e-30), p)

@@ -1,0 +1,1 @@
+"""Models for audits: tables whose every outcome can be walked, and tiny Llamas."""

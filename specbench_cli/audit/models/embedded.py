@@ -1,0 +1,94 @@
+"""The shipped pair and its heads, for audits: laws of 4,096 tokens as training left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from specbench_cli.audit.cases import Watched, nominal_costs
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import UsageError
+from specbench_cli.models.heads import resolve_head
+from specbench_cli.models.resolve import Checkpoint, resolve
+
+TEXTS = (
+    "How many apples are left if I have 12 and give away 5?",
+    "Write a short letter to a friend about the weather.",
+    "Translate into German: the red house stands by the river.",
+    "Why is the sky blue?",
+    "Summarize: the meeting began at nine, ended at ten, and nothing was decided.",
+    "A train leaves at 8:15 and arrives at 10:40. How long does it take?",
+    "Name three animals that live in the sea.",
+    "What should one take along on a walk in the mountains in autumn?",
+)
+
+SPARE = 96
+"""Rows beyond prompt and output, for the nodes of a tree."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedPair:
+    """The pair, behind which stands transformers' own module of each.
+
+    Attributes:
+        prompts: ids of `TEXTS`.
+    """
+
+    workspace: Workspace
+    prompts: Sequence[tuple[int, ...]]
+
+    def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> Watched:
+        """A session on a prompt, without an end but the budget."""
+        stop = StopRule(frozenset(), budget)
+        request = Request(f"embedded/{prompt}", 0, self.prompts[prompt], stop)
+        self.workspace.reserve(len(request.ids) + budget + SPARE)
+        return Watched(self.workspace, request, sampling, memory=memory)
+
+    def module(self, role: str) -> Any:
+        """transformers' own."""
+        return module_of(self.workspace.decoders[role])
+
+
+@cache
+def embedded_pair() -> EmbeddedPair:
+    """The pair, loaded at first use.
+
+    Raises:
+        EnvironmentFault: this installation is without it.
+    """
+    from tokenizers import Tokenizer
+
+    target = resolve("embedded")
+    folders = {"target": target.path, "draft": resolve(target.draft or "embedded-1m").path}
+    decoders: dict[str, Decoder] = {
+        role: load_decoder(folder, name=role, device=torch.device("cpu"))
+        for role, folder in folders.items()
+    }
+    read = Tokenizer.from_file(str(target.path / "tokenizer.json"))
+    prompts = [tuple(read.encode(text).ids) for text in TEXTS]
+
+    def make(wanted: Trained) -> Any:
+        return _head(wanted, target, decoders)
+
+    return EmbeddedPair(Workspace(decoders, 256, make=make, costs=nominal_costs), prompts)
+
+
+def _head(wanted: Trained, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
+    """The target's own, as shipped; of a kind that is not, one with random weights."""
+    kind = wanted.kind
+    try:
+        files = resolve_head(wanted.source, kind.kind, target, inside=False)
+    except UsageError:
+        return kind.random(decoders)
+    return kind.load(files.path, decoders)

@@ -1,0 +1,50 @@
+"""The shipped pair, sampled: places in a law are uniform where tokens follow it."""
+
+import pytest
+import torch
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.audit.checks import embedded
+from specbench_cli.audit.checks.embedded import _places, check_embedded, pearson
+from specbench_cli.audit.faults.laws import TellsFifty
+from specbench_cli.audit.runner import run_checks
+from specbench_cli.audit.subject import Subject
+
+
+def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_law_are_not():
+    generator = torch.Generator().manual_seed(0)
+    laws = torch.rand(2_000, 50, generator=generator, dtype=torch.float64) ** 4
+    laws /= laws.sum(-1, keepdim=True)
+    u = torch.rand(len(laws), generator=generator, dtype=torch.float64)
+    drawn, other = (
+        torch.multinomial(each, 1, generator=generator)[:, 0] for each in (laws, laws.sqrt())
+    )
+    for keys in (laws, torch.rand(laws.shape, generator=generator)):
+        assert pearson(_places(laws, keys, drawn, u).tolist()) < 30
+    assert pearson(_places(laws, laws, other, u).tolist()) > 100
+
+
+class DraftOnly(TellsFifty):
+    """Takes its draft's tokens unverified."""
+
+    def start(self, session):
+        super().start(session)
+        verified = session.verify
+
+        def verify(draft, rows, *accept):
+            if draft.nodes:
+                rows = rows.clone()
+                rows[: draft.nodes] = draft.q.log().clamp_min(-60.0)
+            return verified(draft, rows, *accept)
+
+        session.verify = verify
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_draft_that_is_not_verified_is_seen_on_the_shipped_pair(wrong, monkeypatch):
+    monkeypatch.setattr(embedded, "TOKENS", 400)
+    method = DraftOnly if wrong else Sps
+    subject = Subject("sps", method, (SpsParams(length=4),))
+    (found,) = run_checks(subject, {"embedded": check_embedded})
+    assert found.passed is not wrong, found
+    assert found.figure["tokens"] == 400
