@@ -46,7 +46,8 @@ def tokenizer_of(target: str) -> Any:
 def _folder(target: str) -> Path | None:
     alias = aliases().get(target)
     hub_id = alias.hub if alias is not None else target if "/" in target else None
-    if hub_id:
+    packed = alias is not None and alias.package is not None  # never downloaded by `resolve`
+    if hub_id and not packed:
         return cached_snapshot(hub_id)
     try:
         return resolve(target).path

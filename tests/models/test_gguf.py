@@ -28,6 +28,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import HERE
+from specbench_cli.report.tokens import decoder_of
 from specbench_cli.store.run_dir import RunDir
 
 SIZES = {
@@ -526,3 +527,5 @@ def test_package_is_found_without_importing_it(no_hub, tmp_path, monkeypatch):
     found = resolve("smollm2-135m")
     assert (found.label, found.draft) == ("smollm2-135m", None)
     assert resolve("smollm2-135m-instruct").path == found.path
+    decode = decoder_of("smollm2-135m")  # for reports
+    assert decode is not None and decode([2, 3]) == '!"'
