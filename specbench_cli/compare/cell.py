@@ -52,7 +52,7 @@ class Counters:
     @property
     def contradiction(self) -> str | None:
         """What cannot be of these counts of one output; null where nothing."""
-        if self.steps is None or self.n_tokens is None or None in (self.levels, self.nodes):
+        if self.steps is None or self.n_tokens is None:
             return None
         counts = [self.accepted or 0, self.tested or 0, self.levels or 0, self.nodes or 0]
         if counts != sorted(counts):

@@ -1,6 +1,7 @@
 """Runs of two prompts (the first has two turns) and a few rows, made without a model."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
 VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
+PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
 DRAFT = ForwardKind("draft", "draft", 0, 1, (0, 2))
 PLACES = (("mini/qa-1", 1), ("mini/qa-1", 2), ("mini/rag-2", 1))
 DRAFTING = {"sps": ["draft"], "pld": [], "eagle": ["eagle"]}
@@ -45,10 +47,12 @@ MANIFEST = {
 
 def make_record(label, prompt_id, turn, pass_=1, **changes):
     drafting = label in DRAFTING
-    trace = Trace([VERIFY], [0, 0, 0], [1, 1, 1], [0, 10, 20], [10, 18, 30])
+    kinds, words = [VERIFY, PREFILL], ["prefill", "plain", "plain", "plain"]
+    trace = Trace(kinds, [0, 0, 0, 1], [1, 1, 1, 9], [0, 10, 20, 0], [10, 18, 30, 0])
     steps = Steps([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 1])
     if drafting:
-        trace = Trace([VERIFY, DRAFT], [1, 0, 1, 0], [1, 3, 2, 3], [0, 4, 10, 12], [3, 9, 12, 20])
+        kinds, words = [VERIFY, DRAFT, PREFILL], ["prefill", "accepted", "accepted", "recovered"]
+        trace = Trace(kinds, [1, 0, 1, 0, 2], [1, 3, 2, 3, 9], [0, 4, 10, 12, 0], [3, 9, 12, 20, 0])
         steps = Steps([2, 2], [3, 3], [2, 1], [2, 0], [2, 1])
     values = {
         "prompt_id": prompt_id,
@@ -66,11 +70,11 @@ def make_record(label, prompt_id, turn, pass_=1, **changes):
         "pass_": pass_,
         "seed": 0,
         "output_ids": [5, 6, turn, 2],
-        "origin": ["prefill", "plain", "plain", "plain"],
+        "origin": words,
         "n_tokens": 4,
         "finish": "eos",
         "steps": steps,
-        "target_forwards": 3,
+        "target_forwards": 3 if drafting else 4,
         "draft_forwards": 2 if drafting else 0,
         "forwards": trace,
         "ns": Ns(total=100, prefill=20, decode=80, draft=10, verify=65, host=5),
@@ -93,6 +97,22 @@ def make_row(label):
         "timing_free": True,
         "uses": DRAFTING.get(label, []),
     }
+
+
+def evened(record):
+    """A record with as many draft forwards in its trace as it says, and in its counters as many of
+    the target's as the trace has: tests change one thing at a time."""
+    trace = record.forwards
+    if record.error is not None or record.peer or trace is None:
+        return record
+    targets, found, _ = trace.counted()
+    columns = {name: list(getattr(trace, name)) for name in ("kind", "n_tokens", "t0_ns", "t1_ns")}
+    drafts = [at for at, kind in enumerate(trace.kind) if trace.kinds[kind].role == "draft"]
+    for column in columns.values():
+        column += [column[at] for at in drafts[:1]] * (record.draft_forwards - found)
+        for at in reversed(drafts[record.draft_forwards :]):
+            del column[at]
+    return replace(record, forwards=replace(trace, **columns), target_forwards=targets)
 
 
 @pytest.fixture
@@ -124,7 +144,7 @@ def make_run(tmp_path):
             for place in places
             for label in labels
         )
-        run.append(record for record in map(edit, made) if record is not None)
+        run.append(evened(record) for record in map(edit, made) if record is not None)
         run.update(status=status)
         return run.path
 

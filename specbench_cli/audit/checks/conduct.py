@@ -312,12 +312,12 @@ def _record(
             committed=[len(step.outcome.committed) for step in taken],
             relaxed=[step.outcome.origin.count("relaxed") for step in taken] if ruled else None,
         ),
-        target_forwards=len(taken) + 1,
-        draft_forwards=0,
+        target_forwards=(trace := Trace.pack(session.harness.meter.forwards)).counted()[0],
+        draft_forwards=trace.counted()[1],
         target_equivalents=sum(
             f.share for f in session.harness.meter.forwards if f.model == "target"
         ),
-        forwards=Trace.pack(session.harness.meter.forwards),
+        forwards=trace,
         ns=Ns(total=0, prefill=0, decode=0, draft=0, verify=0, host=0),
         peak_bytes=None,
         other_cpu=None,
