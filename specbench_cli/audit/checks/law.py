@@ -97,7 +97,8 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
         return [], 0
     walks: list[Walk] = []
     left_out, budget = 0, DEEP.get(rule, 0)
-    short = [] if subject.heads else islice(subject.promising(rule, walkable=True), 1)
+    whole = subject.heads or subject.method(subject.variants[0]).learns  # who reads tables whole
+    short = [] if whole else islice(subject.promising(rule, walkable=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
     for params in subject.promising(rule, varied=True):

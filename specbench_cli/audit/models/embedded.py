@@ -61,6 +61,7 @@ class EmbeddedPair:
 
 
 @cache
+@torch.inference_mode(False)  # a learner's copy of weights made in that mode takes no gradient
 def embedded_pair() -> EmbeddedPair:
     """The pair, loaded at first use.
 
