@@ -60,8 +60,9 @@ from specbench_cli.engine.drafting.growth import (
     size_of,
 )
 
-# A draft without a model: n-grams, counted while they are used.
+# A draft without a model: n-grams, counted while they are used; all substrings and their counts.
 from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
 # For stages that verify each other's trees: the shape of one, the forward over it, who stands
 # (`siblings`), and the way of ids and numbers between a device and its `host`.
@@ -150,6 +151,7 @@ __all__ = [
     "State",
     "Step",
     "StopRule",
+    "SuffixTree",
     "Template",
     "Tokens",
     "Trained",

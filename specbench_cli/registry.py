@@ -144,6 +144,12 @@ METHODS: dict[str, Entry] = {
         aliases=("prompt-lookup",),
         source="github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "suffix": Entry(
+        "methods.suffix:Suffix",
+        "SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts"
+        " more.",
+        source="arXiv:2411.04975",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

@@ -20,7 +20,7 @@ LOSSLESS = ("exact_tokens", "exact_law")
 NODES = "nodes"
 """The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""
 
-COPIES = frozenset({"pld"})
+COPIES = frozenset({"pld", "suffix"})
 """Methods that draft what followed an earlier occurrence: a text that repeats itself, with whatever
 period, must be accepted in full."""
 
