@@ -60,7 +60,9 @@ from specbench_cli.engine.drafting.growth import (
     size_of,
 )
 
-# A draft without a model: n-grams, counted while they are used; all substrings and their counts.
+# A draft without a model: n-grams, counted while they are used; all substrings, with their counts
+# or with their first places.
+from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
@@ -151,6 +153,7 @@ __all__ = [
     "State",
     "Step",
     "StopRule",
+    "SuffixAutomaton",
     "SuffixTree",
     "Template",
     "Tokens",

@@ -150,6 +150,12 @@ METHODS: dict[str, Entry] = {
         " more.",
         source="arXiv:2411.04975",
     ),
+    "sam": Entry(
+        "methods.sam:Sam",
+        "SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from"
+        " it.",
+        source="arXiv:2411.10666",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

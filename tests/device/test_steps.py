@@ -81,6 +81,7 @@ CASES = {
     ],
     "specdec++": [({"max": 3}, each_token)],
     "pld": [({"length": 4, "ngram": 1}, nothing)],
+    "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
     "suffix": [({}, nothing), ({"shape": "tree"}, nothing)],
     "sps-tree": [
         ({"widths": (2, 2, 1)}, nothing),

@@ -25,6 +25,7 @@ CONFIGURED = {
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
     "suffix": [{"depth": 12}, {"depth": 8, "shape": "tree", "scope": "prompt"}],
+    "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""
