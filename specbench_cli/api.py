@@ -67,9 +67,10 @@ from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
 # For stages that verify each other's trees: the shape of one, the forward over it, who stands
-# (`siblings`), and the way of ids and numbers between a device and its `host`.
+# (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
+# and its `host`.
 from specbench_cli.engine import host
-from specbench_cli.engine.verify import siblings
+from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import rows_of, tree_of
 
 # Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
@@ -172,6 +173,7 @@ __all__ = [
     "key_of",
     "layer_bytes",
     "most",
+    "ranking",
     "rows_of",
     "rule_of",
     "select",

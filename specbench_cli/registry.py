@@ -156,6 +156,12 @@ METHODS: dict[str, Entry] = {
         " it.",
         source="arXiv:2411.10666",
     ),
+    "token-recycling": Entry(
+        "methods.token_recycling:TokenRecycling",
+        "Token Recycling: what the target found likely after a token is kept, and unfolds to a"
+        " tree.",
+        source="arXiv:2408.08696",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

@@ -82,6 +82,7 @@ CASES = {
     "specdec++": [({"max": 3}, each_token)],
     "pld": [({"length": 4, "ngram": 1}, nothing)],
     "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
+    "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
     "suffix": [({}, nothing), ({"shape": "tree"}, nothing)],
     "sps-tree": [
         ({"widths": (2, 2, 1)}, nothing),
