@@ -162,6 +162,11 @@ METHODS: dict[str, Entry] = {
         " tree.",
         source="arXiv:2408.08696",
     ),
+    "lookahead": Entry(
+        "methods.lookahead:Lookahead",
+        "Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.",
+        source="arXiv:2402.02057",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

@@ -56,6 +56,11 @@ def each_draw(told, draws):
     return told.draws - 1 + 2 * each_forward(told, draws) if draws else each_forward(told, draws)
 
 
+def choices(told, draws):
+    """The window's new row, where the output has not ended."""
+    return told.left >= 0
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -83,6 +88,7 @@ CASES = {
     "pld": [({"length": 4, "ngram": 1}, nothing)],
     "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
     "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
+    "lookahead": [({"ngram": 2, "window": 9}, choices)],
     "suffix": [({}, nothing), ({"shape": "tree"}, nothing)],
     "sps-tree": [
         ({"widths": (2, 2, 1)}, nothing),
