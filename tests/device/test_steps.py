@@ -88,7 +88,7 @@ CASES = {
     "pld": [({"length": 4, "ngram": 1}, nothing)],
     "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
     "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
-    "lookahead": [({"ngram": 2, "window": 9}, choices)],
+    "lookahead": [({"ngram": 2, "window": 40}, choices)],
     "suffix": [({}, nothing), ({"shape": "tree"}, nothing)],
     "sps-tree": [
         ({"widths": (2, 2, 1)}, nothing),
