@@ -167,6 +167,11 @@ METHODS: dict[str, Entry] = {
         "Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.",
         source="arXiv:2402.02057",
     ),
+    "stand": Entry(
+        "methods.stand:Stand",
+        "STAND: children are drawn from what the target said after the n-gram before, averaged.",
+        source="arXiv:2506.04708",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",
