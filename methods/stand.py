@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from specbench_cli import api
-from specbench_cli.api import ROOT, Draft, Field, Method, MethodParams, Outcome, Session
+from specbench_cli.api import ROOT, Draft, Field, Method, MethodParams, Outcome, Session, host
+from specbench_cli.api import best_tree as medusa_tree
+from specbench_cli.api import ranking as ranks_of
 
 Path = tuple[int, ...]
 
@@ -62,7 +63,7 @@ class Stand(Method):
 
     def start(self, session: Session) -> None:
         """The table as it was left; room for the tree."""
-        shape = api.best_tree(self.params.nodes, depth=self.params.depth)
+        shape = medusa_tree(self.params.nodes, depth=self.params.depth)
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
         kept = session.memory if self.params.scope == "run" else {}
@@ -82,10 +83,10 @@ class Stand(Method):
             rows = torch.full((len(above), session.target.vocab_size), -math.inf)
             for row, (*_, law) in zip(rows, above, strict=True):
                 row[list(law)] = torch.tensor(list(law.values())).log()
-            rows = api.host.sent(rows, session.device)
+            rows = host.sent(rows, session.device)
             drawn, q = session.branch(rows, max(counts), how="wor", ahead=ahead)
             fed = []
-            for at, tokens in enumerate(api.host.numbers(drawn)):
+            for at, tokens in enumerate(host.numbers(drawn)):
                 parent, ranks, before, _ = above[at]
                 for rank, token in enumerate(tokens[: counts[at]]):
                     fed.append((len(ids), (*ranks, rank), (*before, token)[-self.params.order :]))
@@ -98,9 +99,9 @@ class Stand(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
-        at = api.host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
+        at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified().index_select(0, at).float().log_softmax(-1)
-        said = zip(*api.ranking.ranked(rows, min(kept, rows.shape[-1])), strict=True)
+        said = zip(*ranks_of.ranked(rows, min(kept, rows.shape[-1])), strict=True)
         for end, (logs, best) in enumerate(said, start=len(text) - n):
             new = {token: math.exp(log) for token, log in zip(best, logs, strict=True)}
             for length in range(1, min(self.params.order, end) + 1):
