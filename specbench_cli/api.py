@@ -60,14 +60,18 @@ from specbench_cli.engine.drafting.growth import (
     size_of,
 )
 
-# A draft without a model: n-grams, counted while they are used.
+# A draft without a model: n-grams, counted while they are used; all substrings, with their counts
+# or with their first places.
+from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
-# For stages that verify each other's trees: the shape of one, the forward over it, who stands
-# (`siblings`), and the way of ids and numbers between a device and its `host`.
+# For stages that verify each other's trees: the shape of one, or of several as one, who stands
+# (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
+# and its `host`.
 from specbench_cli.engine import host
-from specbench_cli.engine.verify import siblings
-from specbench_cli.engine.verify.tree import rows_of, tree_of
+from specbench_cli.engine.verify import ranking, siblings
+from specbench_cli.engine.verify.tree import merge, rows_of, tree_of
 
 # Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
 from specbench_cli.engine.workers.drafter import Desk, Drafter
@@ -150,6 +154,8 @@ __all__ = [
     "State",
     "Step",
     "StopRule",
+    "SuffixAutomaton",
+    "SuffixTree",
     "Template",
     "Tokens",
     "Trained",
@@ -166,7 +172,9 @@ __all__ = [
     "host",
     "key_of",
     "layer_bytes",
+    "merge",
     "most",
+    "ranking",
     "rows_of",
     "rule_of",
     "select",

@@ -144,6 +144,34 @@ METHODS: dict[str, Entry] = {
         aliases=("prompt-lookup",),
         source="github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "suffix": Entry(
+        "methods.suffix:Suffix",
+        "SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts"
+        " more.",
+        source="arXiv:2411.04975",
+    ),
+    "sam": Entry(
+        "methods.sam:Sam",
+        "SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from"
+        " it.",
+        source="arXiv:2411.10666",
+    ),
+    "token-recycling": Entry(
+        "methods.token_recycling:TokenRecycling",
+        "Token Recycling: what the target found likely after a token is kept, and unfolds to a"
+        " tree.",
+        source="arXiv:2408.08696",
+    ),
+    "lookahead": Entry(
+        "methods.lookahead:Lookahead",
+        "Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.",
+        source="arXiv:2402.02057",
+    ),
+    "stand": Entry(
+        "methods.stand:Stand",
+        "STAND: children are drawn from what the target said after the n-gram before, averaged.",
+        source="arXiv:2506.04708",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

@@ -76,8 +76,9 @@ def test_layout_names_every_folder_of_modules():
     assert all((ROOT / folder).is_dir() for folder in said)
 
 
-@pytest.mark.parametrize("room", ["specbench_cli/engine", "methods"])
+@pytest.mark.parametrize("room", ["specbench_cli/engine", "methods/_heads"])
 def test_no_room_holds_more_than_fifteen_files(room):
+    """`methods` itself has a file a method, however many there are."""
     folders = [ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())]
     for folder in folders:
         assert len(list(folder.glob("*.py"))) <= 15, folder

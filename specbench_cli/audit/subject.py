@@ -22,7 +22,10 @@ LOSSLESS = ("exact_tokens", "exact_law")
 NODES = "nodes"
 """The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""
 
-COPIES = frozenset({"pld"})
+MEMORY = "memory"
+"""The parameter that says how much is kept of earlier prompts, which no draft is as long as."""
+
+COPIES = frozenset({"pld", "sam", "suffix"})
 """Methods that draft what followed an earlier occurrence: a text that repeats itself, with whatever
 period, must be accepted in full."""
 
@@ -113,10 +116,14 @@ def _numbers_in(code: CodeType, names: Mapping[str, Any]) -> set[int]:
 
 
 def largest(params: MethodParams, otherwise: int = 0) -> int:
-    """The largest whole number among the parameters, but for the size of trees."""
+    """The largest whole number among the parameters, but for the sizes of trees and of memory."""
     if isinstance(params, LengthParams):
         return params.levels
-    numbers = [n for name, n in params.model_dump().items() if type(n) is int and name != NODES]
+    numbers = [
+        n
+        for name, n in params.model_dump().items()
+        if type(n) is int and name not in (NODES, MEMORY)
+    ]
     return max(numbers, default=otherwise)
 
 

@@ -92,6 +92,11 @@ class Method(ABC):
         return False
 
     @property
+    def needed(self) -> frozenset[str]:
+        """What it cannot run without, with these parameters: `needs`, unless they ask for more."""
+        return self.needs
+
+    @property
     def uses_costs(self) -> bool:
         """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
         run then measures that before it begins."""

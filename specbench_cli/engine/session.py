@@ -202,6 +202,7 @@ class Session:
         self.target = Metered(decoder, meter, role="verify", place=self._place)
         state = self.new_state(self.target)
         self._scoring = Scoring(self.target, state, self._text, self._place or 0)
+        self._rows: Tensor | None = None  # that the last draft was verified by
         self._recording = None if recording is None else Recording(recording, self.device)
 
     # ---- what there is --------------------------------------------------------------------------
@@ -545,10 +546,22 @@ class Session:
         """
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
+        self._rows = rows
         if accept is None or accept.off:
             return self._decide(draft, rows)
         self._check_rule(accept)
         return self._decide(draft, rows, accept)
+
+    def verified(self) -> Tensor:
+        """The target's logits [m + 1, V] at the root and the nodes of the draft that was verified
+        last, rejected ones included: for `Method.observe`, until the next forward.
+
+        Raises:
+            MethodFault: nothing was verified yet.
+        """
+        if self._rows is None:
+            raise MethodFault("no draft was verified yet: `verified` is for `observe`")
+        return self._rows
 
     def commit(self, outcome: Outcome) -> Outcome:
         """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.

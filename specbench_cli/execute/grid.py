@@ -64,7 +64,7 @@ def _alike(own: Method, other: Method, rule: Rule) -> bool:
     return (
         other.guarantee(rule) == own.guarantee(rule)
         and other.upper_bound == own.upper_bound
-        and other.needs <= own.needs
+        and other.needed <= own.needed
         and set(other.artifacts()) <= set(own.artifacts())
     )
 

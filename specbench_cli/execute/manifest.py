@@ -78,7 +78,7 @@ def _accepts(arm: Arm) -> str | None:
 
 
 def _uses(plan: Plan, arm: Arm) -> list[str]:
-    draft = ["draft"] if "draft" in arm.method.needs else []
+    draft = ["draft"] if "draft" in arm.method.needed else []
     others = [plan.others[name].label for name in arm.method.models()]
     return [*draft, *others, *(wanted.kind.kind for wanted in arm.method.artifacts())]
 

@@ -216,7 +216,7 @@ def make_plan(config: RunConfig) -> Plan:
     questions = [question for task in tasks for question in task.questions]
     questions = select(questions, config.category)
     target = resolve(config.target)
-    needy = [arm.label for arm in arms if "draft" in arm.method.needs]
+    needy = [arm.label for arm in arms if "draft" in arm.method.needed]
     draft = target.draft if config.draft in (None, AUTO) else config.draft
     if needy and draft is None:
         raise UsageError(

@@ -24,6 +24,10 @@ CONFIGURED = {
     "sps": [{"length": 1}, {}],
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
+    "suffix": [{"depth": 12}, {"depth": 8, "shape": "tree", "scope": "prompt"}],
+    "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
+    "token-recycling": [{"nodes": 24, "depth": 4}],
+    "stand": [{"nodes": 16, "depth": 4}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""

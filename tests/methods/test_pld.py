@@ -137,7 +137,7 @@ def test_the_authors_rule_is_the_authors_scan(text, ngram, length):
 
 
 @given(texts, ngrams, lengths, st.sets(st.integers(0, 3), max_size=2))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=1_000, deadline=None)
 def test_transformers_rule_is_transformers_own(text, ngram, length, eos):
     ours = propose(text, ngram=ngram, length=length, rule="transformers", eos=eos)
     assert ours == scan_as_transformers(text, ngram, length, eos)

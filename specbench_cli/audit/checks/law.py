@@ -118,9 +118,11 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
 
 def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
     """Case by case, each with every variant."""
-    if rule == "block" and _draws_trees(subject):
-        return  # it takes chains
-    variants = list(subject.promising(rule, walkable=True))
+    variants = [
+        params
+        for params in subject.promising(rule, walkable=True)
+        if rule != "block" or not _draws_trees(subject, params)  # it takes chains
+    ]
     cases = [iter(walked_cases(rule, deep=longest(params) < 2)) for params in variants]
     for row in zip_longest(*cases):
         for params, case in zip(variants, row, strict=True):
@@ -128,11 +130,10 @@ def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
                 yield params, case
 
 
-def _draws_trees(subject: Subject) -> bool:
+def _draws_trees(subject: Subject, params: MethodParams) -> bool:
     case = next(walked_cases("rejection", deep=False))
     return any(
         step.draft is not None and step.draft.parents is not None
-        for params in islice(subject.promising("rejection"), 1)
         for step in subject.method(params).generate(case.open())
     )
 

@@ -1,0 +1,114 @@
+"""Lookahead decoding.
+
+Yichao Fu, Peter Bailis, Ion Stoica, Hao Zhang: Break the Sequential Dependency of LLM Inference
+Using Lookahead Decoding, ICML 2024, arXiv:2402.02057.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Session,
+    Step,
+    host,
+    merge,
+    ranking,
+)
+
+
+class LookaheadParams(MethodParams):
+    """Parameters of `Lookahead`."""
+
+    ngram: int = Field(5, ge=2, description="tokens of an n-gram, the one it is found by included")
+    window: int = Field(7, ge=1, description="columns of the window (W)")
+    guesses: int = Field(7, ge=1, description="n-grams kept for a token, and verified (G)")
+
+
+class Lookahead(Method):
+    """Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.
+
+    Exact because what is verified is n-grams found in earlier steps, functions of the past; the
+    window beside them in the same forward is never committed from.
+    Differs from the authors' code: it begins with the end of the prompt, not with random tokens of
+    it; n-grams that begin alike share nodes; one that stands as a whole is followed by the target's
+    own token; the window narrows where the budget ends.
+
+    Row l of the window holds guesses of the l-th iteration: column i's stand l + i behind the root,
+    the last committed token. A guess sees the text, the first row up to its column, and its own
+    column above it: together a tree, below which the n-grams are further branches of the root.
+
+    One step:
+    1. The n-grams that the pool holds for the root, and the window: one forward over both.
+    2. Verify the n-grams; commit.
+    3. The target's choices behind the newest row are a new row. Each column with its choice is an
+       n-gram, kept for the token to the left of it; of more than `guesses` the least recent goes.
+    4. The first row goes, and the first guess of the next one, as the root has moved. Until there
+       are `ngram` - 1 rows none goes, each loses its first guess, and no n-gram is kept.
+    """
+
+    name: ClassVar[str] = "lookahead"
+    Params: ClassVar[type[MethodParams]] = LookaheadParams
+    params: LookaheadParams
+
+    @torch.inference_mode()
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a step at a time."""
+        n, w, g = self.params.ngram - 1, self.params.window, self.params.guesses
+        session.reserve(g * n + max((row + 1) * (w + n - 2 - row) for row in range(n)))
+        prompt = session.tokens()
+        first = [prompt[at % len(prompt)] for at in range(2 - w - n, 0)]
+        rows, pool = [first], dict[int, list[tuple[int, ...]]]()
+        session.prefill()
+        while session.finish is None:
+            # 1. Of the window what the budget can use: column i's last guess stands so deep.
+            root, width = session.tokens()[-1], max(0, session.room() - len(rows) + 2)
+            rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
+            known = [gram[: session.room()] for gram in pool.get(root, ())]
+            draft, newest = self._tree(session, known, rows if width else [])
+            logits = session.score(self.scored)
+            # 2.
+            committed = session.commit(session.verify(draft, logits[: draft.nodes + 1]))
+            if newest and session.finish is None:
+                # 3.
+                behind = host.ids([node + 1 for node in newest], session.device)
+                new = host.numbers(ranking.argmax(logits.index_select(0, behind)))
+                full = len(rows) == n
+                for at, gram in enumerate(zip(*rows[1:], new, strict=True) if full else ()):
+                    kept = pool.setdefault(rows[0][at - 1] if at else root, [])
+                    if gram in kept:
+                        kept.remove(gram)
+                    kept.append(gram)
+                    del kept[:-g]
+                # 4.
+                rows = [*rows[1:], new] if full else [*rows, new]
+                rows = [row[1:] if not (full and at) else row for at, row in enumerate(rows)]
+            yield session.step(draft, committed)
+
+    def _tree(
+        self, session: Session, known: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
+    ) -> tuple[Draft, list[int]]:
+        """The draft, and the nodes whose choices make a new row; `scored` is the draft with the
+        window behind it."""
+        both = merge((gram, None) for gram in known)
+        ids, parents = list(both.ids), list(both.parents)
+        above = [ROOT]
+        for token in rows[0] if rows else ():  # the first row is a chain ...
+            ids.append(token)
+            parents.append(above[-1])
+            above.append(len(ids) - 1)
+        for row in rows[1:]:  # ... from which the columns hang
+            parents += above
+            above = [len(ids) + column for column in range(len(row))]
+            ids += row
+        draft = session.tree(both.ids, both.parents)
+        self.scored = session.tree(ids, tuple(parents))
+        return draft, above if rows else []

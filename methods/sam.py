@@ -1,0 +1,118 @@
+"""SAM-Decoding.
+
+Yuxuan Hu, Ke Wang, Xiaokang Zhang, Fanjin Zhang, Cuiping Li, Hong Chen, Jing Zhang: SAM Decoding:
+Speculative Decoding via Suffix Automaton, ACL 2025, arXiv:2411.10666.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Pick, Session, Tokens
+from specbench_cli.api import SuffixAutomaton as Automaton
+
+
+class SamParams(MethodParams):
+    """Parameters of `Sam`."""
+
+    length: int = Field(40, ge=1, description="most draft tokens a step (n_predicts)")
+    factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
+    beside: Literal["nothing", "draft"] = Field(
+        "nothing", description="what drafts where too little matches: a draft model, or nothing"
+    )
+    threshold: int = Field(5, ge=1, description="beside a model: tokens that must match")
+    bias: int = Field(5, ge=0, description="beside a model: how many more in earlier outputs")
+    drafted: int = Field(5, ge=1, description="beside a model: tokens that it drafts a step")
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="whether earlier outputs of the pass are drafted from as well"
+    )
+    memory: int = Field(
+        100_000, ge=0, description="tokens of earlier outputs kept; when full it begins anew"
+    )
+
+
+class Sam(Method):
+    """SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from it.
+
+    Exact because the draft is a function of the past alone, and so is whether a model drafts in its
+    place: what was found is a point mass, and what the model drew comes with its law.
+    Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
+    over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
+    could let a pad stand for a token; the model is any draft model.
+
+    With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
+    automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
+
+    One step:
+    1. For each committed token: go on to the longest suffix that occurs before, in the text and in
+       earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
+    2. Take the longer match, the text's if they are alike; beside a model an earlier output's
+       counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
+    3. Draft what is behind its first occurrence: `length` tokens, alone at most 1 + `factor` for
+       each that matched. In the text go to shorter suffixes while fewer than that come behind.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Once the output has ended, put it into the second automaton.
+    """
+
+    name: ClassVar[str] = "sam"
+    Params: ClassVar[type[MethodParams]] = SamParams
+    params: SamParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """A draft model if one drafts."""
+        return frozenset({"draft"} if self.params.beside == "draft" else ())
+
+    def start(self, session: Session) -> None:
+        """An automaton for the text; the other as it was left; prefill the model."""
+        self.own, self.read = Automaton(), 0
+        self.kept = session.memory if self.params.scope == "run" else {}
+        self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
+        self.here = self.there = (0, 0)  # the matches: a state, and how many tokens
+        self._read(session)
+        if self.needed:
+            self.model = session.draft()
+            self.state = session.new_state(self.model)
+            self.model.forward(session.since(0), self.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        self._read(session)
+        params, (_, here), (_, there) = self.params, self.here, self.there
+        if self.needed:
+            most, there = params.length, there - params.bias
+            if max(here, there) < params.threshold:
+                return self._drafted(session, min(params.drafted, limit))
+        else:
+            most = min(params.length, 1 + int(params.factor * max(here, there)))
+        if here >= there:
+            return session.chain(self.own.after(self.here, most, least=most)[:limit])
+        return session.chain(self.outputs.after(self.there, most)[:limit])
+
+    def _drafted(self, session: Session, n: int) -> Draft:
+        """Step 2: a chain of the model's, as in speculative sampling."""
+        x, picks = session.since(self.state.length()), list[Pick]()
+        while len(picks) < n:
+            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Forget what the model made of rejected tokens; step 5."""
+        if self.needed:
+            self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        if session.finish is not None:
+            if len(self.outputs.text) + len(session.output()) >= self.params.memory:
+                self.outputs = self.kept["outputs"] = Automaton()
+            self.outputs.add(session.output()[: self.params.memory])
+
+    def _read(self, session: Session) -> None:
+        """Step 1."""
+        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch began it anew
+            self.outputs, self.there = self.kept["outputs"], (0, 0)
+        for token in session.tokens()[self.read :]:
+            self.here = self.own.follow(self.here, token)
+            self.there = self.outputs.follow(self.there, token)
+            self.own.append(token)
+        self.read = len(session.tokens())

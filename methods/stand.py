@@ -1,0 +1,120 @@
+"""STAND: stochastic adaptive n-gram drafting.
+
+Woomin Song, Saket Dingliwal, Sai Muralidhar Jayanthi, Bhavana Ganesh, Jinwoo Shin, Aram Galstyan,
+Sravan Babu Bodapati: Accelerated Test-Time Scaling with Model-Free Speculative Sampling, EMNLP
+2025, arXiv:2506.04708. The tree's shape: Tianle Cai et al.: Medusa, ICML 2024, arXiv:2401.10774.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import ROOT, Draft, Field, Method, MethodParams, Outcome, Session, host
+from specbench_cli.api import best_tree as medusa_tree
+from specbench_cli.api import ranking as ranks_of
+
+Path = tuple[int, ...]
+
+
+class StandParams(MethodParams):
+    """Parameters of `Stand`."""
+
+    order: int = Field(4, ge=1, description="tokens of the longest n-gram looked up")
+    kept: int = Field(10, ge=1, description="most tokens with a probability after an n-gram")
+    nodes: int = Field(40, ge=1, description="size of the tree")
+    depth: int = Field(8, ge=1, description="levels of the tree")
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="the table lives for a pass over all prompts, or for one prompt"
+    )
+    memory: int = Field(100_000, ge=1, description="n-grams kept; the oldest goes first")
+
+
+class Stand(Method):
+    """STAND: children are drawn from what the target said after the n-gram before, averaged.
+
+    Exact because siblings are drawn without replacement from the very law that verification is
+    given, and tested in the order of their draws; how many there are depends on what was drawn
+    above them alone. In greedy and coupled decoding a child stands iff it is the target's choice.
+    Differs from the paper: the tree's shape is Medusa's construction, not fitted to problems; only
+    rows of committed tokens come into the table; draws are the engine's. Drawing without
+    replacement is Gumbel top-k: with the noise that coupled decoding shares, it is that literally.
+
+    With scope `run` how fast a prompt is, never what comes out, depends on those before it. The
+    table has at most `memory` n-grams with `kept` tokens each.
+
+    One step, with a table: n-gram -> a law over few tokens, and of how many rows it is the mean:
+    1. Level by level: the law of a node is that of the longest n-gram that ends its path. Draw as
+       many children as its place in the tree has, without replacement; without a law it has none.
+    2. (engine) One target forward over the last committed token and the tree; verify; commit.
+    3. For each committed token, and all n-grams that end before it: the mean takes in the best
+       tokens of the target's law there, and keeps the best.
+    """
+
+    name: ClassVar[str] = "stand"
+    Params: ClassVar[type[MethodParams]] = StandParams
+    params: StandParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def start(self, session: Session) -> None:
+        """The table as it was left; room for the tree."""
+        shape = medusa_tree(self.params.nodes, depth=self.params.depth)
+        self.children = Counter(node[:-1] for node in shape.nodes)
+        session.reserve(len(shape.nodes))
+        kept = session.memory if self.params.scope == "run" else {}
+        self.table: dict[Path, tuple[int, dict[int, float]]] = kept.setdefault("laws", {})
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 1."""
+        ids, parents, laws = list[int](), list[int](), list[Tensor]()
+        fed: list[tuple[int, Path, Path]] = [  # a node, its ranks, and the tokens up to it
+            (ROOT, (), tuple(session.tokens()[-self.params.order :]))
+        ]
+        for ahead in range(min(limit, self.params.depth)):
+            above = [(*node, law) for node in fed if (law := self._law(node)) is not None]
+            if not above:
+                break
+            counts = [min(self.children[ranks], len(law)) for _, ranks, _, law in above]
+            rows = torch.full((len(above), session.target.vocab_size), -math.inf)
+            for row, (*_, law) in zip(rows, above, strict=True):
+                row[list(law)] = torch.tensor(list(law.values())).log()
+            rows = host.sent(rows, session.device)
+            drawn, q = session.branch(rows, max(counts), how="wor", ahead=ahead)
+            fed = []
+            for at, tokens in enumerate(host.numbers(drawn)):
+                parent, ranks, before, _ = above[at]
+                for rank, token in enumerate(tokens[: counts[at]]):
+                    fed.append((len(ids), (*ranks, rank), (*before, token)[-self.params.order :]))
+                    ids.append(token)
+                    parents.append(parent)
+                    laws += [] if q is None else [q[at]]
+        draft = session.tree(ids, tuple(parents))
+        return Draft(draft.tokens, draft.parents, "wor", torch.stack(laws)) if laws else draft
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 3."""
+        text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
+        at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
+        rows = session.verified().index_select(0, at).float().log_softmax(-1)
+        said = zip(*ranks_of.ranked(rows, min(kept, rows.shape[-1])), strict=True)
+        for end, (logs, best) in enumerate(said, start=len(text) - n):
+            new = {token: math.exp(log) for token, log in zip(best, logs, strict=True)}
+            for length in range(1, min(self.params.order, end) + 1):
+                gram = tuple(text[end - length : end])
+                times, old = self.table.get(gram, (0, {}))
+                both = {x: (times * old.get(x, 0) + new.get(x, 0)) / (times + 1) for x in old | new}
+                top = sorted(both.items(), key=lambda item: -item[1])[:kept]
+                self.table[gram] = times + 1, {x: p for x, p in top if p > 0}
+        while len(self.table) > self.params.memory:
+            del self.table[next(iter(self.table))]
+
+    def _law(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
+        """That of the longest known n-gram at a node's end, if it has children in the tree."""
+        _, ranks, before = node
+        grams = (before[first:] for first in range(len(before) if self.children[ranks] else 0))
+        return next((self.table[gram][1] for gram in grams if gram in self.table), None)

@@ -1,0 +1,113 @@
+"""SuffixDecoding.
+
+Gabriele Oliaro, Zhihao Jia, Daniel Campos, Aurick Qiao: SuffixDecoding: Extreme Speculative
+Decoding for Emerging AI Applications, NeurIPS 2025, arXiv:2411.04975.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, SuffixTree
+
+
+class SuffixParams(MethodParams):
+    """Parameters of `Suffix`."""
+
+    depth: int = Field(64, ge=2, description="longest string that the trees know")
+    factor: float = Field(1.0, ge=0, description="draft tokens for each matched token (alpha)")
+    offset: float = Field(0.0, ge=0, description="draft tokens beyond those")
+    nodes: int = Field(16, ge=1, description="most draft tokens a step")
+    least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
+    shape: Literal["chain", "tree"] = Field(
+        "chain", description="the most frequent continuation, or the most frequent ones"
+    )
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="whether earlier outputs of the pass are drafted from as well"
+    )
+    memory: int = Field(
+        100_000, ge=0, description="tokens of earlier outputs kept; the oldest output goes first"
+    )
+
+
+class Suffix(Method):
+    """SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts more.
+
+    Exact because the draft is a function of the past alone: its tokens are point masses, chosen
+    without a draw, each of which stands with the target's own probability of it.
+    Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
+    its loop leaves out; of equally frequent continuations the one that got there first is drafted,
+    whatever was evicted; what is evicted is counted in tokens, not in requests. An output comes
+    into the second tree when it has ended, not token by token.
+
+    With scope `run` the second tree goes on from prompt to prompt of a pass, so that how fast a
+    prompt is, never what comes out, depends on those before it. The trees take at most 2 nodes a
+    token, of the text and of `memory` tokens, and `depth` more an output.
+
+    One step:
+    1. Put what was committed into the text's tree, which holds its prompt too. Look up how much of
+       the text's end occurs in the tree of earlier outputs.
+    2. For every suffix of the text that occurred before: the longer it is, the more tokens it may
+       draft, `factor` each. They are the continuation that was most frequent, as a chain or a
+       tree, each scored by how often its path was taken where it could be.
+    3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
+       it is the text's own, and the longer match's.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Once the output has ended, put it into the second tree; evict the oldest.
+    """
+
+    name: ClassVar[str] = "suffix"
+    Params: ClassVar[type[MethodParams]] = SuffixParams
+    params: SuffixParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def start(self, session: Session) -> None:
+        """A tree for the text, which the prompt goes into; the other as it was left."""
+        params = self.params
+        self.own, self.read = SuffixTree(params.depth), 0
+        kept = session.memory if params.scope == "run" else {}
+        self.outputs: SuffixTree = kept.setdefault("outputs", SuffixTree(params.depth))
+        self.matches: list[tuple[int, int]] = []  # suffixes of the text that occur in it
+        self.evictions = self.outputs.evictions
+        if params.shape == "tree":
+            session.reserve(params.nodes)
+        self._read(session)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        self._read(session)
+        params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
+        for tree, matches in ((self.own, self.own.ends), (self.outputs, self.matches)):
+            for match in matches:  # the longest first
+                most = min(int(params.factor * match[1] + params.offset), params.nodes)
+                if most <= best:  # no token scores more than 1, and shorter matches draft less
+                    break
+                if params.shape == "chain":
+                    found = tree.path(match, min(most, limit), params.least)
+                else:
+                    found = tree.tree(match, most, params.least, limit)
+                if found[2] > best:
+                    tokens, parents, best = found
+        if params.shape == "chain":
+            return session.chain(tokens)
+        return session.tree(tokens, tuple(parents))
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 5."""
+        if session.finish is not None:
+            for token in session.output():
+                self.outputs.append(token)
+            self.outputs.close()
+            self.outputs.evict(self.params.memory)
+
+    def _read(self, session: Session) -> None:
+        """Step 1."""
+        text = session.tokens()
+        if self.evictions != self.outputs.evictions:  # by another sequence of the batch
+            self.matches, self.evictions = [], self.outputs.evictions
+            for token in text[max(0, self.read - self.params.depth) : self.read]:
+                self.matches = self.outputs.follow(self.matches, token)
+        for token in text[self.read :]:
+            self.own.append(token)
+            self.matches = self.outputs.follow(self.matches, token)
+        self.read = len(text)

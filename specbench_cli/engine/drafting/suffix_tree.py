@@ -1,0 +1,311 @@
+"""A suffix tree whose nodes know how often their string occurs; it grows token by token, and whole
+sequences can be taken out of it again.
+
+Peter Weiner: Linear Pattern Matching Algorithms, SWAT 1973, with counts and a bound on the depth as
+SuffixDecoding has them (Oliaro et al., NeurIPS 2025, arXiv:2411.04975). An edge holds as many
+tokens as nothing branches off, and is a place in a text, not a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+Point = tuple[int, int]
+"""A string of the tree: the node that its end lies on or above, and its length. A node that is cut
+in two by then has the string in its upper half: `SuffixTree` looks."""
+
+Found = tuple[list[int], list[int], float]
+"""A continuation of a point as a tree: tokens, parents as in `Draft`, and the sum of the
+probabilities of its nodes' paths: the tokens to expect of it."""
+
+_TOP, _NONE = 0, -1
+
+
+class SuffixTree:
+    """All substrings of up to `depth` tokens of some sequences, and how often each occurs.
+
+    One sequence at a time is open: `append` makes it longer, `close` ends it. Occurrences that
+    overlap all count, and so does the end of the open sequence itself, behind which nothing comes.
+
+    A token is inserted in as many operations as suffixes of the text occur elsewhere: suffixes that
+    occur nowhere else are leaves, which grow by themselves. There are at most 2 nodes a token, and
+    `depth` more for each sequence that is closed.
+
+    Attributes:
+        held: tokens of all sequences.
+        evictions: how often some were taken out; points told before are void then.
+        ends: the suffixes of the open sequence that occurred before, longest first.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.held = self.evictions = 0
+        self.ends: list[Point] = []
+        self._sequences: deque[list[int]] = deque([[]])
+        self._leaves: deque[tuple[int, int]] = deque(maxlen=depth)  # of the open one: start, node
+        # Of each node: children by first token, parent, the length of its string without and with
+        # its edge, how often that was entered, most frequent child, and a text that holds the
+        # string from some place on, as far as the edge goes.
+        self._kids: list[dict[int, int]] = [{}]
+        self._parent, self._begin, self._end = [_NONE], [-1], [0]
+        self._count, self._best = [0], [_NONE]
+        self._text, self._from = [list[int]()], [0]
+        self._free: list[int] = []
+
+    # ---- what comes in and goes out -------------------------------------------------------------
+
+    def append(self, token: int) -> None:
+        """Make the open sequence longer by a token."""
+        text = self._sequences[-1]
+        place = len(text)
+        text.append(token)
+        self.held += 1
+        parent, begin, end, kids = self._parent, self._begin, self._end, self._kids
+        ends: list[Point] = []
+        due = [*self.ends, (_TOP, 0)]
+        for number, (known, depth) in enumerate(due):
+            node = known
+            while depth <= begin[node]:  # it was cut
+                node = parent[node]
+            if depth == end[node]:
+                child = kids[node].get(token)
+                if child is None:
+                    self._leaf(node, token, place - depth)
+                    continue
+                self._enter(child, node)
+                node = child
+            elif self._text[node][self._from[node] + depth] != token:
+                # Shorter suffixes that end inside this edge end in its upper half.
+                short = sum(self._home(*shorter) == node for shorter in due[number:])
+                self._leaf(self._split(node, depth, short), token, place - depth)
+                continue
+            if depth + 1 < self.depth:
+                ends.append((node, depth + 1))
+        self.ends = ends
+
+    def close(self) -> None:
+        """End the open sequence, and open another one."""
+        text = self._sequences[-1]
+        if not text:
+            return
+        for start, node in self._leaves:
+            self._end[node] = min(self._end[node], len(text) - start)
+        for known, depth in reversed(self.ends):  # where fewer suffixes go on, a node says so
+            node = self._home(known, depth)
+            if depth < self._end[node]:
+                self._split(node, depth, 1)
+        self._leaves.clear()
+        self.ends = []
+        self._sequences.append([])
+
+    def evict(self, most: int) -> None:
+        """Take out sequences, the oldest first, until at most so many tokens are held; the open
+        one stays."""
+        while self.held > most and len(self._sequences) > 1:
+            text = self._sequences.popleft()
+            self.evictions += 1
+            self.held -= len(text)
+            for start in range(len(text)):
+                self._remove(text, start)
+
+    def _remove(self, text: list[int], start: int) -> None:
+        """Take out one suffix, and what nothing else needs."""
+        node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
+        path = []
+        while depth < last:
+            above, node = node, self._kids[node][text[start + depth]]
+            self._count[node] -= 1
+            if not self._count[node]:
+                del self._kids[above][text[start + depth]]
+            if self._best[above] == node:
+                others = self._kids[above].values()
+                self._best[above] = max(others, key=self._count.__getitem__, default=_NONE)
+            depth = self._end[node]
+            path.append(node)
+        for node in reversed(path):
+            if not self._count[node]:
+                self._text[node], self._kids[node] = [], {}
+                self._free.append(node)
+                continue
+            kids = list(self._kids[node].values())
+            edge = self._edge(node)
+            if len(kids) == 1 and self._count[kids[0]] == self._count[node]:
+                # Nothing branches off or ends here any more.
+                (child,) = kids
+                edge, above = edge + self._edge(child), self._parent[node]
+                self._parent[child], self._kids[above][edge[0]] = above, child
+                if self._best[above] == node:
+                    self._best[above] = child
+                self._text[node], self._kids[node] = [], {}
+                self._free.append(node)
+                self._begin[child] = self._begin[node]
+                self._text[child], self._from[child] = edge, -self._begin[child]
+            elif self._text[node] is text:
+                self._text[node], self._from[node] = edge, -self._begin[node]
+
+    # ---- what there is --------------------------------------------------------------------------
+
+    def follow(self, points: Sequence[Point], token: int) -> list[Point]:
+        """The suffixes of a text that occur here once it is longer by a token: of those before it
+        the ones that go on with it, longest first, and the token itself."""
+        parent, begin, end = self._parent, self._begin, self._end
+        on: list[Point] = []
+        for known, depth in (*points, (_TOP, 0)):
+            node = known
+            while depth <= begin[node]:
+                node = parent[node]
+            if depth == end[node]:
+                node = self._kids[node].get(token, _NONE)
+            elif self._next(node, depth) != token:
+                continue
+            if node != _NONE and depth + 1 < self.depth:
+                on.append((node, depth + 1))
+        return on
+
+    def count(self, point: Point) -> int:
+        """How often a string occurs."""
+        node = self._home(*point)
+        return self._passing(node, point[1], self._stops())
+
+    def path(self, point: Point, n: int, least: float) -> Found:
+        """The most frequent continuation of a string, token by token.
+
+        Args:
+            n: most tokens.
+            least: probability of the path below which it ends. A token's is how many of the
+                occurrences before it go on with it.
+        """
+        node, depth = self._home(*point), point[1]
+        stops = self._stops()
+        tokens: list[int] = []
+        p, score, before = 1.0, 0.0, self._passing(node, depth, stops)
+        while len(tokens) < n:
+            node = self._best[node] if depth == self._end[node] else node
+            token = _NONE if node == _NONE else self._next(node, depth)
+            if token == _NONE:
+                break
+            depth += 1
+            passing = self._passing(node, depth, stops)
+            p, before = p * passing / before, passing
+            if p < least:
+                break
+            tokens.append(token)
+            score += p
+        return tokens, list(range(-1, len(tokens) - 1)), score
+
+    def tree(self, point: Point, n: int, least: float, levels: int) -> Found:
+        """The likeliest continuations of a string, as a tree of at most n nodes and so many levels;
+        otherwise as `path`."""
+        stops = self._stops()
+        tokens, parents, score = list[int](), list[int](), 0.0
+        numbers, heap = count(), list[tuple[float, int, int, int, int, int]]()
+
+        def offer(node: int, depth: int, p: float, parent: int, level: int) -> None:
+            """All that comes behind a node of the draft, `parent`, in the heap."""
+            if level > levels:
+                return
+            before = self._passing(node, depth, stops)
+            ends = depth == self._end[node]
+            for child in self._kids[node].values() if ends else (node,):
+                worth = p * self._passing(child, depth + 1, stops) / before
+                if worth >= least and self._next(child, depth) != _NONE:
+                    heappush(heap, (-worth, next(numbers), parent, child, depth + 1, level))
+
+        offer(self._home(*point), point[1], 1.0, -1, 1)
+        while heap and len(tokens) < n:
+            worth, _, parent, node, depth, level = heappop(heap)
+            tokens.append(self._next(node, depth - 1))
+            parents.append(parent)
+            score -= worth
+            offer(node, depth, -worth, len(tokens) - 1, level + 1)
+        return tokens, parents, score
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SuffixTree:
+        """Runs copy what methods keep, and nothing in here needs the general way."""
+        twin = SuffixTree(self.depth)
+        texts = {id(text): text.copy() for text in self._sequences}
+        twin.held, twin.evictions = self.held, self.evictions
+        twin.ends, twin._leaves = self.ends.copy(), self._leaves.copy()
+        twin._sequences = deque(texts[id(text)] for text in self._sequences)
+        twin._kids = [kids.copy() for kids in self._kids]
+        # The texts of edges that outlived theirs are never written to.
+        twin._text = [texts.get(id(text), text) for text in self._text]
+        for name in ("_parent", "_begin", "_end", "_count", "_best", "_from", "_free"):
+            setattr(twin, name, getattr(self, name).copy())
+        return twin
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _home(self, node: int, depth: int) -> int:
+        """The node that a string ends on: nodes are cut after a point was told."""
+        while depth <= self._begin[node]:
+            node = self._parent[node]
+        return node
+
+    def _next(self, node: int, depth: int) -> int:
+        """The token of a node's edge behind a string of that length; none behind the open text."""
+        text, at = self._text[node], self._from[node] + depth
+        return text[at] if at < len(text) and depth < self._end[node] else _NONE
+
+    def _edge(self, node: int) -> list[int]:
+        first = self._from[node]
+        return self._text[node][first + self._begin[node] : first + self._end[node]]
+
+    def _stops(self) -> dict[int, list[int]]:
+        """The lengths of the open sequence's suffixes that end inside edges, by node."""
+        stops: dict[int, list[int]] = {}
+        for known, depth in self.ends:
+            node = self._home(known, depth)
+            if depth < self._end[node]:
+                stops.setdefault(node, []).append(depth)
+        return stops
+
+    def _passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
+        """How often the first `depth` tokens of a node's string occur, of which one is its own."""
+        short = stops.get(node)
+        return self._count[node] - (sum(d < depth for d in short) if short else 0)
+
+    def _enter(self, node: int, above: int) -> None:
+        times = self._count[node] = self._count[node] + 1
+        best = self._best[above]
+        if best == _NONE or times > self._count[best]:
+            self._best[above] = node
+
+    def _node(self, parent: int, end: int, times: int, text: list[int], first: int) -> int:
+        columns: Any = (
+            (self._kids, {}), (self._parent, parent), (self._begin, self._end[parent]),
+            (self._end, end), (self._count, times), (self._best, _NONE), (self._text, text),
+            (self._from, first),
+        )  # fmt: skip
+        if self._free:
+            node = self._free.pop()
+            for column, value in columns:
+                column[node] = value
+            return node
+        for column, value in columns:
+            column.append(value)
+        return len(self._end) - 1
+
+    def _leaf(self, parent: int, token: int, start: int) -> None:
+        """A child for the suffix that begins at `start`, open towards the end of the text."""
+        leaf = self._node(parent, self.depth, 0, self._sequences[-1], start)
+        self._kids[parent][token] = leaf
+        self._leaves.append((start, leaf))
+        self._enter(leaf, parent)
+
+    def _split(self, node: int, depth: int, short: int) -> int:
+        """Cut a node's edge behind `depth` tokens; `short` of its strings end there or before.
+        Returns the upper half, which is a new node."""
+        above, text, first = self._parent[node], self._text[node], self._from[node]
+        upper = self._node(above, depth, self._count[node], text, first)
+        self._kids[above][text[first + self._begin[node]]] = upper
+        if self._best[above] == node:
+            self._best[above] = upper
+        self._kids[upper][text[first + depth]] = self._best[upper] = node
+        self._parent[node], self._begin[node] = upper, depth
+        self._count[node] -= short
+        return upper

@@ -1,0 +1,90 @@
+"""SAM-Decoding: what it drafts against a naive search, alone and beside a model."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.sam import Sam, SamParams
+from specbench_cli.engine.verify.sampling import Sampling
+
+texts = st.lists(st.integers(0, 2), min_size=2, max_size=20)
+
+
+def propose(text, *, earlier=(), limit=100, **params):
+    memory = {}
+    for output in (*earlier, text):
+        method = Sam(SamParams(**params))
+        seen = SimpleNamespace(memory=memory, finish=None, chain=list)
+        seen.tokens = seen.output = lambda output=output: output
+        method.start(seen)
+        draft = method.propose(seen, limit)
+        seen.finish = "length"
+        if output is not text:
+            method.observe(seen, None)
+    return draft
+
+
+def naive(text, length, factor):
+    """The text's own part by definition: the longest suffix that ended before, or the longest
+    shorter one that has enough behind its first end."""
+    found = [
+        (n, end)
+        for n in range(len(text) - 1, 0, -1)
+        for end in range(n, len(text))
+        if text[end - n : end] == text[-n:]
+    ]
+    if not found:
+        return []
+    most = min(length, 1 + int(factor * found[0][0]))
+    first = {n: min(end for m, end in found if m == n) for n, _ in found}
+    enough = [end for end in first.values() if len(text) - end >= most]
+    end = enough[0] if enough else min(first.values())
+    return text[end : end + most]
+
+
+@pytest.mark.smoke
+def test_the_draft_is_longer_the_more_matches():
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    assert propose(text, factor=2) == [3, 4, 5, 6, 7]
+    assert propose(text, factor=0) == [3]
+    assert propose(text, length=2) == [3, 4]
+    assert propose(text, limit=1) == [3]
+    assert propose([1, 2, 3]) == []
+
+
+@given(texts, st.integers(1, 9), st.integers(0, 4))
+@settings(max_examples=300, deadline=None)
+def test_the_draft_is_what_a_naive_search_finds(text, length, factor):
+    assert propose(text, length=length, factor=factor) == naive(text, length, factor)
+
+
+def test_earlier_outputs_are_drafted_from_as_far_as_each_goes():
+    earlier = [[1, 2, 3, 4], [5, 6]]
+    assert propose([9, 1, 2], earlier=earlier) == [3, 4]  # and not on into the next output
+    assert propose([9, 5], earlier=earlier) == [6]
+    assert propose([9, 1, 2], earlier=earlier, scope="prompt") == []
+    assert propose([2, 7, 1, 2], earlier=earlier, factor=0) == [3]  # two tokens match, not one
+    assert propose([1, 2, 8, 1, 2], earlier=earlier, factor=0) == [8]  # alike: the text's own
+
+
+def test_memory_that_is_full_begins_anew():
+    earlier = [[1, 2, 3, 4], [5, 6, 7]]
+    assert propose([9, 1], earlier=earlier, memory=12, factor=0) == [2]
+    assert propose([9, 1], earlier=earlier, memory=7, factor=0) == []
+    assert propose([9, 5], earlier=earlier, memory=7, factor=0) == [6]
+
+
+def test_beside_a_model_the_match_decides_who_drafts(open_session, family):
+    prompt = (5, 6, 7, 8, 9, 10, 11, 12, 5, 6, 7)
+    drafters = {}
+    for threshold in (1, 50):
+        how = SamParams(beside="draft", threshold=threshold, length=4, drafted=3)
+        session = open_session(prompt, Sampling(), budget=24)
+        steps = list(Sam(how).generate(session))
+        drafters[threshold] = [
+            sum(f.role == "draft" for f in step.forwards) for step in steps if step.draft.nodes
+        ]
+    assert set(drafters[50]) <= {1, 2, 3} and len(drafters[50]) > 3
+    assert 0 in drafters[1]

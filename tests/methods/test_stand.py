@@ -1,0 +1,99 @@
+"""STAND: the table is a mean of the target's laws, and the tree is drawn from it."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from methods.stand import Stand, StandParams
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.verify.sampling import Sampling
+
+SMALL = StandParams(nodes=12, depth=3)
+COUPLED = Sampling("coupled", 0.8, seed=3)
+REJECTION = Sampling("rejection", 0.8, seed=3)
+
+
+def taught(session, *laws, **params):
+    """A method that has seen the target say each law in turn behind the same text, 7 8."""
+    method = Stand(StandParams(**params))
+    method.start(session)
+    for law in laws:
+        seen = SimpleNamespace(
+            tokens=lambda: [7, 8, 9],
+            verified=lambda law=law: torch.tensor([law]).log(),
+            device=session.device,
+        )
+        method.observe(seen, SimpleNamespace(committed=(9,), path=()))
+    return method
+
+
+@pytest.mark.smoke
+def test_the_table_holds_the_mean_of_what_was_said_and_the_best_of_it(open_session):
+    method = taught(open_session(0), [0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], kept=2)
+    # The first said 0 and 1 (0.5, 0.3), the second 2 and 0 (0.7, 0.1).
+    times, law = method.table[8,]
+    assert times == 2 and method.table[7, 8] == (times, law)
+    assert law == pytest.approx({2: 0.35, 0: 0.3})
+    assert set(method.table) == {(8,), (7, 8)}
+
+
+def test_the_longest_n_gram_that_is_known_gives_the_law(open_session):
+    method = taught(open_session(0), [0.1, 0.9])
+    method.table[8,] = (1, {5: 1.0})
+    assert method._law((-1, (), (3, 7, 8))) == pytest.approx({1: 0.9, 0: 0.1})
+    assert method._law((-1, (), (3, 6, 8))) == {5: 1.0}
+    assert method._law((-1, (), (3, 6, 4))) is None
+
+
+def test_memory_is_bounded_and_the_oldest_n_gram_goes_first(open_session):
+    session = open_session(0, budget=30)
+    method = Stand(StandParams(memory=20, nodes=4, depth=2))
+    for _ in method.generate(session):
+        assert len(method.table) <= 20
+    assert tuple(session.tokens()[-2:-1]) in method.table
+
+
+def test_under_rejection_siblings_come_in_the_order_of_draws_without_replacement(open_session):
+    law = {1: 0.5, 2: 0.3, 3: 0.2}
+    orders = Counter()
+    for prompt in range(40):
+        session = open_session(prompt, Sampling("rejection", 1.0, seed=prompt))
+        session.prefill()
+        method = Stand(StandParams(nodes=3, depth=1))
+        method.start(session)
+        method.table[session.tokens()[-1],] = (1, law)
+        for _ in range(25):
+            draft = method.propose(session, 1)
+            assert draft.law == "wor" and draft.parents == (-1, -1, -1)
+            assert draft.q[0][[1, 2, 3]].tolist() == pytest.approx([0.5, 0.3, 0.2])
+            assert draft.q[0].sum() == pytest.approx(1)
+            orders[tuple(draft.tokens.tolist())] += 1
+    for first, second, third in orders:  # Plackett-Luce; 1,000 draws
+        due = law[first] * law[second] / (1 - law[first])
+        assert orders[first, second, third] / 1000 == pytest.approx(due, abs=0.06)
+    assert len(orders) == 6
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
+def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
+    open_session, plain, sampling
+):
+    memory, counts = Memory(), {"cold": 0, "hot": 0}
+    for prompt in (4, 9, 4):
+        cold, hot = open_session(prompt, sampling), open_session(prompt, sampling, memory=memory)
+        counts["cold"] += len(list(Stand(SMALL).generate(cold)))
+        counts["hot"] += len(list(Stand(SMALL).generate(hot)))
+        assert cold.output() == hot.output() == plain(prompt, sampling).ids
+    assert counts["hot"] < counts["cold"]
+
+
+def test_a_level_s_nodes_have_as_many_children_as_their_place_in_the_tree(open_session):
+    session = open_session(4, REJECTION)
+    method = Stand(SMALL)
+    for step in method.generate(session):
+        parents = step.draft.parents
+        assert len(parents) <= 12 and step.draft.levels <= 3
+        children = Counter(parents)
+        assert children[-1] <= method.children[()]

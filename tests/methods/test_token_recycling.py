@@ -1,0 +1,93 @@
+"""Token Recycling: the matrix is what the target said, and the tree is the matrix unfolded."""
+
+import pytest
+import torch
+
+from methods.token_recycling import TokenRecycling, TokenRecyclingParams
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.verify.sampling import Sampling
+
+SMALL = TokenRecyclingParams(width=4, nodes=12, depth=4)
+COUPLED = Sampling("coupled", 0.8, seed=3)
+
+
+def steps_of(session, params=SMALL):
+    """Each step with the matrix before it, and the last token before it."""
+    method = TokenRecycling(params)
+    before = None
+    for step in method.generate(session):
+        root = session.tokens()[-1 - len(step.outcome.committed)]
+        yield method, before, root, step
+        before = method.next.clone()
+
+
+def test_the_paper_s_tree_has_80_nodes_on_6_levels_of_at_most_8_children(open_session):
+    method = TokenRecycling()
+    method.start(open_session(0))
+    nodes = set(method.shape.nodes)
+    assert len(nodes) == 80 and method.shape.depth == 6
+    assert max(map(max, nodes)) == 7
+    assert all(node[:-1] in nodes or len(node) == 1 for node in nodes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
+def test_a_node_holds_what_the_matrix_says_after_its_parent(open_session, sampling):
+    for number, (method, before, root, step) in enumerate(steps_of(open_session(3, sampling))):
+        if not number:
+            continue  # the matrix was empty then
+        ids, parents = step.draft.tokens.tolist(), step.draft.parents
+        shape = method.shape.within(step.draft.levels, method.width)
+        for at, parent in enumerate(parents):
+            above = root if parent < 0 else ids[parent]
+            assert ids[at] == before[above, shape.nodes[at][-1]]
+
+
+def test_the_matrix_is_the_target_s_best_tokens_at_every_node_accepted_or_not(open_session):
+    session = open_session(3)
+    seen = 0
+    for _, _, root, step in steps_of(session):
+        rows = session.verified()
+        known = [root, *step.draft.tokens.tolist()]
+        table = session.memory["next"]
+        for at, token in enumerate(known):
+            if token in known[at + 1 :]:
+                continue  # the last of equals counts
+            assert table[token].tolist() == rows[at].topk(4).indices.tolist()
+            seen += 1
+    assert seen > 100
+
+
+def test_of_a_token_s_rows_the_highest_node_s_is_kept(open_session):
+    session = open_session(0)
+    method = TokenRecycling(SMALL)
+    method.start(session)
+    vocab = session.target.vocab_size
+    method.known = [torch.tensor([5]), torch.tensor([7, 5, 5])]
+    rows = torch.zeros(4, vocab)
+    for at, best in enumerate((10, 20, 30, 40)):
+        rows[at, best : best + 4] = torch.tensor([4.0, 3, 2, 1])
+    session.verified = lambda: rows
+    method.observe(session, None)
+    assert method.next[5].tolist() == [40, 41, 42, 43]
+    assert method.next[7].tolist() == [20, 21, 22, 23]
+    assert method.next.count_nonzero() == 8
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
+def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
+    open_session, plain, sampling
+):
+    memory, counts = Memory(), {"cold": 0, "hot": 0}
+    for prompt in (4, 9, 4):
+        cold, hot = open_session(prompt, sampling), open_session(prompt, sampling, memory=memory)
+        counts["cold"] += len(list(TokenRecycling(SMALL).generate(cold)))
+        counts["hot"] += len(list(TokenRecycling(SMALL).generate(hot)))
+        assert cold.output() == hot.output() == plain(prompt, sampling).ids
+    assert counts["hot"] < counts["cold"]
+
+
+def test_with_scope_prompt_nothing_is_kept(open_session):
+    session = open_session(4)
+    list(TokenRecycling(SMALL.model_copy(update={"scope": "prompt"})).generate(session))
+    assert not session.memory
