@@ -92,6 +92,18 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2305.09781, arXiv:2402.14160",
     ),
+    "rsd-c": Entry(
+        "methods.rsd_c:RsdC",
+        "RSD-C: every node of a level has as many children, drawn without replacement.",
+        needs=("draft",),
+        source="arXiv:2402.14160",
+    ),
+    "rsd-s": Entry(
+        "methods.rsd_s:RsdS",
+        "RSD-S: stochastic beam search draws the tree's levels, paths without replacement.",
+        needs=("draft",),
+        source="arXiv:2402.14160",
+    ),
     "specdec++": Entry(
         "methods.specdecpp:SpecDecPP",
         "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",

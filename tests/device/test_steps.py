@@ -56,6 +56,11 @@ def each_draw(told, draws):
     return told.draws - 1 + 2 * each_forward(told, draws) if draws else each_forward(told, draws)
 
 
+def each_node(told, draws):
+    """Which node is drawn is told before the next is; of a level, once how many there can be."""
+    return told.step.draft.nodes + told.step.draft.levels if draws else told.step.draft.levels
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -87,6 +92,8 @@ CASES = {
         ({"widths": (2, 2, 1), "law": "point"}, nothing),
         (GROWN, once),
     ],
+    "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
+    "rsd-s": [({"width": 2, "depth": 2}, each_node)],
     "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],
