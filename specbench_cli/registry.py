@@ -104,6 +104,12 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2402.14160",
     ),
+    "sequoia": Entry(
+        "methods.sequoia:Sequoia",
+        "Sequoia: the static tree that acceptance by rank, as measured, makes the best.",
+        needs=("draft",),
+        source="arXiv:2402.12374",
+    ),
     "specdec++": Entry(
         "methods.specdecpp:SpecDecPP",
         "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",

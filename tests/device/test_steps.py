@@ -94,6 +94,7 @@ CASES = {
     ],
     "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
     "rsd-s": [({"width": 2, "depth": 2}, each_node)],
+    "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
     "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],

@@ -24,6 +24,7 @@ CONFIGURED = {
     "sps": [{"length": 1}, {}],
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
+    "sequoia": [{"profile": 4}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""
