@@ -110,6 +110,13 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2402.12374",
     ),
+    "dyspec": Entry(
+        "methods.dyspec:DySpec",
+        "DySpec: the tree grows by draws, next where the draft is likeliest to have a token"
+        " accepted.",
+        needs=("draft",),
+        source="arXiv:2410.11744",
+    ),
     "specdec++": Entry(
         "methods.specdecpp:SpecDecPP",
         "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",

@@ -61,6 +61,11 @@ def each_node(told, draws):
     return told.step.draft.nodes + told.step.draft.levels if draws else told.step.draft.levels
 
 
+def each_fed(told, draws):
+    """What a node's token is decides which slot is filled next; chosen ones come by the forward."""
+    return told.step.draft.nodes if draws else each_forward(told, draws)
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -95,6 +100,10 @@ CASES = {
     "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
     "rsd-s": [({"width": 2, "depth": 2}, each_node)],
     "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
+    "dyspec": [
+        ({"nodes": 5}, each_fed),
+        ({"nodes": 6, "growth": "threshold", "threshold": 0.1}, each_fed),
+    ],
     "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],

@@ -25,6 +25,7 @@ CONFIGURED = {
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
     "sequoia": [{"profile": 4}],
+    "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""
