@@ -169,6 +169,11 @@ METHODS: dict[str, Entry] = {
         aliases=("prompt-lookup",),
         source="github.com/apoorvumang/prompt-lookup-decoding",
     ),
+    "layerskip": Entry(
+        "methods.layerskip:LayerSkip",
+        "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
+        source="arXiv:2404.16710",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, Part, State, no_trees
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Meter, Metered
@@ -112,7 +113,9 @@ class Begun:
 
     def of(self, x: Tokens) -> bool:
         """Whether they are those of the first tokens of x; waits for the device."""
-        return self.n <= x.ids.shape[1] and torch.equal(torch.cat(self.ids, 1), x.ids[:, : self.n])
+        if not 0 < self.n <= x.ids.shape[1]:
+            return False
+        return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.n]).all()))
 
 
 class Partial(Metered):

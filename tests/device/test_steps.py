@@ -100,6 +100,7 @@ CASES = {
     "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
     "rsd-s": [({"width": 2, "depth": 2}, each_node)],
     "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
+    "layerskip": [({"length": 3}, once)],
     "dyspec": [
         ({"nodes": 5}, each_fed),
         ({"nodes": 6, "growth": "threshold", "threshold": 0.1}, each_fed),

@@ -25,6 +25,7 @@ CONFIGURED = {
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
     "sequoia": [{"profile": 4}],
+    "layerskip": [{"exit": 1, "length": 3}, {"exit": 2, "length": 2}],
     "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
