@@ -20,9 +20,10 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.scoring import Partial
 
 # What is proposed, how its tokens were chosen, what became of it.
 from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step
@@ -96,6 +97,7 @@ __all__ = [
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
+    "SUBLAYERS",
     "AcceptParams",
     "AcceptRule",
     "Artifact",
@@ -138,6 +140,7 @@ __all__ = [
     "Out",
     "Outcome",
     "Part",
+    "Partial",
     "PeerSession",
     "Pick",
     "Preparer",

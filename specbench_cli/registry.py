@@ -174,6 +174,11 @@ METHODS: dict[str, Entry] = {
         "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
         source="arXiv:2404.16710",
     ),
+    "swift": Entry(
+        "methods.swift:Swift",
+        "SWIFT: the target drafts without some of its sublayers; which ones is searched meanwhile.",
+        source="arXiv:2410.06916",
+    ),
     "mirror": Entry(
         "methods.mirror:Mirror",
         "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",

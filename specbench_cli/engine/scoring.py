@@ -189,6 +189,32 @@ class Partial(Metered):
             begun.rows.append(out.hidden)
         return out
 
+    def reread(self, ids: Sequence[int], first: int) -> Tensor:
+        """Read committed tokens once more, on the target's own rows of the text before them.
+
+        What is written is forgotten at once; the forward counts as an auxiliary one.
+
+        Args:
+            ids: n of the text's, the first of them at position `first`.
+        Returns:
+            logits [n, V] after each.
+        """
+        state, n, device = self._scoring.state, len(ids), self._scoring.target.device
+        length, written = state.position(), state.length()
+        sight = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        hidden = torch.zeros(n, length - first, dtype=torch.bool, device=device)
+        out = self.forward(
+            Tokens(host.ids([ids], device)),
+            state,
+            role="aux",
+            positions=torch.arange(first, first + n, device=device)[None],
+            mask=torch.cat((hidden, sight), 1),
+            logits_at="all",
+        )
+        state.rollback(0, length)
+        assert state.length() == written
+        return out.rows
+
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """None: a part of the target drafts for one sequence at a time."""
         raise MethodFault(

@@ -101,6 +101,7 @@ CASES = {
     "rsd-s": [({"width": 2, "depth": 2}, each_node)],
     "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
     "layerskip": [({"length": 3}, once)],
+    "swift": [({"depth": 3, "width": 3, "least": 0.0}, each_forward)],
     "dyspec": [
         ({"nodes": 5}, each_fed),
         ({"nodes": 6, "growth": "threshold", "threshold": 0.1}, each_fed),

@@ -28,6 +28,7 @@ CONFIGURED = {
     "rsd-s": [{"width": 2, "depth": 1}],
     "sequoia": [{"width": 2, "depth": 2, "nodes": 2, "profile": 1}],
     "layerskip": [{"length": 1}, {"length": 2}],
+    "swift": [{"depth": 1, "width": 2}],
     "dyspec": [{"nodes": 2}, {"nodes": 3, "growth": "threshold", "depth": 1}],
     "staged": [{"depth": 2, "nodes": 3, "width": 2, "lookahead": 1}],
     "mirror": [{"length": 1, "candidates": 1}],
@@ -40,7 +41,18 @@ CONFIGURED = {
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
 
-TREES = ("sps-tree", "rsd-c", "rsd-s", "sequoia", "dyspec", "staged", "eagle", "eagle2", "eagle3")
+TREES = (
+    "sps-tree",
+    "rsd-c",
+    "rsd-s",
+    "sequoia",
+    "dyspec",
+    "swift",
+    "staged",
+    "eagle",
+    "eagle2",
+    "eagle3",
+)
 """Methods that draft trees, which block verification does not take."""
 
 

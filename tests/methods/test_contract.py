@@ -26,6 +26,7 @@ CONFIGURED = {
     "sps-tree": [{"widths": (2, 2)}],
     "sequoia": [{"profile": 4}],
     "layerskip": [{"exit": 1, "length": 3}, {"exit": 2, "length": 2}],
+    "swift": [{"depth": 4, "window": 6}],
     "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }

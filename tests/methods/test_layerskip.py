@@ -73,12 +73,12 @@ def test_a_target_trained_to_exit_early_has_more_accepted(targets):
     share = {}
     for name, target in targets.items():
         stood = drafted = 0
-        for n in (12, 33):
-            _, steps = run(target, some_ids(n, target.vocab_size), exit=4, length=3, n=20)
+        for n in (8, 12, 20):
+            _, steps = run(target, some_ids(n, target.vocab_size), exit=4, length=3, n=24)
             stood += sum(len(step.outcome.path) for step in steps)
             drafted += sum(step.draft.nodes for step in steps)
         share[name] = stood / drafted
-    assert share["embedded-exit"] > share["embedded-7m"] + 0.2
+    assert share["embedded-exit"] > 1.5 * share["embedded-7m"]
 
 
 def test_an_exit_that_is_not_there_is_refused(targets):
