@@ -9,9 +9,7 @@ arXiv:2406.16858.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import BeforeValidator
+from typing import ClassVar, Literal
 
 from specbench_cli.api import (
     AUTO,
@@ -24,24 +22,13 @@ from specbench_cli.api import (
     Nodes,
     Outcome,
     Session,
+    Widths,
     fill,
     grow,
     most,
     size_of,
     tree_of_widths,
 )
-
-
-def _listed(value: Any) -> Any:
-    """ "3,2,1", as a command line has it, or a single number."""
-    if isinstance(value, str):
-        return value.split(",")
-    return (value,) if isinstance(value, int) else value
-
-
-Widths = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)
-]
 
 
 class SpsTreeParams(MethodParams):

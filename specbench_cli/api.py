@@ -9,10 +9,10 @@ method needs to what few do.
 from __future__ import annotations
 
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
-# pays best at what forwards cost here (`Method.uses_costs`).
+# pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
 from specbench_cli.engine.method import Claim, Method
-from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
+from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto, Widths
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
 from specbench_cli.engine.session import PeerSession, Session
@@ -20,9 +20,10 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.scoring import Partial
 
 # What is proposed, how its tokens were chosen, what became of it.
 from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step
@@ -100,6 +101,7 @@ __all__ = [
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
+    "SUBLAYERS",
     "AcceptParams",
     "AcceptRule",
     "Artifact",
@@ -142,6 +144,7 @@ __all__ = [
     "Out",
     "Outcome",
     "Part",
+    "Partial",
     "PeerSession",
     "Pick",
     "Preparer",
@@ -161,6 +164,7 @@ __all__ = [
     "Trained",
     "UsageError",
     "Weights",
+    "Widths",
     "Windows",
     "Worker",
     "best_tree",

@@ -92,6 +92,31 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2305.09781, arXiv:2402.14160",
     ),
+    "rsd-c": Entry(
+        "methods.rsd_c:RsdC",
+        "RSD-C: every node of a level has as many children, drawn without replacement.",
+        needs=("draft",),
+        source="arXiv:2402.14160",
+    ),
+    "rsd-s": Entry(
+        "methods.rsd_s:RsdS",
+        "RSD-S: stochastic beam search draws the tree's levels, paths without replacement.",
+        needs=("draft",),
+        source="arXiv:2402.14160",
+    ),
+    "sequoia": Entry(
+        "methods.sequoia:Sequoia",
+        "Sequoia: the static tree that acceptance by rank, as measured, makes the best.",
+        needs=("draft",),
+        source="arXiv:2402.12374",
+    ),
+    "dyspec": Entry(
+        "methods.dyspec:DySpec",
+        "DySpec: the tree grows by draws, next where the draft is likeliest to have a token"
+        " accepted.",
+        needs=("draft",),
+        source="arXiv:2410.11744",
+    ),
     "specdec++": Entry(
         "methods.specdecpp:SpecDecPP",
         "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",
@@ -171,6 +196,16 @@ METHODS: dict[str, Entry] = {
         "methods.stand:Stand",
         "STAND: children are drawn from what the target said after the n-gram before, averaged.",
         source="arXiv:2506.04708",
+    ),
+    "layerskip": Entry(
+        "methods.layerskip:LayerSkip",
+        "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
+        source="arXiv:2404.16710",
+    ),
+    "swift": Entry(
+        "methods.swift:Swift",
+        "SWIFT: the target drafts without some of its sublayers; which ones is searched meanwhile.",
+        source="arXiv:2410.06916",
     ),
     "mirror": Entry(
         "methods.mirror:Mirror",

@@ -81,6 +81,8 @@ def test_no_room_holds_more_than_fifteen_files(room):
     """`methods` itself has a file a method, however many there are."""
     folders = [ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())]
     for folder in folders:
+        if folder.name == "methods":
+            continue  # one file a method
         assert len(list(folder.glob("*.py"))) <= 15, folder
 
 

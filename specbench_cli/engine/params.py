@@ -1,10 +1,10 @@
-"""Parameters of methods: their base, and those that are a whole number or "auto"."""
+"""Parameters of methods: their base, and types of parameters that several have."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class MethodParams(BaseModel):
@@ -25,3 +25,16 @@ def _number_or_auto(value: Any) -> Any:
 
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 """The type of such a parameter."""
+
+
+def _listed(value: Any) -> Any:
+    """ "3,2,1", as a command line has it, or a single number."""
+    if isinstance(value, str):
+        return value.split(",")
+    return (value,) if isinstance(value, int) else value
+
+
+Widths = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)
+]
+"""The type of a parameter: children of a tree's nodes, level by level."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, Part, State, no_trees
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Meter, Metered
@@ -112,7 +113,9 @@ class Begun:
 
     def of(self, x: Tokens) -> bool:
         """Whether they are those of the first tokens of x; waits for the device."""
-        return self.n <= x.ids.shape[1] and torch.equal(torch.cat(self.ids, 1), x.ids[:, : self.n])
+        if not 0 < self.n <= x.ids.shape[1]:
+            return False
+        return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.n]).all()))
 
 
 class Partial(Metered):
@@ -185,6 +188,32 @@ class Partial(Metered):
             begun.ids.append(x.ids)
             begun.rows.append(out.hidden)
         return out
+
+    def reread(self, ids: Sequence[int], first: int) -> Tensor:
+        """Read committed tokens once more, on the target's own rows of the text before them.
+
+        What is written is forgotten at once; the forward counts as an auxiliary one.
+
+        Args:
+            ids: n of the text's, the first of them at position `first`.
+        Returns:
+            logits [n, V] after each.
+        """
+        state, n, device = self._scoring.state, len(ids), self._scoring.target.device
+        length, written = state.position(), state.length()
+        sight = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        hidden = torch.zeros(n, length - first, dtype=torch.bool, device=device)
+        out = self.forward(
+            Tokens(host.ids([ids], device)),
+            state,
+            role="aux",
+            positions=torch.arange(first, first + n, device=device)[None],
+            mask=torch.cat((hidden, sight), 1),
+            logits_at="all",
+        )
+        state.rollback(0, length)
+        assert state.length() == written
+        return out.rows
 
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """None: a part of the target drafts for one sequence at a time."""

@@ -9,8 +9,8 @@ import torch
 
 from specbench_cli.audit.checks import law as checks_law
 from specbench_cli.audit.checks import sampled as checks_sampled
-from specbench_cli.audit.checks.overlap import chance
-from specbench_cli.audit.choice import walk
+from specbench_cli.audit.checks.overlap import chances
+from specbench_cli.audit.choice import outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.verify.choosing import siblings
@@ -50,18 +50,23 @@ LAWS = [
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize("draws", [1, 2, 3])
+@pytest.mark.parametrize("draws", [1, 2, 3, "until 0 is drawn"])
 @pytest.mark.parametrize(("p", "q"), LAWS)
-def test_the_chance_that_a_sibling_stands_is_that_of_all_outcomes(p, q, draws, replacement):
-    law, drafted = torch.tensor([p] * (draws + 1)).double(), torch.tensor([q]).double()
-    parents = (-1,) * draws
+def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replacement):
+    """Even where what was drawn decides how many siblings there are, as in sampled trees."""
+    law, drafted = torch.tensor([p] * 4).double(), torch.tensor([q]).double()
 
     def stands(random):
-        ids = siblings(drafted, draws, random, replacement=replacement)[0].tolist()
-        rows = drafted.expand(draws, -1)
-        tree = tree_of(parents)
+        ids = siblings(drafted, 3, random, replacement=replacement)[0].tolist()
+        if draws != "until 0 is drawn":
+            ids = ids[:draws]
+        elif 0 in ids:
+            ids = ids[: ids.index(0) + 1]
+        rows, tree = drafted.expand(len(ids), -1), tree_of((-1,) * len(ids))
         path, _ = multi_round(tree, ids, rows, law, random, replacement=replacement)
-        return bool(path)
+        tested = ids[: path[0] + 1] if path else ids
+        return len(path), sum(chances(p, q, tested, replacement=replacement))
 
-    walked = walk(stands)
-    assert chance(p, q, draws, replacement=replacement) == pytest.approx(walked.get(True, 0.0))
+    walked = list(outcomes(stands))
+    stood, due = (sum(weight * found[i] for found, weight in walked) for i in (0, 1))
+    assert due == pytest.approx(stood)

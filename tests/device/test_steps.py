@@ -66,6 +66,16 @@ def choices(told, draws):
     return told.left >= 0
 
 
+def each_node(told, draws):
+    """Which node is drawn is told before the next is; of a level, once how many there can be."""
+    return told.step.draft.nodes + told.step.draft.levels if draws else told.step.draft.levels
+
+
+def each_fed(told, draws):
+    """What a node's token is decides which slot is filled next; chosen ones come by the forward."""
+    return told.step.draft.nodes if draws else each_forward(told, draws)
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -101,6 +111,15 @@ CASES = {
         ({"widths": (2, 2, 1), "law": "iid"}, nothing),
         ({"widths": (2, 2, 1), "law": "point"}, nothing),
         (GROWN, once),
+    ],
+    "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
+    "rsd-s": [({"width": 2, "depth": 2}, each_node)],
+    "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
+    "layerskip": [({"length": 3}, once)],
+    "swift": [({"depth": 3, "width": 3, "least": 0.0}, each_forward)],
+    "dyspec": [
+        ({"nodes": 5}, each_fed),
+        ({"nodes": 6, "growth": "threshold", "threshold": 0.1}, each_fed),
     ],
     "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],

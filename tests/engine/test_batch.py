@@ -78,7 +78,8 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
 
 
 @pytest.mark.parametrize(
-    "name", ["vanilla", "sps", "pld", "sps-tree", "staged", "eagle", "eagle2", "eagle3", "mtp"]
+    "name",
+    "vanilla sps pld sps-tree rsd-c rsd-s sequoia dyspec staged eagle eagle2 eagle3 mtp".split(),
 )
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
 def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):

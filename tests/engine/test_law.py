@@ -24,6 +24,12 @@ CONFIGURED = {
         {"width": 2, "depth": 1, "law": "point"},
         {"shape": "dynamic", "width": 2, "depth": 2},
     ],
+    "rsd-c": [{"width": 2, "depth": 1}],
+    "rsd-s": [{"width": 2, "depth": 1}],
+    "sequoia": [{"width": 2, "depth": 2, "nodes": 2, "profile": 1}],
+    "layerskip": [{"length": 1}, {"length": 2}],
+    "swift": [{"depth": 1, "width": 2}],
+    "dyspec": [{"nodes": 2}, {"nodes": 3, "growth": "threshold", "depth": 1}],
     "staged": [{"depth": 2, "nodes": 3, "width": 2, "lookahead": 1}],
     "mirror": [{"length": 1, "candidates": 1}],
     "ssd": [{"length": 1, "guesses": 1}],
@@ -35,7 +41,18 @@ CONFIGURED = {
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
 
-TREES = ("sps-tree", "staged", "eagle", "eagle2", "eagle3")
+TREES = (
+    "sps-tree",
+    "rsd-c",
+    "rsd-s",
+    "sequoia",
+    "dyspec",
+    "swift",
+    "staged",
+    "eagle",
+    "eagle2",
+    "eagle3",
+)
 """Methods that draft trees, which block verification does not take."""
 
 

@@ -28,6 +28,10 @@ CONFIGURED = {
     "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
     "token-recycling": [{"nodes": 24, "depth": 4}],
     "stand": [{"nodes": 16, "depth": 4}],
+    "sequoia": [{"profile": 4}],
+    "layerskip": [{"exit": 1, "length": 3}, {"exit": 2, "length": 2}],
+    "swift": [{"depth": 4, "window": 6}],
+    "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""

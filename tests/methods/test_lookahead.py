@@ -7,7 +7,7 @@ import torch
 
 from methods.lookahead import Lookahead, LookaheadParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.table_model import successor_table
+from specbench_cli.audit.models.table import successor_table
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import rows_of
 

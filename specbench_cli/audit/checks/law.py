@@ -67,7 +67,7 @@ def check_law(subject: Subject) -> list[Finding]:
     """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q)."""
     walks, left_out = [], 0
     for rule, budget in BUDGET.items():
-        variants = list(subject.promising(rule, walkable=True))
+        variants = list(_promising(subject, rule, walkable=True))
         left = {passed(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
             share = passed(params)
@@ -93,15 +93,13 @@ def check_law(subject: Subject) -> list[Finding]:
 
 def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
     """Walks of the longest drafts and of the largest vocabulary, and how many were left out."""
-    if rule == "block" and _draws_trees(subject):
-        return [], 0
     walks: list[Walk] = []
     left_out, budget = 0, DEEP.get(rule, 0)
     whole = subject.heads or subject.method(subject.variants[0]).learns  # who reads tables whole
-    short = [] if whole else islice(subject.promising(rule, walkable=True), 1)
+    short = [] if whole else islice(_promising(subject, rule, walkable=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
-    for params in subject.promising(rule, varied=True):
+    for params in _promising(subject, rule, varied=True):
         if longest(params) >= AT_LEAST:
             large, small = deep_cases(rule, min(longest(params), DEEPEST))
             cases.append((params, [small] if params in subject.varied else [large, small]))
@@ -118,16 +116,19 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
 
 def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
     """Case by case, each with every variant."""
-    variants = [
-        params
-        for params in subject.promising(rule, walkable=True)
-        if rule != "block" or not _draws_trees(subject, params)  # it takes chains
-    ]
+    variants = list(_promising(subject, rule, walkable=True))
     cases = [iter(walked_cases(rule, deep=longest(params) < 2)) for params in variants]
     for row in zip_longest(*cases):
         for params, case in zip(variants, row, strict=True):
             if case is not None:
                 yield params, case
+
+
+def _promising(subject: Subject, rule: Rule, **which: bool) -> Iterator[MethodParams]:
+    """Parameters that promise something under a rule; the block rule takes chains only."""
+    for params in subject.promising(rule, **which):
+        if rule != "block" or not _draws_trees(subject, params):
+            yield params
 
 
 def _draws_trees(subject: Subject, params: MethodParams) -> bool:

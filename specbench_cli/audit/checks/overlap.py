@@ -8,16 +8,20 @@ drawn stand with the target's own probability of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.types import Step
+from specbench_cli.engine.verify.tree import ROOT, tree_of
 
 Probabilities = Sequence[float]
 
 
 def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -> float:
-    """How many of the levels that a step tested should stand, in the mean.
+    """How many of the levels that a step tested should stand, in the mean over all its outcomes.
+
+    Of drawn siblings each test counts by what it was likely to end in before its child was drawn:
+    how many siblings there are may depend on which the earlier ones are.
 
     Args:
         before: the text that the draft follows.
@@ -25,46 +29,40 @@ def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -
     draft, path = step.draft, step.outcome.path
     assert draft is not None
     ids: list[int] = draft.tokens.tolist()
-    parents = range(-1, len(ids) - 1) if draft.parents is None else draft.parents
+    parents = tuple(range(-1, len(ids) - 1)) if draft.parents is None else draft.parents
+    siblings = tree_of(parents, draft.order).children
     expected = 0.0
     for level in range(step.outcome.tested):
-        node = path[level - 1] if level else -1
-        children = [child for child, parent in enumerate(parents) if parent == node]
+        children = siblings[path[level - 1] if level else ROOT]
         p = reference.law(*[*before, *(ids[above] for above in path[:level])][-2:])
         if draft.q is None:
             expected += sum(p[token] for token in {ids[child] for child in children})
-        else:
-            q = draft.q[children[0]].tolist()
-            expected += chance(p, q, len(children), replacement=draft.law == "iid")
+            continue
+        stood = children.index(path[level]) if level < len(path) else len(children)
+        tested = [ids[child] for child in children[: stood + 1]]
+        q = draft.q[children[0]].tolist()
+        expected += sum(chances(p, q, tested, replacement=draft.law == "iid"))
     return expected
 
 
-def chance(
-    r: Probabilities,
-    q: Probabilities,
-    draws: int,
-    *,
-    replacement: bool,
-    drawn: tuple[int, ...] = (),
-) -> float:
-    """That one of so many children stands, which are drawn from q and tested against r in turn."""
-    d = q if replacement else _remaining(q, drawn)
-    stands = sum(map(min, r, d))
-    lost = [max(b - a, 0.0) for a, b in zip(r, d, strict=True)]  # by each token, drawn and rejected
-    mass = sum(lost)
-    if draws == 1 or mass <= 0.0:
-        return stands
-    left = [max(a - b, 0.0) / mass for a, b in zip(r, d, strict=True)]
-    if replacement:
-        return stands + mass * chance(left, q, draws - 1, replacement=True)
-    return stands + sum(
-        weight * chance(left, q, draws - 1, replacement=False, drawn=(*drawn, token))
-        for token, weight in enumerate(lost)
-        if weight > 0.0
-    )
+def chances(
+    p: Probabilities, q: Probabilities, drawn: Sequence[int], *, replacement: bool
+) -> Iterator[float]:
+    """Of siblings drawn from q and tested against p in turn: how likely each was to stand, before
+    it was drawn, once all before it had been rejected."""
+    r, d = list(p), list(q)
+    for turn, _ in enumerate(drawn):
+        if not replacement:
+            d = _remaining(q, drawn[:turn])
+        yield sum(map(min, r, d))
+        left = [max(a - b, 0.0) for a, b in zip(r, d, strict=True)]
+        mass = sum(left)
+        if mass <= 0.0:  # the last one stood
+            return
+        r = [a / mass for a in left]
 
 
-def _remaining(q: Probabilities, drawn: tuple[int, ...]) -> Probabilities:
+def _remaining(q: Probabilities, drawn: Sequence[int]) -> list[float]:
     """The law of the next draw without replacement; any other token where nothing of q is left."""
     left = [0.0 if token in drawn else p for token, p in enumerate(q)]
     if sum(left) <= 0.0:

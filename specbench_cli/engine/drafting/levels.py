@@ -23,8 +23,8 @@ from specbench_cli.engine.types import Features, Out, Tokens
 class Levels:
     """A model's state while a tree is drafted with it, a step of decoding after another.
 
-    A step: `begin`, then `feed` for each further level, then, once the target has decided, `keep`
-    or `drop`. Nothing here waits for the device.
+    A step: `begin`, then `feed` for each further level, or `extend` wherever the tree grows, then,
+    once the target has decided, `keep` or `drop`. Nothing here waits for the device.
 
     Args:
         session: the request that is drafted for.
@@ -108,6 +108,32 @@ class Levels:
             self._left = out.hidden[0]
         return out
 
+    def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> Out:
+        """One forward over n nodes anywhere in the tree, in a step without `feed`; no head's.
+
+        Args:
+            tokens: n ids.
+            parents: each one's parent by its place in the order of feeding, below those of this
+                forward; `ROOT` for the root.
+        Returns:
+            logits [1, n, V] of the nodes' children.
+        """
+        assert self._left is None, "heads are fed level by level"
+        assert not self._depth, "`feed` has gone level by level"
+        n, device, start = len(tokens), self._session.device, self.fed
+        depths = [1 + (self._paths[parent].count(1) if parent >= 0 else 0) for parent in parents]
+        for at, parent in enumerate(parents):
+            above = self._paths[parent] if parent >= 0 else b""
+            self._paths.append(above + bytes(start + at - len(above)) + b"\1")
+        self.fed += n
+        return self.model.forward(
+            Tokens(host.ids([tokens], device)),
+            self.state,
+            positions=host.ids([[self._root + depth for depth in depths]], device),
+            mask=_mask(tuple(path.ljust(self.fed, b"\0") for path in self._paths[start:]), device),
+            logits_at="all",
+        )
+
     def keep(self, path: Iterable[int]) -> None:
         """Keep the rows of accepted nodes, once the session has committed them.
 
@@ -141,6 +167,7 @@ class Levels:
         self._root = self.state.position() - 1  # its position
         self._depth = self.fed = 0
         self._seen, self._left = [b""], None
+        self._paths: list[bytes] = []  # what each node that `extend` fed sees, itself included
 
 
 # What levels of a few nodes need comes again and again; nobody changes it.

@@ -1,0 +1,127 @@
+"""DySpec: trees that grow where the draft expects acceptance, while they are drawn.
+
+Yunfan Xiong, Ruoyu Zhang, Yanzeng Li, Tianhao Wu, Lei Zou: DySpec: Faster Speculative Decoding with
+Dynamic Token Tree Structure, 2024, arXiv:2410.11744.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    host,
+    siblings,
+)
+
+
+class DySpecParams(MethodParams):
+    """Parameters of `DySpec`."""
+
+    nodes: int = Field(16, ge=1, description="most nodes of the tree")
+    depth: int = Field(8, ge=1, description="most levels of the tree")
+    growth: Literal["heap", "threshold"] = Field("heap", description="the order of slots")
+    threshold: float = Field(0.06, gt=0, le=1, description="least value of slots in that order")
+
+
+class Children:
+    """A node's children: drawn from q [V] without replacement; or from (ids, logs), best first."""
+
+    def __init__(self, session: Session, law: Any) -> None:
+        self.random, self.law, self.drawn = session.random, law, list[int]()
+
+    def fill(self) -> tuple[int, float]:
+        """The next child y, and R(y), R being the law without the earlier ones."""
+        if isinstance(self.law, Tensor):
+            left = siblings.remaining(self.law, self.drawn)
+            y = self.random.categorical(left)
+            token, chance = host.each(y, left.gather(0, y[None]))
+        else:
+            (ids, logs), rank = self.law, len(self.drawn)
+            token, p, before = ids[rank], math.exp(logs[rank]), 1 - sum(map(math.exp, logs[:rank]))
+            last = p >= before or max(logs[rank + 1 :], default=-math.inf) == -math.inf
+            chance = 1.0 if last else p / before
+        self.drawn.append(token)
+        return token, chance
+
+
+class DySpec(Method):
+    """DySpec: the tree grows by draws, next where the draft is likeliest to have a token accepted.
+
+    A slot is the next untried child of a node. Its value v is the chance that verification gets to
+    it if the draft is right: a child y drawn from R, the draft's law there without earlier
+    siblings, leaves v R(y) to its own first slot and v (1 - R(y)) to its next sibling's.
+    Exact because whether a slot is filled is decided before its token is drawn: however many
+    children a node gets, they are the law's first draws, tested in that order by recursive
+    rejection. In greedy and coupled decoding they are the draft's best, and the target chooses.
+    Differs from the paper: a node is fed when its first slot is filled, not when it is drawn.
+
+    One step, from the root's first slot, whose value is 1, until there are enough nodes:
+    1. Take the slot of most value; feed its node unless it has children. (threshold: take the slots
+       of a level in turn, and feed all its nodes in one forward.)
+    2. Draw y, add the two slots that it leaves. (threshold: those of at least that value.)
+    3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
+    """
+
+    name: ClassVar[str] = "dyspec"
+    Params: ClassVar[type[MethodParams]] = DySpecParams
+    params: DySpecParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree and prefill the draft."""
+        model, most = session.draft(), self.params.nodes
+        session.reserve(most)
+        self.levels = Levels(session, model, session.new_state(model, slack=most))
+        self.levels.begin(session.since(0))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        params, depth = self.params, min(self.params.depth, limit)
+        by_level = params.growth == "threshold"
+        least, n, best = by_level * params.threshold, params.nodes, session.target.vocab_size
+        tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
+        children, self.place = dict[int, Children](), dict[int, int]()  # the root's place is -1
+        slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
+        while slots and len(tokens) < n:
+            _, node, v = heappop(slots)
+            if node not in children:
+                new = [node, *(at for _, at, _ in slots if by_level)]
+                if node == ROOT:
+                    out = self.levels.begin(session.since(self.levels.state.length()))
+                else:
+                    above = [self.place[parents[at]] for at in new]
+                    out = self.levels.extend([tokens[at] for at in new], above)
+                self.place |= {at: len(self.place) - 1 + turn for turn, at in enumerate(new)}
+                if session.sampling.draws:
+                    laws: Any = session.warp(out.rows)
+                else:
+                    laws = zip(
+                        *session.ranked(out.rows, min(best, n), ahead=depths[node]), strict=True
+                    )
+                children |= {at: Children(session, law) for at, law in zip(new, laws, strict=True)}
+            y, chance = children[node].fill()
+            child, tokens, parents = len(tokens), [*tokens, y], [*parents, node]
+            depths[child] = depths[node] + 1
+            for at, left in ((node, v * (1.0 - chance)), (child, v * chance)):
+                if left > 0.0 and left >= least and depths[at] < depth:
+                    heappush(slots, ((depths[at], at) if by_level else (-left, child), at, left))
+        tree = session.tree(tokens, tuple(parents))
+        q = [children[parent].law for parent in parents if session.sampling.draws]
+        return Draft(tree.tokens, tree.parents, "wor", torch.stack(q)) if q else tree
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Keep the draft's rows of the nodes that stood: the last may not have been fed."""
+        self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

@@ -1,0 +1,106 @@
+"""Recursive speculative decoding with constant branching (RSD-C).
+
+Wonseok Jeon, Mukul Gagrani, Raghavv Goel, Junyoung Park, Mingu Lee, Christopher Lott: Recursive
+Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement, 2024,
+arXiv:2402.14160.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    Widths,
+)
+
+
+class RsdCParams(MethodParams):
+    """Parameters of `RsdC`."""
+
+    width: int = Field(2, ge=1, description="children of a node (branching factor)")
+    depth: int = Field(3, ge=1, description="levels of the tree (L): one draft forward each")
+    widths: Widths | None = Field(
+        None,
+        description="children of a node, level by level, as 4,2,1 (b); default: `width` at each of"
+        " `depth` levels",
+    )
+
+
+class RsdC(Method):
+    """RSD-C: every node of a level has as many children, drawn without replacement.
+
+    Exact because siblings are tested in the order of their draws by recursive rejection: the k-th
+    child x stands with probability min(1, r(x) / d(x)), where d is the draft's law q without the
+    k - 1 before it, and r is the target's law p at first, norm(max(r - d, 0)) after a rejection;
+    where none stands the next token is drawn from the last r. In greedy and coupled decoding
+    children are the draft's best, and one stands iff it is the target's own choice.
+    Differs from the paper: a node never has more children than there are tokens; where fewer have
+    any probability, the rest are drawn among the others alike.
+
+    One step:
+    1. Feed the draft the committed tokens that it has not seen: the root's law.
+    2. Draw b_l children of every node of level l, one after another without replacement.
+    3. Feed them in one forward, each seeing its own ancestors alone: the laws of the next level.
+    4. (engine) One target forward over the last committed token and all nodes; recursive rejection;
+       commit.
+    5. Keep the draft's rows of the nodes that stood.
+    """
+
+    name: ClassVar[str] = "rsd-c"
+    Params: ClassVar[type[MethodParams]] = RsdCParams
+    params: RsdCParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree and prefill the draft."""
+        params, most = self.params, session.target.vocab_size
+        widths = params.widths or (params.width,) * params.depth
+        self.widths = [min(width, most) for width in widths]
+        sizes = [1]
+        for width in self.widths:
+            sizes.append(sizes[-1] * width)
+        session.reserve(sum(sizes[1:]))
+        model = session.draft()
+        self.levels = Levels(session, model, session.new_state(model, slack=sum(sizes[1:-1])))
+        self.levels.begin(session.since(0))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        widths, levels = self.widths[:limit], self.levels
+        tokens, parents, laws = list[Tensor](), list[int](), list[Tensor]()
+        level, above = [ROOT], list[int]()  # the newest nodes, and their parents' places
+        for ahead, width in enumerate(widths):
+            # 1. and 3.
+            if ahead:
+                out = levels.feed(tokens[-1], above)
+            else:
+                out = levels.begin(session.since(levels.state.length()))
+            # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
+            children, q = session.branch(out.rows, width, how="wor", ahead=ahead)
+            tokens.append(children.flatten())
+            if q is not None:
+                laws.append(q.repeat_interleave(width, 0))
+            above = [place for place in range(len(level)) for _ in range(width)]
+            parents += [level[place] for place in above]
+            level = [*range(len(parents) - len(above), len(parents))]
+        if not tokens:
+            return session.chain(())
+        tree = session.tree(torch.cat(tokens), tuple(parents))
+        if not laws:
+            return tree
+        return Draft(tree.tokens, tree.parents, law="wor", q=torch.cat(laws))
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 5: nodes were fed in their order, the deepest level was not."""
+        self.levels.keep(outcome.path)

@@ -1,0 +1,119 @@
+"""Recursive speculative decoding with stochastic beam search (RSD-S).
+
+Wonseok Jeon, Mukul Gagrani, Raghavv Goel, Junyoung Park, Mingu Lee, Christopher Lott: Recursive
+Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement, 2024,
+arXiv:2402.14160. Stochastic beam search: Wouter Kool, Herke van Hoof, Max Welling: Stochastic Beams
+and Where to Find Them, ICML 2019, arXiv:1903.06059.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    host,
+)
+
+Node = tuple[int, int, float]  # its parent among the beams, its token, log of its path's chance
+
+
+class RsdSParams(MethodParams):
+    """Parameters of `RsdS`."""
+
+    width: int = Field(4, ge=1, description="nodes of every level: the beams (W)")
+    depth: int = Field(4, ge=1, description="levels of the tree (L): one draft forward each")
+
+
+class RsdS(Method):
+    """RSD-S: stochastic beam search draws the tree's levels, paths without replacement.
+
+    Exact because a draw chooses a node's parent by what was drawn before, and its token from the
+    draft's law q there without the earlier siblings: however many children a node gets, they are
+    q's first draws, and recursive rejection tests them in that order. In greedy and coupled
+    decoding it is plain beam search, and a child stands iff it is the target's own choice.
+    Differs from the paper: Gumbel keys are never made. The W largest of them are W paths drawn one
+    after another without replacement (Kool et al.), and so they are drawn, in their keys' order.
+
+    One step, from the root as the only beam, for each of L levels:
+    1. Feed the draft the beams (at first, what it has not seen of the text): their laws q.
+    2. Draw W paths of one token more: the next level and its beams. The next beam that has no child
+       yet stands for all mass not reached so far; one that has, for what is left of its own.
+    3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
+    4. Keep the draft's rows of the nodes that stood.
+    """
+
+    name: ClassVar[str] = "rsd-s"
+    Params: ClassVar[type[MethodParams]] = RsdSParams
+    params: RsdSParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree and prefill the draft."""
+        model, most = session.draft(), self.params.width * self.params.depth
+        session.reserve(most)
+        self.levels = Levels(session, model, session.new_state(model, slack=most))
+        self.levels.begin(session.since(0))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        levels, tokens, parents, laws = self.levels, list[int](), list[int](), list[Tensor]()
+        beams, kept = [ROOT], [(0, ROOT, 0.0)]
+        for ahead in range(min(self.params.depth, limit)):
+            above, last, phi = zip(*kept, strict=True)
+            new = session.since(levels.state.length())
+            out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
+            if session.sampling.draws:  # 2.
+                q = session.warp(out.rows)
+                kept = self._drawn(session, q, phi)
+                laws.append(q.index_select(0, host.ids([beam for beam, *_ in kept], q.device)))
+            else:
+                kept = self._best(session, out.rows, phi, ahead)
+            parents += [beams[node[0]] for node in kept]
+            tokens += [node[1] for node in kept]
+            beams = [*range(len(tokens) - len(kept), len(tokens))]
+        tree = session.tree(tokens, tuple(parents))
+        return Draft(tree.tokens, tree.parents, law="wor", q=torch.cat(laws)) if laws else tree
+
+    def _drawn(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
+        """Step 2, from the beams' laws q [m, V] and the logarithms of their chances."""
+        law, mass = q.double(), [math.exp(value) for value in phi]
+        pool = torch.zeros_like(law)  # what each path of one token more is drawn in proportion to
+        kept, reached = list[Node](), 0  # beams that have a child: so many, the first ones
+        for _ in range(min(self.params.width, host.number((law > 0).sum()))):
+            if reached < len(mass):  # never less than the beams to come, whatever was rounded off
+                rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
+                pool[reached] = law[reached] * rest
+            flat = session.random.categorical((pool / pool.sum()).flatten())
+            path, p = host.each(flat, law.flatten().gather(0, flat[None]))
+            beam, token = divmod(path, law.shape[1])
+            if beam == reached:
+                pool[beam], reached = law[beam] * mass[beam], reached + 1
+            pool[beam, token].zero_()
+            kept.append((beam, token, phi[beam] + math.log(p)))
+        return kept
+
+    def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
+        """Step 2 where tokens are chosen: beam search."""
+        width, found = min(self.params.width, session.target.vocab_size), list[Node]()
+        best, gains = session.ranked(rows, width, ahead=ahead)
+        for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
+            found += [(beam, x, phi[beam] + g) for x, g in zip(ids, values, strict=True)]
+        possible = (node for node in found if node[2] > -math.inf)
+        return sorted(possible, key=lambda node: -node[2])[: self.params.width]
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 4: nodes were fed in their order, the deepest level was not."""
+        self.levels.keep(outcome.path)

@@ -1,0 +1,120 @@
+"""Sequoia: scalable, robust and hardware-aware speculative decoding.
+
+Zhuoming Chen, Avner May, Ruslan Svirschevski, Yuhsun Huang, Max Ryabinin, Zhihao Jia, Beidi Chen:
+Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding, 2024, arXiv:2402.12374.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import ClassVar, Literal
+
+from specbench_cli.api import (
+    AUTO,
+    Draft,
+    Field,
+    Grown,
+    Levels,
+    Method,
+    MethodParams,
+    Nodes,
+    Outcome,
+    Session,
+    fill,
+    most,
+    tree_of_choices,
+)
+
+
+class SequoiaParams(MethodParams):
+    """Parameters of `Sequoia`."""
+
+    nodes: Nodes = Field(16, description="size of the tree, or auto: by what forwards cost here")
+    depth: int = Field(8, ge=1, description="most levels of the tree: one draft forward each")
+    width: int = Field(8, ge=1, description="most children of a node")
+    profile: int = Field(64, ge=1, description="steps of a run in which acceptance is measured")
+
+
+class BestTrees:
+    """The dynamic program: most tokens to expect, if a[k] of all children of rank k stand."""
+
+    def __init__(self, a: Sequence[float]) -> None:
+        @cache
+        def best(m: int, depth: int, k: int = 0) -> tuple[float, int]:
+            found = [(0.0, 0)]  # without a k-th child; or y nodes go to it, itself included
+            for y in range(1, m + 1 if depth and k < len(a) else 0):
+                value = a[k] * (1.0 + best(y - 1, depth - 1)[0]) + best(m - y, depth, k + 1)[0]
+                found.append((value, y))
+            return max(found, key=lambda pair: pair[0])
+
+        self.best = best  # of m nodes on so many levels, from the k-th child of their root on
+
+    def nodes(self, m: int, depth: int, *above: int, k: int = 0) -> Iterator[tuple[int, ...]]:
+        """The best tree, each node by the ranks of the children on its path."""
+        if y := self.best(m, depth, k)[1]:
+            yield (*above, k)
+            yield from self.nodes(y - 1, depth - 1, *above, k)
+            yield from self.nodes(m - y, depth, *above, k=k + 1)
+
+
+class Sequoia(Method):
+    """Sequoia: the static tree that acceptance by rank, as measured, makes the best.
+
+    Exact because the tree's shape depends on earlier steps alone, and children, drawn without
+    replacement, are tested in that order by recursive rejection; in greedy and coupled decoding one
+    stands iff it is the target's own choice.
+    Differs from the authors' code: acceptance is measured in a run's first steps; noise is drawn
+    anew in every step, where theirs uses a prompt's numbers again and again.
+
+    1. In a run's first steps the tree is a root with `width` children: count which stand.
+    2. Then choose the best tree of `nodes` nodes, once; with auto, the size and depth that give
+       most tokens in the time of a draft forward a level and a target forward.
+    3. Every step: draw each node's children without replacement, level by level; (engine) verify by
+       recursive rejection, commit; keep the draft's rows of the nodes that stood.
+    """
+
+    name: ClassVar[str] = "sequoia"
+    Params: ClassVar[type[MethodParams]] = SequoiaParams
+    params: SequoiaParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+    uses_costs = property(lambda self: self.params.nodes == AUTO)
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree and prefill the draft."""
+        model, largest = session.draft(), max(most(self.params.nodes), self.params.width)
+        session.reserve(largest)
+        self.levels = Levels(session, model, session.new_state(model, slack=largest))
+        self.levels.begin(session.since(0))
+        self.stood = session.memory.setdefault("stood", [])  # ranks; `width` where none stood
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 3."""
+        tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
+        tree = tree.within(limit, session.target.vocab_size)
+        self.grown = Grown(session.chain(()), ())
+        if tree.nodes:
+            first = self.levels.begin(session.since(self.levels.state.length()))
+            self.grown = fill(tree, self.levels, first, session, how="wor")
+        return self.grown.draft
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Steps 1 and 2, and the end of 3."""
+        self.levels.keep(self.grown.rows(outcome.path))
+        if "tree" not in session.memory and self.grown.draft.nodes:
+            self.stood.append(outcome.path[0] if outcome.path else self.params.width)
+            if len(self.stood) == self.params.profile:
+                session.memory["tree"] = tree_of_choices(self._plan(session))
+
+    def _plan(self, session: Session) -> Iterator[tuple[int, ...]]:
+        m, depth, width = most(self.params.nodes), self.params.depth, self.params.width
+        trees = BestTrees([self.stood.count(k) / len(self.stood) for k in range(width)])
+
+        def rate(size: tuple[int, int]) -> float:
+            drafting = size[1] * session.draft_cost(self.levels.model)
+            return (1.0 + trees.best(*size)[0]) / (drafting + session.verify_cost(size[0] + 1))
+
+        if self.params.nodes == AUTO:
+            m, depth = max(((n, d) for n in range(1, m + 1) for d in range(1, depth + 1)), key=rate)
+        return trees.nodes(m, depth)
