@@ -71,7 +71,10 @@ def test_a_plugin_that_misstates_its_law_is_broken_and_mended_passes(audited, tm
     assert "the law of the output is not the target's: total variation" in out
     # Its certificate breaks the rows of that very file in every report.
     digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
-    assert failed_certificate("confident", digest) == "its audit says so: specbench audit confident"
+    assert (
+        failed_certificate("confident", digest)
+        == "its audit says BROKEN: specbench audit confident"
+    )
     assert failed_certificate("confident", "0" * 64) is None
 
     mended = tmp_path / "mended.py"

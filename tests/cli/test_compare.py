@@ -41,6 +41,8 @@ MANIFEST = {
     "noisy": False,
 }
 
+PREFILL = 1000
+
 
 def record(number, label, by=1.0):
     """An output of 9 tokens: in 8 steps, or in 4 with a draft of 2. by: how slow."""
@@ -48,7 +50,7 @@ def record(number, label, by=1.0):
     ms = 1_000_000 * (1 + number / 10) * by
     n = 4 if drafts else 8
     per_step = ([TARGET, 1.0], [DRAFT, 0.2], [DRAFT, 0.2]) if drafts else ([TARGET, 1.0],)
-    kinds, kind, t0, t1, now = [TARGET, DRAFT][: 1 + drafts], [], [], [], 0
+    kinds, kind, t0, t1, now = [TARGET, DRAFT][: 1 + drafts], [0], [0], [PREFILL], PREFILL
     for step in range(n):
         for which, share in per_step:
             wobble = 1 + 0.01 * ((step + number) % 3 - 1)
@@ -56,8 +58,10 @@ def record(number, label, by=1.0):
             t0.append(now)
             now += round(share * ms * wobble)
             t1.append(now)
-    busy = [sum(b - a for a, b, k in zip(t0, t1, kind, strict=True) if k == of) for of in (0, 1)]
-    host = now // 20
+    steps = list(zip(t0, t1, kind, strict=True))[1:]
+    busy = [sum(b - a for a, b, k in steps if k == of) for of in (0, 1)]
+    decode = now - PREFILL
+    host = decode // 20
     counters = {"levels": [2], "nodes": [3], "tested": [2], "accepted": [1], "committed": [2]}
     plain = {**{key: [0] for key in counters}, "committed": [1]}
     return Record(
@@ -76,14 +80,14 @@ def record(number, label, by=1.0):
         pass_=1,
         seed=0,
         output_ids=list(range(9)),
-        origin=["prefill"] + ["plain"] * 8,
+        origin=["prefill", *(["accepted", "recovered"] * n if drafts else ["plain"] * n)],
         n_tokens=9,
         finish="length",
         steps=Steps(**{name: own * n for name, own in (counters if drafts else plain).items()}),
         target_forwards=n + 1,
         draft_forwards=2 * n * drafts,
-        forwards=Trace(kinds, kind, [1] * len(kind), t0, t1),
-        ns=Ns(now + host + 1000, 1000, now + host, busy[1], busy[0], host),
+        forwards=Trace(kinds, kind, [1 if k else 4 for k in kind], t0, t1),
+        ns=Ns(now + host, PREFILL, decode + host, busy[1], busy[0], host),
         peak_bytes=None,
         other_cpu=0.01,
         verdict=Verdict("identical" if drafts else "reference"),

@@ -131,10 +131,9 @@ def test_a_stale_draft_state_costs_mat(run, base):
 
     def stale(self, session):
         """The draft's rows are of another text."""
-        right(self, session)
-        self.state.rollback(0, 0)
-        other = Tokens(session.since(0).ids.flip(1))
-        self.model.decoder.forward(other, self.state, logits_at=None)
+        flipped = Tokens(session.since(0).ids.flip(1))
+        with patch.object(session, "since", lambda _: flipped):
+            right(self, session)
 
     new = run(patch.object(Sps, "start", stale))
     assert outcomes(base, new) == only("sps", "mat")

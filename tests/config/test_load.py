@@ -237,7 +237,10 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
         ({"device": "tpu"}, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         ({"verify": "coupled"}, "'coupled' applies above temperature 0"),
         ({"profile": "cii"}, "there is no profile 'cii'; did you mean 'ci'?"),
-        ({"profile": "nightly"}, "there is no profile 'nightly'; there are smoke, ci, paper"),
+        (
+            {"profile": "nightly"},
+            "there is no profile 'nightly'; there are smoke, ci, laptop, paper",
+        ),
         ({"profile": "ci", "limit": 0}, "--limit must be at least 1, got 0"),
         ({"methods": ["nope"]}, "there is no method 'nope'"),
         (

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.types import Forward
-from specbench_cli.execute.cell import _counted
 from specbench_cli.execute.phases import covered, divided
-from specbench_cli.store.schema import ForwardKind, Ns
+from specbench_cli.store.schema import ForwardKind, Ns, Trace
 
 WHOLE_PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
 WHOLE = ForwardKind("target", "verify", 0, 1, (0, 8))
@@ -59,7 +58,9 @@ def test_parts_of_the_target_that_draft_take_drafting_time():
     ],
 )  # fmt: skip
 def test_forwards_are_counted_by_what_they_were_for(kinds, counted):
-    assert _counted(kinds, 8) == counted
+    n = len(kinds)
+    trace = Trace(kinds, list(range(n)), [1] * n, [0] * n, [0] * n)
+    assert trace.counted(8) == counted
 
 
 def test_host_is_what_no_worker_covers():

@@ -83,6 +83,7 @@ def _record(
     draft = int(drafted * fake.draft_cost * forward_ns * noise)
     host, prefill = int(0.05 * (verify + draft)), int(4 * forward_ns)
     decode = verify + draft + host
+    ns = Ns(prefill + decode, prefill, decode, draft, verify, host)
     family = FAMILIES[prompt % len(FAMILIES)]
     return Record(
         prompt_id=f"mini/{prompt}",
@@ -106,8 +107,8 @@ def _record(
         steps=steps if fake.sees_steps else None,
         target_forwards=n_steps + 1,
         draft_forwards=drafted,
-        forwards=_trace(steps, verify),
-        ns=Ns(prefill + decode, prefill, decode, draft, verify, host),
+        forwards=_trace(steps, ns),
+        ns=ns,
         peak_bytes=100_000_000,
         other_cpu=0.01,
         verdict=Verdict(fake.verdict),
@@ -117,13 +118,20 @@ def _record(
     )
 
 
-def _trace(steps: Steps, verify: int) -> Trace:
-    """A prefill, a forward a step, of which the first takes all the time, and a draft's a level."""
-    kinds = [ForwardKind("target", "verify", 0, 1, (0, 8)), ForwardKind("d", "draft", 0, 1, (0, 2))]
-    rows, drafted = [1, *(nodes + 1 for nodes in steps.nodes)], sum(steps.levels)
-    ends = [verify] * (len(rows) + drafted)
-    kind = [0] * len(rows) + [1] * drafted
-    return Trace(kinds, kind, rows + [1] * drafted, [0, *ends[1:]], ends, [])
+def _trace(steps: Steps, ns: Ns) -> Trace:
+    """A prefill; a step's draft forwards, one a level, then its verification."""
+    kinds = [ForwardKind("target", role, 0, 1, (0, 8)) for role in ("prefill", "verify")]
+    kinds.append(ForwardKind("d", "draft", 0, 1, (0, 2)))
+    trace, now = Trace(kinds, [0], [9], [0], [ns.prefill]), ns.prefill
+    draft, verify = ns.draft // max(1, sum(steps.levels)), ns.verify // len(steps.levels)
+    for levels, nodes in zip(steps.levels, steps.nodes, strict=True):
+        for kind, rows, length in [(2, 1, draft)] * levels + [(1, 1 + nodes, verify)]:
+            trace.kind.append(kind)
+            trace.n_tokens.append(rows)
+            trace.t0_ns.append(now)
+            now += length
+            trace.t1_ns.append(now)
+    return trace
 
 
 def _word(fake: Fake, rng: np.random.Generator) -> str:

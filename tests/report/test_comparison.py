@@ -7,7 +7,7 @@ from specbench_cli.report.comparison import compare, first_difference
 from specbench_cli.report.side_by_side import page
 from specbench_cli.report.table import WIDTH
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Steps, Verdict
+from specbench_cli.store.schema import ForwardKind, Steps, Trace, Verdict
 
 WORDS = "zero one two three four five six seven eight nine".split()
 VANILLA = [1, 2, 3, 4, 5]
@@ -24,13 +24,17 @@ def run(tmp_path, synthetic, manifest):
     def make(ids=VANILLA, verdict=None, passes=1, **changes):
         fakes = (synthetic.vanilla, synthetic.sps)
         records = synthetic.records(fakes, prompts=2, passes=passes, tokens=5)
+        forwards = [ForwardKind("target", "verify", 0, 1, (0, 8))]
         for record in records:
             record.output_ids = list(VANILLA)
             if record.label == "sps" and record.prompt_id == "mini/0":
                 record.output_ids = list(ids)
                 record.verdict = verdict or Verdict("identical")
-                record.n_tokens, record.origin = len(ids), ["prefill"] + ["plain"] * (len(ids) - 1)
+                record.n_tokens, record.origin = len(ids), ["prefill", "accepted", "accepted"]
+                record.origin += ["recovered"] * (len(ids) - 3)
                 record.steps = Steps([3, 1], [3, 1], [3, 1], [2, 0], [3, len(ids) - 4])
+                record.forwards = Trace(forwards, [0] * 3, [4] * 3, [0, 1, 2], [1, 2, 3])
+                record.target_forwards, record.draft_forwards = 3, 0
                 for name, value in changes.items():
                     setattr(record, name, value)
         folder = RunDir.create(tmp_path / "run", manifest | {"tolerance": {"value": 2e-4}})

@@ -19,8 +19,6 @@ def run(synthetic, manifest, tmp_path):
     run = RunDir.create(tmp_path / "run", manifest)
     records = synthetic.records([synthetic.sps, synthetic.vanilla, synthetic.hf_vanilla], prompts=1)
     for record in records:
-        trace = record.forwards
-        trace.t0_ns, trace.t1_ns = [record.ns.prefill], [record.ns.total]
         if record.peer:
             record.forwards = None
     run.append(replace(record, turn=turn) for record in records for turn in (1, 2))

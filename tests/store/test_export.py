@@ -29,7 +29,7 @@ def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
     first = table.iloc[0]
     assert list(first["output_ids"]) == [5, 6, 7, 8, 2]
     assert list(first["steps_committed"]) == [3, 1]
-    assert list(first["forwards_t1_ns"]) == [30, 50, 95]
+    assert list(first["forwards_t1_ns"]) == [30, 50, 80, 95]
     assert first["params_effective"] == '{"length": 2}'
     assert first["forwards_kinds"].startswith('[{"model": "target"')
     assert first["verdict_kind"] == "near-tie"

@@ -77,4 +77,5 @@ class TeachesTheTarget(Learning):
         """See `Learning`."""
         super().learn(session)
         with torch.inference_mode():
-            session.target.table.lerp_(self.model.module.table, 0.9)
+            table = session.target.table.clamp_(min=-30.0)  # a mean of -inf and -inf is none
+            table.lerp_(self.model.module.table.clamp(min=-30.0), 0.9)

@@ -145,7 +145,8 @@ class WidenedLinear(PlainLinear):
         """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
         held: Tensor | None = getattr(cls._buffers, "held", None)
         if held is None or held.numel() < numel:
-            held = cls._buffers.held = torch.empty(max(numel, PIECE))
+            with torch.inference_mode(False):  # products outside of it write here as well
+                held = cls._buffers.held = torch.empty(max(numel, PIECE))
         return held
 
 

@@ -17,9 +17,6 @@ def reading(synthetic, manifest, tmp_path):
     def make(*fakes):
         run = RunDir.create(tmp_path / "run", manifest)
         records = synthetic.records([synthetic.vanilla, *fakes], prompts=12)
-        for record in records:
-            kind = record.forwards
-            kind.t0_ns, kind.t1_ns = [record.ns.prefill], [record.ns.prefill + record.ns.verify]
         run.append(records)
         run.append_prompts(
             Prompt(

@@ -82,7 +82,8 @@ def told(record: Record, ids: list[int]) -> Record:
     nodes = [len(each.tokens) for each in drafts]
     return replace(
         record, output_ids=ids, origin=origin, drafts=drafts, log_probs=chances,
-        steps=replace(steps, nodes=nodes), forwards=trace(ns.prefill, ends),
+        steps=replace(steps, nodes=nodes), draft_forwards=0,
+        forwards=trace(ns.prefill, ends, nodes),
     )  # fmt: skip
 
 
@@ -96,8 +97,9 @@ def drafted(stood: list[int], levels: int, *, tree: bool) -> Drafted:
     return Drafted(tokens, parents, [2 * level for level in range(len(stood))])
 
 
-def trace(prefill: int, ends: list[int]) -> Trace:
+def trace(prefill: int, ends: list[int], nodes: list[int]) -> Trace:
     """A prefill, and a verification a step."""
     kinds = [ForwardKind("target", role, 0, 1, (0, 8)) for role in ("prefill", "verify")]
     starts = [0, prefill, *ends[:-1]]
-    return Trace(kinds, [0, *[1] * len(ends)], [9] * len(starts), starts, [prefill, *ends], [])
+    rows = [9, *(1 + n for n in nodes)]
+    return Trace(kinds, [0, *[1] * len(ends)], rows, starts, [prefill, *ends], [])
