@@ -128,7 +128,7 @@ def _no_import() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_import")
 def test_mutants_are_killed_time_out_or_survive(mutants, tree, tmp_path):
-    runner = importlib.import_module("runner").Runner(tree, tmp_path / "work", 2, 2.0)
+    runner = importlib.import_module("runner").Runner(tree, tmp_path / "work", 2, 10.0)
     found = mutants.mutants_of((tree / "counted.py").read_text(), "counted.py")
     wanted = {"i += 1 -> pass", "i < n -> i <= n", "i if i else top -> i if not i else top"}
     chosen = [m for m in found if f"{m.before} -> {m.after}" in wanted or m.after == "-1"]
