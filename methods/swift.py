@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from itertools import product
 from typing import ClassVar, Literal
 
@@ -160,7 +161,8 @@ class Swift(Method):
             allow_duplicate_points=True,
         )
         search.set_gp_params(alpha=1e-2)
-        for chosen, score, _ in tried:
-            search.register({name: float(at in chosen) for at, name in enumerate(names)}, score)
+        with redirect_stdout(None):  # it tells of every duplicate, whatever `verbose` says
+            for chosen, score, _ in tried:
+                search.register({name: float(at in chosen) for at, name in enumerate(names)}, score)
         point = search.suggest()
         return sorted(sorted(range(len(names)), key=lambda at: -point[names[at]])[: self.n])
