@@ -39,7 +39,7 @@ from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRu
 # by rank (`fill`), or grows where the draft is sure of itself: `grow`, which is `expand` and then
 # `select`; `size_of` chooses how many nodes pay here, at `most` so many.
 from specbench_cli.engine.verify.tree import ROOT
-from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
     Template,
     best_tree,
@@ -85,7 +85,15 @@ from specbench_cli.engine.workers.windows import Preparer, Windows
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
+from specbench_cli.engine.models.head import (
+    NORMED,
+    Artifact,
+    FeatureHead,
+    Head,
+    Said,
+    SequentialHead,
+    Trained,
+)
 from specbench_cli.engine.models.checkpoint import Weights
 
 # The fused path of heads: a stack of layers, and how they are read.
@@ -122,6 +130,7 @@ __all__ = [
     "Guarantee",
     "Guess",
     "Head",
+    "HeadLevels",
     "Hidden",
     "Input",
     "KatzModel",
@@ -151,8 +160,10 @@ __all__ = [
     "RandomAccept",
     "Rollouts",
     "Rule",
+    "Said",
     "Sampling",
     "Scratch",
+    "SequentialHead",
     "Session",
     "State",
     "Step",

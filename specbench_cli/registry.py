@@ -156,6 +156,18 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2503.01840",
     ),
+    "medusa": Entry(
+        "methods.medusa:Medusa",
+        "Medusa: heads on the target's last row, each one token further ahead, fill a static tree.",
+        needs=("head",),
+        source="arXiv:2401.10774",
+    ),
+    "hydra": Entry(
+        "methods.hydra:Hydra",
+        "Hydra: heads on the target's last row and the tokens drafted so far fill a static tree.",
+        needs=("head",),
+        source="arXiv:2402.05109",
+    ),
     "mtp": Entry(
         "methods.mtp:Mtp",
         "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, Head
+from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -165,25 +165,37 @@ class Reader:
     what reads costs of models with states.
 
     Args:
-        features: [n, width], what it reads.
+        features: [n, width], what it reads; ids: [n] tokens, for one that reads those too.
     """
 
-    def __init__(self, head: FeatureHead, meter: Meter, features: Tensor, grid: Grid) -> None:
+    def __init__(
+        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: Grid
+    ) -> None:
         self._head, self._features, self._grid = MeteredHead(head, meter), features, grid
+        self._ids = ids
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
         """A row at the text's beginning."""
-        self._first(self._features[:1])
+        self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
         """A row, as every step has it."""
-        self._head(self._features[:1])
+        self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
         """A row, and several at once."""
         self.chain(length, rng)
-        self._head(self._features[: rng.choice(self._grid.levels)])
+        self._call(self._head, rng.choice(self._grid.levels))
+
+    def _call(self, head: MeteredHead, n: int) -> None:
+        """A forward over n rows; of a head that is called once a level, one of each level's."""
+        rows = self._features[:n]
+        if not isinstance(head.head, SequentialHead):
+            head(rows)
+            return
+        for level in range(head.head.sizes["levels"]):
+            rows = head(rows, self._ids[:n], level).rows
 
 
 class Round:
@@ -284,7 +296,7 @@ class Round:
             shape = (1, self._ids.shape[1], width)
             features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
             if isinstance(model, FeatureHead):
-                return Reader(model, meter, features[0], self._grid)
+                return Reader(model, meter, features[0], self._ids[0], self._grid)
         metered = Metered(model, meter, role="draft")
         return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
 

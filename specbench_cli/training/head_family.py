@@ -21,7 +21,7 @@ from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, heads
 from methods._heads.recipe import Taught
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.models.head import FeatureHead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
@@ -134,8 +134,11 @@ def build_stateless(
     """
     torch.manual_seed(seed)
     head = kind(TorchTarget(target)).to(target.device)
+    rows = torch.zeros(1, head.width, device=target.device)
+    if isinstance(head, SequentialHead):
+        return head, head.sizes["levels"]
     with torch.no_grad():
-        said = head(torch.zeros(1, head.width, device=target.device))
+        said = head(rows)
     if said.dim() != 3 or said.shape[1:] != (1, head.vocab_size):
         raise UsageError(
             f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"

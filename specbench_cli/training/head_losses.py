@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from methods._heads.module import DraftHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
-from specbench_cli.engine.models.head import NORMED, FeatureHead
+from specbench_cli.engine.models.head import NORMED, FeatureHead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
 from specbench_cli.training.packing import Batch
 
@@ -84,12 +84,12 @@ def unroll(
     start = starts.gather(1, slots)
     if isinstance(head, FeatureHead):
         rows = take(read.features, slots)
-        levels = head(rows.flatten(0, 1)).unflatten(1, slots.shape)
-        for step, logits in enumerate(levels[:steps]):
+        said = _levels(head, rows.flatten(0, 1), ids, slots, steps)
+        for step, logits in enumerate(said):
             at = slots + step + 1
             inside = at.clamp(max=last)
             valid = (at <= last) & (starts.gather(1, inside) == start)
-            yield Step(logits, rows, inside, valid)
+            yield Step(logits.unflatten(0, slots.shape), rows, inside, valid)
         return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
@@ -107,6 +107,23 @@ def unroll(
         if step + 1 < steps:
             token = following.gather(1, inside)
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
+
+
+def _levels(
+    head: FeatureHead, rows: Tensor, ids: Tensor, slots: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """What a head without a state says at slots from features [n, width], level by level: [n, V].
+
+    One that reads the drafted tokens is given the text's own.
+    """
+    if not isinstance(head, SequentialHead):
+        yield from head(rows)[:steps]
+        return
+    last = ids.shape[1] - 1
+    for level in range(min(steps, head.sizes["levels"])):
+        token = ids.gather(1, (slots + level + 1).clamp(max=last)).flatten()
+        logits, rows = head(rows, token, level)
+        yield logits
 
 
 def head_loss(

@@ -13,6 +13,7 @@ from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
+from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.verify.sampling import Rule
@@ -112,7 +113,9 @@ def _full(
         session = case.open()
         taken = list(subject.method(params).generate(session))
         seen += 1
-        blind = bool(session.stateless) and case.sampling.rule != "greedy"
+        # Only those that read the tokens drafted so far know what the target chose.
+        guess = any(not isinstance(head, SequentialHead) for head in session.stateless)
+        blind = guess and case.sampling.rule != "greedy"
         if not by_tables or (session.drafted_by_tables and not blind):
             decoded.append((params, case, taken))
     if seen and not decoded:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
+from specbench_cli.engine.models.head import (
+    NORMED,
+    Artifact,
+    FeatureHead,
+    Head,
+    Said,
+    SequentialHead,
+    Trained,
+)
 from specbench_cli.engine.types import Features
 
 
@@ -86,6 +94,34 @@ class TableFeatureHead(FeatureHead):
         return torch.stack(way)
 
 
+class TableSequentialHead(SequentialHead):
+    """Mixed into a head that reads the tokens drafted so far, it has that say what a draft with the
+    table would.
+
+    Its rows tell the last two tokens: the target's row those behind which it is, its own rows those
+    of the node that left them. With stale or displaced rows, or with another node's token, the
+    logits are of another place.
+
+    Attributes:
+        tables: of the draft, and of the target.
+    """
+
+    tables: tuple[Tensor, Tensor]
+
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+        """See the class."""
+        self.__dict__["ran"] += 1  # whoever calls it, and however
+        draft, target = self.tables
+        known = (draft if level else target).flatten(0, 1)
+        lasts = [_place(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
+        said = draft[torch.tensor(lasts), ids]
+        return Said(said, said)
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """See `FeatureHead`; `forward` counts."""
+        return nn.Module.__call__(self, *rows, **named)
+
+
 def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     """A trained module for a run on tables: any head speaks from the draft's table.
 
@@ -94,7 +130,8 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     """
     kind: type[Artifact] = wanted.kind
     if issubclass(kind, FeatureHead):
-        kind = type(kind.__name__, (TableFeatureHead, kind), {"tables": _tables(decoders)})
+        mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
+        kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
     return TableHead(*_tables(decoders)) if issubclass(kind, Head) else kind.random(decoders)
 
 

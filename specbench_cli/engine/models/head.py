@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -266,6 +266,33 @@ class FeatureHead(nn.Module, Artifact):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(target, **sizes)
+
+
+class Said(NamedTuple):
+    """What a `SequentialHead` answers of n nodes of a level: logits [n, V] of their children, and
+    rows [n, w] that the calls of those read."""
+
+    logits: Tensor
+    rows: Tensor
+
+
+class SequentialHead(FeatureHead):
+    """A draft head without a state that reads the tokens drafted so far, a call a level (Hydra,
+    Ankner et al., arXiv:2402.05109; Clover, Xiao et al., arXiv:2405.00263).
+
+    At level 0 a call reads the target's features beside the last committed token, which roots the
+    draft; at level k the rows that the call of level k - 1 left at the parents, beside the tokens
+    of the nodes. It says what follows them.
+    """
+
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+        """Logits of the tokens behind n nodes.
+
+        Args:
+            rows: [n, width] features at level 0; later the parents' `Said.rows`.
+            ids: [n] int64, the nodes' own tokens.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
 
 def _sha256_of(decoder: Decoder) -> str | None:

@@ -1,0 +1,105 @@
+"""The draft heads of Medusa.
+
+Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads,
+ICML 2024, arXiv:2401.10774, section 2.1.
+
+Head k reads the row h that the target's output matrix reads, and says the token k + 2 places
+behind it: U_k (h + SiLU(W_k h + b_k)). W_k begins with zeros and U_k with the target's output
+matrix, so that a head begins by saying the target's own next token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from specbench_cli.api import Decoder, EnvironmentFault, FeatureHead, Weights
+
+PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+"""Tensors of the authors' checkpoints: head, place in it, of a block (`linear`) or the matrix."""
+
+
+class MedusaHeads(FeatureHead):
+    """All heads side by side: one product for the blocks of all, one for their matrices.
+
+    Args:
+        levels: how many heads.
+        blocks: residual blocks a head; the authors' have one.
+        own_output: whether each head has an output matrix of its own, as in the paper; without one
+            all share the target's, which holds most of what a small model's heads would weigh.
+    """
+
+    kind: ClassVar[str] = "medusa"
+
+    def __init__(
+        self, target: Decoder, levels: int = 4, blocks: int = 1, own_output: bool = True
+    ) -> None:
+        super().__init__(target, levels=levels, blocks=blocks, own_output=own_output)
+        width = self.width
+        self.weight = nn.Parameter(torch.zeros(blocks, levels, width, width))
+        self.bias = nn.Parameter(torch.zeros(blocks, levels, 1, width))
+        self.output = (
+            nn.Parameter(output_matrix(target).repeat(levels, 1, 1)) if own_output else None
+        )
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See `FeatureHead.forward`."""
+        moved = rows.expand(self.sizes["levels"], *rows.shape)
+        for weight, bias in zip(self.weight, self.bias, strict=True):
+            moved = moved + silu(torch.baddbmm(bias, moved, weight.mT))
+        return self.target.unembed(moved) if self.output is None else moved @ self.output.mT
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """Ours, or the authors' (github.com/FasterDecoding/Medusa): `K.B.linear` for the blocks of
+        head K, its matrix behind them."""
+        weights = Weights(folder)
+        found = {name: match for name in weights if (match := PUBLISHED.fullmatch(name))}
+        if not found:
+            return super().load(folder, decoders)
+        levels = 1 + max(int(match[1]) for match in found.values())
+        blocks = 1 + max(int(match[2]) for match in found.values() if match[3])
+        head = cls(decoders["target"], levels, blocks)
+        assert head.output is not None
+        due = {name for name, match in found.items() if match[3] or int(match[2]) == blocks}
+        try:
+            if due != set(weights) or len(due) != levels * (2 * blocks + 1):
+                odd = sorted(due ^ set(weights)) or ["some head's"]
+                raise KeyError(f"tensors are missing or have no place: {', '.join(odd[:4])}")
+            with torch.no_grad():
+                for name, match in found.items():
+                    at, place = int(match[1]), int(match[2])
+                    if not match[3]:
+                        _fill(head.output[at], name, weights)
+                    elif match[4] == "weight":
+                        _fill(head.weight[place, at], name, weights)
+                    else:
+                        _fill(head.bias[place, at, 0], name, weights)
+        except KeyError as fault:
+            raise EnvironmentFault(
+                f"{folder.name}: Medusa heads (FasterDecoding): {fault.args[0]}",
+                "give the folder of another: --set medusa.head=DIR, or specbench train medusa",
+            ) from fault
+        return head.ready()
+
+
+def output_matrix(target: Decoder) -> Tensor:
+    """The target's output matrix, [V, width], read off what it makes of unit rows."""
+    ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
+    with torch.no_grad():
+        return target.unembed(ones).T.contiguous()
+
+
+def _fill(place: Tensor, name: str, weights: Weights) -> None:
+    tensor = weights[name]
+    if tensor.shape != place.shape:
+        raise KeyError(f"{name} is {list(tensor.shape)}; this target needs {list(place.shape)}")
+    if not tensor.isfinite().all():
+        raise KeyError(f"{name} holds numbers that are not finite")
+    place.copy_(tensor)
