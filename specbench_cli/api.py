@@ -62,9 +62,10 @@ from specbench_cli.engine.drafting.growth import (
 )
 
 # A draft without a model: n-grams, counted while they are used; all substrings, with their counts
-# or with their first places.
+# or with their first places; all places of any string in texts that stay as they are.
 from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.suffix_array import SuffixArray
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
@@ -157,6 +158,7 @@ __all__ = [
     "State",
     "Step",
     "StopRule",
+    "SuffixArray",
     "SuffixAutomaton",
     "SuffixTree",
     "Template",
@@ -191,9 +193,10 @@ __all__ = [
 ]
 
 
-def sha256_of(decoder: Decoder) -> str | None:
-    """Hash of the weight files that a decoder was loaded from; None if it was not loaded."""
+def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
+    """Hash of the weight files that a decoder was loaded from, or of another file beside them; None
+    if it was not loaded, or there is no such file."""
     # What loads models takes a second to import; whoever has a decoder has imported it already.
     from specbench_cli.engine.models import load
 
-    return load.sha256_of(decoder)
+    return load.sha256_of(decoder, file)

@@ -181,6 +181,11 @@ METHODS: dict[str, Entry] = {
         " it.",
         source="arXiv:2411.10666",
     ),
+    "rest": Entry(
+        "methods.rest:Rest",
+        "REST: what followed the text's end in a datastore, as often as it did, makes the tree.",
+        source="arXiv:2311.08252",
+    ),
     "token-recycling": Entry(
         "methods.token_recycling:TokenRecycling",
         "Token Recycling: what the target found likely after a token is kept, and unfolds to a"

@@ -26,6 +26,7 @@ CONFIGURED = {
     "sps-tree": [{"widths": (2, 2)}],
     "suffix": [{"depth": 12}, {"depth": 8, "shape": "tree", "scope": "prompt"}],
     "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
+    "rest": [{"shortest": 1, "nodes": 16}],
     "token-recycling": [{"nodes": 24, "depth": 4}],
     "stand": [{"nodes": 16, "depth": 4}],
     "sequoia": [{"profile": 4}],

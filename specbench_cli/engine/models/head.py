@@ -118,11 +118,13 @@ class Artifact(ABC):
     Attributes:
         kind: its word under a model's `heads`, by which the one that belongs to a target is found.
         inside: whether checkpoints ship it inside of the target's own files.
+        hint: of what is no head: what to type where none is known for a target.
         weight_bytes: bytes held by its own weights.
     """
 
     kind: ClassVar[str]
     inside: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
     weight_bytes: int
 
     @classmethod
