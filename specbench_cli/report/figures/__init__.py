@@ -46,7 +46,8 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
 }
 CAPTIONS = {
     "speedup": "Speedup over vanilla, a bar a method, with its 95% interval; marks are families,"
-    " the grey band is A/A noise.",
+    " the grey band is A/A noise. Below a broken line: what is lossy, and what learns over the run,"
+    " so that its figures depend on the order of the prompts.",
     "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter.",
     "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"
     " long as a plain forward, down to the measured one.",
