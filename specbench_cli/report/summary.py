@@ -116,9 +116,10 @@ def _rows(
     *,
     evident: bool,
 ) -> tuple[list[Row], dict[str, Speedup]]:
-    """The rows of some records, best first, those without a speedup behind them and upper bounds
-    last, and after them in the same order those that learn from prompt to prompt; and all speedups,
-    those of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
+    """The rows of some records, lossless ones first; of both kinds best first, those without a
+    speedup behind them and upper bounds last, and after them in the same order those that learn
+    from prompt to prompt; and all speedups, those of broken rows too. `evident`: whether sampled
+    outputs are compared with vanilla's."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
@@ -142,6 +143,7 @@ def _rows(
     ]
     rows.sort(
         key=lambda row: (
+            not row.lossless,
             row.order_matters,
             row.upper_bound,
             row.speedup is None,

@@ -59,7 +59,8 @@ class DatastoreMaker:
             UsageError: the work folder holds the replies of another target.
         """
         sha = Weights(self.target).sha256()
-        facts = {"from": "replies", "replies": n, "seed": seed, "problems": len(gsm8k)}
+        facts: dict[str, Any] = {"from": "replies", "replies": n, "seed": seed}
+        facts |= {"problems": len(gsm8k), "target_sha256": sha}
         if self._there(facts, fresh):
             return self.folder
         claim(self.out / WORK, {"target_sha256": sha})

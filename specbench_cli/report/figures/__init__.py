@@ -15,6 +15,7 @@ from specbench_cli.report.figures import (
     pareto,
     positions,
     prompts,
+    seen,
     speedup,
     style,
     waterfall,
@@ -41,6 +42,7 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "accepted": accepted.draw,
     "lengths": lengths.draw,
     "contexts": contexts.draw,
+    "seen": seen.draw,
     "prompts": prompts.draw,
     "lanes": lanes.draw,
 }
@@ -59,6 +61,9 @@ CAPTIONS = {
     "lengths": "Speedup against the number of levels drafted a step, with its 95% interval.",
     "contexts": "Decode speedup against the length of the context, with its 95% interval; grey:"
     " the other methods.",
+    "seen": "MAT along a pass, of the methods that learn from one prompt for the next: of some"
+    " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines say"
+    " how hard the prompts were.",
     "prompts": "Time of every output against vanilla's on the same prompt; below the line the"
     " method is faster, at the broken line twice as fast.",
     "lanes": "Who computed when in the first steps of one output: a lane a worker; numbers are the"
