@@ -18,6 +18,7 @@ from specbench_cli.training.corpus import Chat, Encoder, reply_chats
 from specbench_cli.training.family import read
 from specbench_cli.training.head_trainer import claim
 from specbench_cli.training.replies import sample_replies
+from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, USER
 from specbench_cli.training.trainer import WORK
 
 AT_ONCE = 512
@@ -56,15 +57,22 @@ class DatastoreMaker:
             fresh: make it even if it is there already.
 
         Raises:
-            UsageError: the work folder holds the replies of another target.
+            UsageError: the work folder holds the replies of another target, or this one's chats are
+                not the embedded family's.
         """
         sha = Weights(self.target).sha256()
         facts: dict[str, Any] = {"from": "replies", "replies": n, "seed": seed}
         facts |= {"problems": len(gsm8k), "target_sha256": sha}
         if self._there(facts, fresh):
             return self.folder
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.target)
+        if not {BEGIN, USER, ASSISTANT, END} <= tokenizer.get_vocab().keys():
+            raise UsageError(
+                f"{self.target.name} is not of the embedded family, whose chats are asked",
+                "give texts to retrieve from: --text FILE.txt or FILE.jsonl",
+            )
         claim(self.out / WORK, {"target_sha256": sha})
-        encode = Encoder(PreTrainedTokenizerFast.from_pretrained(self.target))
+        encode = Encoder(tokenizer)
         chats = reply_chats(gsm8k, seed + 1, n)
         file = self.out / WORK / "replies.jsonl"
         target = read(self.target, device)
