@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from methods._heads.datastore import Datastore
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Trained
+
+Ints = NDArray[Any]
 
 
 class RestParams(MethodParams):
@@ -81,7 +83,7 @@ class Rest(Method):
         return shortest + known - 1
 
 
-def heaviest(ways: NDArray, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
+def heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
     """Step 3: tokens of the chosen nodes and the places of their parents among them, -1 at the top.
 
     Args:

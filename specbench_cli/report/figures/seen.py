@@ -45,7 +45,7 @@ def points(cells: Cells, label: str) -> list[Point]:
             held = sums.setdefault((place, record.prompt_id), [0, 0])
             held[0] += sum(record.steps.committed)
             held[1] += len(record.steps.committed)
-    known = sorted((place, *held) for (place, _), held in sums.items() if held[1])
+    known = sorted((place, n, steps) for (place, _), (n, steps) in sums.items() if steps)
     width = max(_FEWEST, len(known) // _SHARE)
     if len(known) < 2 * width:
         return []
