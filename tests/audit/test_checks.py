@@ -1,7 +1,6 @@
 """The checks: what they walk, what they say, and that every registered method passes them."""
 
 from dataclasses import replace
-from functools import partial
 from typing import get_args
 
 import pytest
@@ -13,10 +12,6 @@ from specbench_cli import registry
 from specbench_cli.api import AcceptParams, Field, Method, MethodParams
 from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks import bounds as checks_bounds
-from specbench_cli.audit.checks import conduct as checks_conduct
-from specbench_cli.audit.checks import law as checks_law
-from specbench_cli.audit.checks import sampled as checks_sampled
 from specbench_cli.audit.checks import tokens as checks_tokens
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.choice import outcomes
@@ -33,22 +28,9 @@ OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: three tokens of each method are walked by tests/engine/test_law.py, and the audit
-    in full by `specbench audit --all`."""
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 150, "block": 40})
-    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 50, "block": 50})
-    monkeypatch.setattr(checks_law, "MOST", 120)
-    monkeypatch.setattr(checks_law, "wide_case", partial(wide_case, vocab=64))
-    monkeypatch.setattr(checks_sampled, "TOKENS", 200)
-    monkeypatch.setattr(checks_tokens, "CASES", 24)
-    monkeypatch.setattr(checks_tokens, "PASSES", 1)
-    monkeypatch.setattr(checks_tokens, "FEW", 2)
-    monkeypatch.setattr(checks_tokens, "VARIED", 1)
-    monkeypatch.setattr(checks_conduct, "CASES", 4)
-    monkeypatch.setattr(checks_conduct, "VARIED", 1)
-    monkeypatch.setattr(checks_bounds, "TURNS", 1)
-    monkeypatch.setattr(checks_bounds, "SURE", 1)
+@pytest.mark.usefixtures("short_audit")
+def test_every_registered_method_passes_on_tables(name):
+    """In short: three tokens of each method are walked by tests/engine/test_law.py."""
     found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}

@@ -256,9 +256,12 @@ def audited(family, open_session):
     return run
 
 
-@pytest.mark.smoke
 @METHODS
-@RULES
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(GREEDY, marks=pytest.mark.smoke), COUPLED, REJECTION],
+    ids=lambda s: s.rule,
+)
 def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
     prompts = {"greedy": (0, 26), "coupled": (13,), "rejection": (26,)}[sampling.rule]
     audited(make(), sampling, prompts=prompts, budget=20)
