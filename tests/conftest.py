@@ -60,6 +60,12 @@ def short_audit(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, value)
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without their pictures, which take longer than small runs themselves."""
+    monkeypatch.setattr("specbench_cli.report.outputs.write_figures", lambda *_: [])
+
+
 SIZES = {
     "vocab_size": 197,
     "hidden_size": 64,
