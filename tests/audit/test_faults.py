@@ -12,8 +12,8 @@ from specbench_cli.audit.subject import Subject
 
 @pytest.fixture
 def _few_outcomes(monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 400})
-    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 200})
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 400})
     monkeypatch.setattr(checks_tokens, "CASES", 24)
 
 
