@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
@@ -413,11 +414,19 @@ def test_a_method_that_tells_what_was_not_fails(run, lie):
     found.told((lie.__doc__ or "").strip(), found.errors["faulty"])
 
 
+@pytest.fixture(scope="module")
+def unplanted(run):
+    """The folder of a run with nothing wrong."""
+    return run().path
+
+
 @pytest.mark.parametrize(
     ("column", "to"), [("accepted", 3), ("committed", 9), ("levels", 0), ("nodes", 99)]
 )
-def test_records_that_were_changed_on_disk_are_refused_by_every_reader(run, column, to):
-    path = run().path
+def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
+    unplanted, tmp_path, column, to
+):
+    path = shutil.copytree(unplanted, tmp_path / "run")
     file = path / "records.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     line = next(each for each in lines if each["label"] == "sps")
