@@ -369,14 +369,16 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def features(self) -> Tensor:
-        """What a head without a state reads: the target's features [1, width] of the token before
-        the last committed one, those that this one was chosen from.
+    def features(self, n: int = 1) -> Tensor:
+        """What a head without a state reads: the target's features [n, width] of the tokens before
+        the last n committed ones, those that these were chosen from.
 
+        Args:
+            n: at most what the last step committed.
         Raises:
-            MethodFault: `tap` was not called, or there was no prefill.
+            MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
-        return self._scoring.newest()
+        return self._scoring.newest(n)
 
     # ---- drafts ---------------------------------------------------------------------------------
 

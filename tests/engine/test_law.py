@@ -28,6 +28,7 @@ CONFIGURED = {
     "rsd-s": [{"width": 2, "depth": 1}],
     "sequoia": [{"width": 2, "depth": 2, "nodes": 2, "profile": 1}],
     "layerskip": [{"length": 1}, {"length": 2}],
+    "del": [{"length": 1}, {"length": 2, "keep": 0.0}],
     "swift": [{"depth": 1, "width": 2}],
     "dyspec": [{"nodes": 2}, {"nodes": 3, "growth": "threshold", "depth": 1}],
     "staged": [{"depth": 2, "nodes": 3, "width": 2, "lookahead": 1}],

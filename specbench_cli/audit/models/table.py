@@ -207,7 +207,9 @@ class TableDecoder(Decoder):
             if (at_last, "mlp") in over:
                 last = [0] * n
             hidden = self.layers[at_last][before, last][None]
-        tapped = dict.fromkeys(taps, hidden)
+        tapped = {
+            at: hidden if at == high - 1 else self.layers[at][before, last][None] for at in taps
+        }
         if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
         if isinstance(logits_at, Tensor):
