@@ -67,6 +67,9 @@ from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
+# A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
+from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
+
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
 # and its `host`.
@@ -153,7 +156,9 @@ __all__ = [
     "Rule",
     "Sampling",
     "Scratch",
+    "SearchParams",
     "Session",
+    "SetSearch",
     "State",
     "Step",
     "StopRule",

@@ -394,16 +394,20 @@ class Session:
         """
         return self._drafts.chain(ids, q)
 
-    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
-        """A tree of tokens chosen without a draw; `parents` as in `Draft`.
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor] = ()
+    ) -> Draft:
+        """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
         Args:
             ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
                 `candidates`: they are looked at only where that takes no wait.
+            laws: of nodes that were drawn without replacement, for each [V], that of the first draw
+                among its siblings; none where nodes were chosen.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        return self._drafts.tree(ids, parents)
+        return self._drafts.tree(ids, parents, laws)
 
     # ---- laws and chance ------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench_cli.audit.cases import INNER
 from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
-from specbench_cli.audit.models.table import TableDecoder
+from specbench_cli.audit.models.table import TableDecoder, exits_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.random import Random
@@ -54,7 +55,7 @@ def open_session() -> Callable[..., Session]:
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
-        decoders = {"target": TableDecoder("target", target)}
+        decoders = {"target": TableDecoder("target", target, exits_of(target), INNER)}
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
         return kind(
