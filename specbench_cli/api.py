@@ -67,6 +67,9 @@ from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
+# Which of earlier texts leave a memory that is full.
+from specbench_cli.engine.drafting.eviction import EvictionName
+
 # A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
 from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
 
@@ -116,6 +119,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EnvironmentFault",
+    "EvictionName",
     "FeatureHead",
     "Features",
     "Field",
