@@ -37,9 +37,6 @@ from specbench_cli.engine.workspace import Workspace
 PROMPT = (1, 0, 2, 1, 0)
 """Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
 
-INNER = 2
-"""Layers of a target's table that methods which skip layers may pass over."""
-
 SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
 
@@ -138,7 +135,7 @@ class Case:
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
         decoders = {
-            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target), INNER),
+            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
             "draft": kinds.get("draft", TableDecoder)("draft", draft),
         }
         capacity = len(self.prompt) + self.budget + SPARE

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.cases import INNER
 from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
@@ -55,7 +54,7 @@ def open_session() -> Callable[..., Session]:
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
-        decoders = {"target": TableDecoder("target", target, exits_of(target), INNER)}
+        decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
         return kind(
