@@ -68,6 +68,12 @@ from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
+# Which of earlier texts leave a memory that is full.
+from specbench_cli.engine.drafting.eviction import EvictionName
+
+# A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
+from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
+
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
 # and its `host`.
@@ -114,6 +120,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EnvironmentFault",
+    "EvictionName",
     "FeatureHead",
     "Features",
     "Field",
@@ -154,7 +161,9 @@ __all__ = [
     "Rule",
     "Sampling",
     "Scratch",
+    "SearchParams",
     "Session",
+    "SetSearch",
     "State",
     "Step",
     "StopRule",

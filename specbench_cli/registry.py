@@ -207,6 +207,11 @@ METHODS: dict[str, Entry] = {
         "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
         source="arXiv:2404.16710",
     ),
+    "del": Entry(
+        "methods.dynamic_exit:Del",
+        "DEL: the exit that drafts, and how long, by what every exit would have had accepted.",
+        source="arXiv:2504.05598",
+    ),
     "swift": Entry(
         "methods.swift:Swift",
         "SWIFT: the target drafts without some of its sublayers; which ones is searched meanwhile.",

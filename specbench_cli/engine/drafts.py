@@ -224,10 +224,12 @@ class Drafts:
         self._sound = draft
         return draft
 
-    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor]
+    ) -> Draft:
         """See `Session.tree`."""
         self._sound = draft = Draft(self._tokens(ids), parents)
-        return draft
+        return Draft(draft.tokens, parents, "wor", torch.stack([*laws])) if laws else draft
 
     def pick(self, out: Out, ahead: int) -> Pick:
         """See `Session.pick`."""

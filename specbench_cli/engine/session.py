@@ -369,14 +369,16 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def features(self) -> Tensor:
-        """What a head without a state reads: the target's features [1, width] of the token before
-        the last committed one, those that this one was chosen from.
+    def features(self, n: int = 1) -> Tensor:
+        """What a head without a state reads: the target's features [n, width] of the tokens before
+        the last n committed ones, those that these were chosen from.
 
+        Args:
+            n: at most what the last step committed.
         Raises:
-            MethodFault: `tap` was not called, or there was no prefill.
+            MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
-        return self._scoring.newest()
+        return self._scoring.newest(n)
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -392,16 +394,20 @@ class Session:
         """
         return self._drafts.chain(ids, q)
 
-    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
-        """A tree of tokens chosen without a draw; `parents` as in `Draft`.
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor] = ()
+    ) -> Draft:
+        """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
         Args:
             ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
                 `candidates`: they are looked at only where that takes no wait.
+            laws: of nodes that were drawn without replacement, for each [V], that of the first draw
+                among its siblings; none where nodes were chosen.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        return self._drafts.tree(ids, parents)
+        return self._drafts.tree(ids, parents, laws)
 
     # ---- laws and chance ------------------------------------------------------------------------
 

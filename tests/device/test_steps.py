@@ -76,6 +76,16 @@ def each_fed(told, draws):
     return told.step.draft.nodes if draws else each_forward(told, draws)
 
 
+def exits(told, draws):
+    """Whether the target can go on from what drafted, and what all exits say."""
+    return min(1, each_forward(told, draws)) + 1
+
+
+def sure_exits(told, draws):
+    """The exit's confidence too."""
+    return each_forward(told, draws) + exits(told, draws)
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -116,6 +126,7 @@ CASES = {
     "rsd-s": [({"width": 2, "depth": 2}, each_node)],
     "sequoia": [({"profile": 2, "width": 3, "nodes": 6, "depth": 3}, nothing)],
     "layerskip": [({"length": 3}, once)],
+    "del": [({"length": 3}, sure_exits), ({"length": 3, "stop": False}, exits)],
     "swift": [({"depth": 3, "width": 3, "least": 0.0}, each_forward)],
     "dyspec": [
         ({"nodes": 5}, each_fed),

@@ -30,7 +30,8 @@ CONFIGURED = {
     "sequoia": [{"width": 2, "depth": 2, "nodes": 2, "profile": 1}],
     "rest": [{"longest": 2, "shortest": 1, "depth": 2, "nodes": 4}],
     "layerskip": [{"length": 1}, {"length": 2}],
-    "swift": [{"depth": 1, "width": 2}],
+    "del": [{"length": 1}, {"length": 2, "keep": 0.0}],
+    "swift": [{"depth": 1, "width": 2, "skip": skip} for skip in (0.45, 0.9)],
     "dyspec": [{"nodes": 2}, {"nodes": 3, "growth": "threshold", "depth": 1}],
     "staged": [{"depth": 2, "nodes": 3, "width": 2, "lookahead": 1}],
     "mirror": [{"length": 1, "candidates": 1}],
@@ -82,6 +83,19 @@ def narrowed(make, sampling):
 
 
 CASES = list(configured())
+
+
+def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
+    """One of four, and three of them: what drafts is not the target, and some of it is rejected."""
+    for params, share in zip(CONFIGURED["swift"], (0.875, 0.625), strict=True):
+        method = registry.load("swift")
+        session = open_session(*pair("peaked"), prompt=PROMPT, sampling=PLAIN, budget=40)
+        steps = list(method(method.Params(**params)).generate(session))
+        drafting = {f.share for step in steps for f in step.forwards if f.role == "draft"}
+        assert drafting == {share}
+        assert 0 < sum(len(step.outcome.path) for step in steps) < len(steps)
+
+
 METHODS = pytest.mark.parametrize("make", CASES)
 CHAINS = pytest.mark.parametrize("make", [c for c in CASES if c.values[0].func.name not in TREES])
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose

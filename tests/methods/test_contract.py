@@ -31,6 +31,7 @@ CONFIGURED = {
     "stand": [{"nodes": 16, "depth": 4}],
     "sequoia": [{"profile": 4}],
     "layerskip": [{"exit": 1, "length": 3}, {"exit": 2, "length": 2}],
+    "del": [{"length": 3}, {"length": 4, "stop": False, "keep": 0.5}],
     "swift": [{"depth": 4, "window": 6}],
     "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
