@@ -167,5 +167,6 @@ def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
     """Keeps the target's rows of all tested tokens, the rejected one too."""
     committed = self._text.append(outcome)
+    self._drafts.committed(committed)
     self.state.commit(0, range(committed.tested + 1))
     return committed

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from methods.pld import Pld
 from methods.sps import Sps
+from methods.sps_tree import SpsTree
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
@@ -192,6 +193,69 @@ class CountsAllAsTested(Sps):
         session.verify = verify_counting  # type: ignore[method-assign]
 
 
+class TellsWhatStood(Sps):
+    """Leaves the rejected tail out of what it tells of its draft: tokens, levels, tested."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            stood = len(step.outcome.path)
+            yield replace(
+                step,
+                draft=session.chain(() if step.draft is None else step.draft.tokens[:stood]),
+                outcome=replace(step.outcome, tested=stood),
+            )
+
+
+class VerifiesWhatStands(Sps):
+    """Scores its whole draft, and has as much of it verified as the rows bear out."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_the_first(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            scores = session.scores(rows, len(session.output()))
+            ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
+            wrong = (at for at, token in enumerate(ids) if token != said[at])
+            stand = next(wrong, len(ids))
+            self.told = session.chain(ids[:stand])
+            return verified(self.told, rows[: stand + 1], accept)
+
+        session.verify = verify_the_first  # type: ignore[method-assign]
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            yield replace(step, draft=self.told)
+
+
+class AddsWhatIsSaid(Sps):
+    """Has the token that the target says behind its draft verified as its own last one."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_one_more(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            scores = session.scores(rows, len(session.output()))
+            self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
+            return verified(self.told, rows, accept)
+
+        session.verify = verify_one_more  # type: ignore[method-assign]
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            yield replace(step, draft=self.told)
+
+
 class DrawsForOnePosition(Sps):
     """Draws all draft tokens with the noise of the first one's position."""
 
@@ -210,6 +274,19 @@ class ExceedsTheBudget(Sps):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Sps`."""
         return super().propose(session, self.params.levels)
+
+
+class PrunesItsTree(SpsTree):
+    """Tells its tree without the nodes that do not stand."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `SpsTree`."""
+        for step in super().generate(session):
+            path = step.outcome.path
+            ids = [] if step.draft is None else step.draft.tokens[list(path)].tolist()
+            path = tuple(range(len(ids)))
+            outcome = replace(step.outcome, path=path, tested=len(path))
+            yield replace(step, draft=session.chain(ids), outcome=outcome)
 
 
 class DraftsForTheFirst(Sps):

@@ -261,6 +261,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
     Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
     Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
+    # What is told of a step, and was not so.
+    Fault("a rejected tail left out of draft and levels", "counters", _sps(methods.TellsWhatStood)),
+    Fault("only what stands verified", "counters", _sps(methods.VerifiesWhatStands)),
+    Fault("a bonus told as drafted", "counters", _sps(methods.AddsWhatIsSaid)),
+    Fault("a tree told without its rejected nodes", "counters", _tree(methods.PrunesItsTree)),
     # What is out of the clock's sight.
     Fault("clock begun again by the method", "states", _sps(clock.BeginsAgain)),
     Fault("clock restarted once all is drafted", "clock", _sps(clock.RestartsTheClock)),
