@@ -252,6 +252,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
     Fault(
+        "noise of the first sequence for all of a batch",
+        "batch",
+        _sps(),
+        _instead(Batch, "prefill", engine.noise_of_the_first),
+    ),
+    Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
+    Fault("one state for all of a batch, kept for a run", "batch", _sps(methods.KeepsItsState)),
+    Fault("outputs known from the pass before", "order", _sps(methods.KnowsThePassBefore)),
+    Fault(
+        "pass 2 drawn as pass 1",
+        "generator",
+        _sps(),
+        _instead(SeededRandom, "__init__", engine.one_pass),
+    ),
+    Fault(
         "a prepared window that ends with the likeliest token",
         "generator",
         _mirror(length=1),
