@@ -10,7 +10,6 @@ import math
 from heapq import heappop, heappush
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from specbench_cli.api import (
@@ -49,9 +48,9 @@ class Children:
             y = self.random.categorical(left)
             token, chance = host.each(y, left.gather(0, y[None]))
         else:
-            (ids, logs), rank = self.law, len(self.drawn)
-            token, p, before = ids[rank], math.exp(logs[rank]), 1 - sum(map(math.exp, logs[:rank]))
-            last = p >= before or max(logs[rank + 1 :], default=-math.inf) == -math.inf
+            (ids, logs), at = self.law, len(self.drawn)
+            token, p, before = ids[at], math.exp(logs[at]), 1 - sum(map(math.exp, logs[:at]))
+            last = p >= before or max(logs[at + 1 :], default=-math.inf) == -math.inf
             chance = 1.0 if last else p / before
         self.drawn.append(token)
         return token, chance
@@ -63,14 +62,12 @@ class DySpec(Method):
     A slot is the next untried child of a node. Its value v is the chance that verification gets to
     it if the draft is right: a child y drawn from R, the draft's law there without earlier
     siblings, leaves v R(y) to its own first slot and v (1 - R(y)) to its next sibling's.
-    Exact because whether a slot is filled is decided before its token is drawn: however many
-    children a node gets, they are the law's first draws, tested in that order by recursive
-    rejection. In greedy and coupled decoding they are the draft's best, and the target chooses.
+    Exact because whether a slot is filled is decided before its token is drawn: children are the
+    law's first draws, tested in order by recursive rejection (greedy, coupled: the draft's best).
     Differs from the paper: a node is fed when its first slot is filled, not when it is drawn.
 
     One step, from the root's first slot, whose value is 1, until there are enough nodes:
-    1. Take the slot of most value; feed its node unless it has children. (threshold: take the slots
-       of a level in turn, and feed all its nodes in one forward.)
+    1. Take the slot of most value; feed its node unless it was. (threshold: a level's, in turn.)
     2. Draw y, add the two slots that it leaves. (threshold: those of at least that value.)
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     """
@@ -90,8 +87,8 @@ class DySpec(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
         params, depth = self.params, min(self.params.depth, limit)
-        by_level = params.growth == "threshold"
-        least, n, best = by_level * params.threshold, params.nodes, session.target.vocab_size
+        n, by_level = params.nodes, params.growth == "threshold"
+        least, best = by_level * params.threshold, min(n, session.target.vocab_size)
         tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
         children, self.place = dict[int, Children](), dict[int, int]()  # the root's place is -1
         slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
@@ -99,28 +96,24 @@ class DySpec(Method):
             _, node, v = heappop(slots)
             if node not in children:
                 new = [node, *(at for _, at, _ in slots if by_level)]
-                if node == ROOT:
-                    out = self.levels.begin(session.since(self.levels.state.length()))
-                else:
-                    above = [self.place[parents[at]] for at in new]
+                if above := [self.place[parents[at]] for at in new if at != ROOT]:
                     out = self.levels.extend([tokens[at] for at in new], above)
+                else:
+                    out = self.levels.begin(session.since(self.levels.state.length()))
                 self.place |= {at: len(self.place) - 1 + turn for turn, at in enumerate(new)}
                 if session.sampling.draws:
-                    laws: Any = session.warp(out.rows)
+                    own: Any = session.warp(out.rows)
                 else:
-                    laws = zip(
-                        *session.ranked(out.rows, min(best, n), ahead=depths[node]), strict=True
-                    )
-                children |= {at: Children(session, law) for at, law in zip(new, laws, strict=True)}
+                    own = zip(*session.ranked(out.rows, best, ahead=depths[node]), strict=True)
+                children |= {at: Children(session, law) for at, law in zip(new, own, strict=True)}
             y, chance = children[node].fill()
             child, tokens, parents = len(tokens), [*tokens, y], [*parents, node]
             depths[child] = depths[node] + 1
             for at, left in ((node, v * (1.0 - chance)), (child, v * chance)):
                 if left > 0.0 and left >= least and depths[at] < depth:
                     heappush(slots, ((depths[at], at) if by_level else (-left, child), at, left))
-        tree = session.tree(tokens, tuple(parents))
-        q = [children[parent].law for parent in parents if session.sampling.draws]
-        return Draft(tree.tokens, tree.parents, "wor", torch.stack(q)) if q else tree
+        laws = [children[parent].law for parent in parents if session.sampling.draws]
+        return session.tree(tokens, tuple(parents), laws)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Keep the draft's rows of the nodes that stood: the last may not have been fed."""

@@ -74,7 +74,7 @@ class Lookahead(Method):
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
             known = [gram[: session.room()] for gram in pool.get(root, ())]
             draft, newest = self._tree(session, known, rows if width else [])
-            logits = session.score(self.scored)
+            logits = session.score(self.scored, proposed=draft.nodes)
             # 2.
             committed = session.commit(session.verify(draft, logits[: draft.nodes + 1]))
             if newest and session.finish is None:

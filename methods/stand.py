@@ -93,8 +93,7 @@ class Stand(Method):
                     ids.append(token)
                     parents.append(parent)
                     laws += [] if q is None else [q[at]]
-        draft = session.tree(ids, tuple(parents))
-        return Draft(draft.tokens, draft.parents, "wor", torch.stack(laws)) if laws else draft
+        return session.tree(ids, tuple(parents), laws)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""

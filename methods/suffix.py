@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, SuffixTree
+from specbench_cli.api import (
+    Draft,
+    EvictionName,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    SuffixTree,
+)
 
 
 class SuffixParams(MethodParams):
@@ -19,15 +28,10 @@ class SuffixParams(MethodParams):
     offset: float = Field(0.0, ge=0, description="draft tokens beyond those")
     nodes: int = Field(16, ge=1, description="most draft tokens a step")
     least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
-    shape: Literal["chain", "tree"] = Field(
-        "chain", description="the most frequent continuation, or the most frequent ones"
-    )
-    scope: Literal["run", "prompt"] = Field(
-        "run", description="whether earlier outputs of the pass are drafted from as well"
-    )
-    memory: int = Field(
-        100_000, ge=0, description="tokens of earlier outputs kept; the oldest output goes first"
-    )
+    shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
+    scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
+    memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
+    eviction: EvictionName = Field("fifo", description="which output goes where that is full")
 
 
 class Suffix(Method):
@@ -36,13 +40,11 @@ class Suffix(Method):
     Exact because the draft is a function of the past alone: its tokens are point masses, chosen
     without a draw, each of which stands with the target's own probability of it.
     Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
-    its loop leaves out; of equally frequent continuations the one that got there first is drafted,
-    whatever was evicted; what is evicted is counted in tokens, not in requests. An output comes
-    into the second tree when it has ended, not token by token.
+    its loop leaves out; of equally frequent continuations the first is drafted; what is evicted is
+    counted in tokens. An output comes into the second tree when it has ended.
 
-    With scope `run` the second tree goes on from prompt to prompt of a pass, so that how fast a
-    prompt is, never what comes out, depends on those before it. The trees take at most 2 nodes a
-    token, of the text and of `memory` tokens, and `depth` more an output.
+    With scope `run` the second tree goes on through a pass, so that how fast a prompt is depends on
+    those before it. The trees take at most 2 nodes a token held, and `depth` more an output.
 
     One step:
     1. Put what was committed into the text's tree, which holds its prompt too. Look up how much of
@@ -53,20 +55,22 @@ class Suffix(Method):
     3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
        it is the text's own, and the longer match's.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Once the output has ended, put it into the second tree; evict the oldest.
+    5. Tell the second tree whose draft stood; put an ended output into it; evict by the policy.
     """
 
     name: ClassVar[str] = "suffix"
     Params: ClassVar[type[MethodParams]] = SuffixParams
     params: SuffixParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+    source: int | None = None  # the earlier output that the draft is from
 
     def start(self, session: Session) -> None:
         """A tree for the text, which the prompt goes into; the other as it was left."""
         params = self.params
         self.own, self.read = SuffixTree(params.depth), 0
         kept = session.memory if params.scope == "run" else {}
-        self.outputs: SuffixTree = kept.setdefault("outputs", SuffixTree(params.depth))
+        new = SuffixTree(params.depth, params.eviction)
+        self.outputs: SuffixTree = kept.setdefault("outputs", new)
         self.matches: list[tuple[int, int]] = []  # suffixes of the text that occur in it
         self.evictions = self.outputs.evictions
         if params.shape == "tree":
@@ -77,6 +81,7 @@ class Suffix(Method):
         """Steps 1 to 3."""
         self._read(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
+        self.source = None
         for tree, matches in ((self.own, self.own.ends), (self.outputs, self.matches)):
             for match in matches:  # the longest first
                 most = min(int(params.factor * match[1] + params.offset), params.nodes)
@@ -88,12 +93,14 @@ class Suffix(Method):
                     found = tree.tree(match, most, params.least, limit)
                 if found[2] > best:
                     tokens, parents, best = found
+                    self.source = tree.source(match)  # of its own text: none
         if params.shape == "chain":
             return session.chain(tokens)
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5."""
+        self.outputs.use(self.source if self.source is not None and outcome.path else None)
         if session.finish is not None:
             for token in session.output():
                 self.outputs.append(token)

@@ -62,10 +62,17 @@ from specbench_cli.engine.drafting.growth import (
 )
 
 # A draft without a model: n-grams, counted while they are used; all substrings, with their counts
-# or with their first places.
+# or with their first places; all places of any string in texts that stay as they are.
 from specbench_cli.engine.drafting.automaton import SuffixAutomaton
 from specbench_cli.engine.drafting.ngram import KatzModel
+from specbench_cli.engine.drafting.suffix_array import SuffixArray
 from specbench_cli.engine.drafting.suffix_tree import SuffixTree
+
+# Which of earlier texts leave a memory that is full.
+from specbench_cli.engine.drafting.eviction import EvictionName
+
+# A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
+from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
@@ -121,6 +128,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EnvironmentFault",
+    "EvictionName",
     "FeatureHead",
     "Features",
     "Field",
@@ -163,11 +171,14 @@ __all__ = [
     "Said",
     "Sampling",
     "Scratch",
+    "SearchParams",
     "SequentialHead",
     "Session",
+    "SetSearch",
     "State",
     "Step",
     "StopRule",
+    "SuffixArray",
     "SuffixAutomaton",
     "SuffixTree",
     "Template",
@@ -202,9 +213,10 @@ __all__ = [
 ]
 
 
-def sha256_of(decoder: Decoder) -> str | None:
-    """Hash of the weight files that a decoder was loaded from; None if it was not loaded."""
+def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
+    """Hash of the weight files that a decoder was loaded from, or of another file beside them; None
+    if it was not loaded, or there is no such file."""
     # What loads models takes a second to import; whoever has a decoder has imported it already.
     from specbench_cli.engine.models import load
 
-    return load.sha256_of(decoder)
+    return load.sha256_of(decoder, file)

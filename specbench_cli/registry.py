@@ -193,6 +193,11 @@ METHODS: dict[str, Entry] = {
         " it.",
         source="arXiv:2411.10666",
     ),
+    "rest": Entry(
+        "methods.rest:Rest",
+        "REST: what followed the text's end in a datastore, as often as it did, makes the tree.",
+        source="arXiv:2311.08252",
+    ),
     "token-recycling": Entry(
         "methods.token_recycling:TokenRecycling",
         "Token Recycling: what the target found likely after a token is kept, and unfolds to a"
@@ -213,6 +218,11 @@ METHODS: dict[str, Entry] = {
         "methods.layerskip:LayerSkip",
         "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
         source="arXiv:2404.16710",
+    ),
+    "del": Entry(
+        "methods.dynamic_exit:Del",
+        "DEL: the exit that drafts, and how long, by what every exit would have had accepted.",
+        source="arXiv:2504.05598",
     ),
     "swift": Entry(
         "methods.swift:Swift",

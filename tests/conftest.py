@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -17,9 +19,52 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
+from specbench_cli.measure import quiet
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("specbench", deadline=None)
 settings.load_profile("specbench")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_windows() -> Iterator[None]:
+    """Runs do not idle until a second of the machine's quietness is measured: no test believes it.
+
+    Passes in processes of their own do.
+    """
+    with patch.object(quiet, "WINDOW_S", 0.05):
+        yield
+
+
+@pytest.fixture
+def short_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits look at few cases: those of every method in full are `specbench audit --all`."""
+    from specbench_cli.audit.cases import wide_case
+
+    checks = {
+        "law": {
+            "BUDGET": {"rejection": 150, "block": 40},
+            "DEEP": {"rejection": 50, "block": 50},
+            "MOST": 120,
+            "wide_case": partial(wide_case, vocab=64),
+        },
+        "sampled": {"TOKENS": 200},
+        "tokens": {"CASES": 24, "PASSES": 1, "FEW": 2, "VARIED": 1},
+        "conduct": {"CASES": 4, "VARIED": 1},
+        "bounds": {"TURNS": 1, "SURE": 1},
+        "embedded": {"TOKENS": 80},
+    }
+    for check, settings_of in checks.items():
+        module = importlib.import_module(f"specbench_cli.audit.checks.{check}")
+        for name, value in settings_of.items():
+            monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without their pictures, which take longer than small runs themselves."""
+    monkeypatch.setattr("specbench_cli.report.outputs.write_figures", lambda *_: [])
+
 
 SIZES = {
     "vocab_size": 197,

@@ -108,16 +108,30 @@ def test_first_screen_has_table_and_figure():
     assert all((ROOT / figure).is_file() for figure in figures)
 
 
-def test_local_links_lead_somewhere():
-    anchors = {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.+)$", README, re.M)
-    }
-    for link in re.findall(r"\]\(([^)]+)\)", README):
-        if link.startswith("#"):
-            assert link[1:] in anchors
-        elif "://" not in link:
-            assert (ROOT / link.partition("#")[0]).exists()
+def anchors(page: Path) -> set[str]:
+    """What a link can name of a page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_local_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        there = page.parent / file if file else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+def test_readme_is_short_and_names_every_page():
+    """What it is, two commands, the table, a dozen commands, the methods; the rest is in docs."""
+    assert len(README.splitlines()) <= 230
+    assert not [page for page in PAGES[1:] if f"docs/{page.name}" not in README]
 
 
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):

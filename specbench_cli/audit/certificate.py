@@ -24,11 +24,15 @@ VERDICTS = {
     "PASSED": "everything held",
     "BROKEN": "its output is not what its guarantee says",
     "FAULTY": "its outputs are right; its states, counts or speed are not",
+    "NOT SHOWN": "no case of what it promises could be looked at; what could be held",
     "NO CLAIM": "it promises nothing of its output; what can be checked held",
     "AGREES": "a peer whose outputs are the target's",
     "DIFFERS": "a peer whose outputs are not the target's",
 }
 """What a certificate can say."""
+
+REFUSED = ("BROKEN", "FAULTY", "NOT SHOWN")
+"""Verdicts that end with exit code 1, and break a method's rows in reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Certificate:
     @property
     def passed(self) -> bool:
         """Whether a command ends with exit code 0 for it."""
-        return self.verdict not in ("BROKEN", "FAULTY")
+        return self.verdict not in REFUSED
 
     def facts(self) -> dict[str, Any]:
         """The certificate as it is written: plain values, no paths of this machine."""
@@ -101,10 +105,12 @@ def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
     failed = [finding for finding in findings if not finding.passed]
     if subject.method.peer:
         return "DIFFERS" if failed else "AGREES"
-    if any(finding.is_claim for finding in failed):
+    if any(finding.is_claim and finding.shown for finding in failed):
         return "BROKEN"
-    if failed:
+    if any(finding.shown for finding in failed):
         return "FAULTY"
+    if failed:
+        return "NOT SHOWN"
     default = subject.method(subject.variants[0])
     claims = any(default.guarantee(rule) in LOSSLESS for rule in get_args(Rule))
     return "PASSED" if claims else "NO CLAIM"

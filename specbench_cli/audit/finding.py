@@ -29,6 +29,8 @@ class Finding:
         figure: what was measured, by name, and over how many cases.
         problem: the worst case, if not passed.
         crashed: whether the method raised an error that is none of the engine's refusals.
+        shown: False of a check that did not pass because it got to see nothing: it has found no
+            fault, and no claim may rest on it.
         seconds: what the check took.
     """
 
@@ -37,6 +39,7 @@ class Finding:
     figure: Mapping[str, float]
     problem: Problem | None = None
     crashed: bool = False
+    shown: bool = True
     seconds: float = field(default=0.0, compare=False)
 
     @property

@@ -29,8 +29,9 @@ class Caught:
 
     @property
     def caught(self) -> bool:
-        """Caught by the right check, and not because something crashed."""
-        return self.finding is not None and not self.finding.crashed
+        """Caught by the right check, which names it: not because something crashed, nor because
+        nothing was left to look at."""
+        return self.finding is not None and self.finding.shown and not self.finding.crashed
 
     def facts(self) -> dict[str, str]:
         """A row of the table of faults."""

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -102,6 +102,19 @@ def bars() -> "Iterator[Report]":
             bars.update(tasks[name], completed=point.step, loss=point.loss)
 
         yield report
+
+
+@contextmanager
+def counted(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar of a number that grows, told by the function yielded.
+
+    Args:
+        total: what it grows to, where that is known.
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=output.console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def finish(

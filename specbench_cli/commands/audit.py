@@ -152,7 +152,7 @@ def _checks(certificate: Certificate) -> list[dict[str, Any]]:
     return [
         {
             "check": finding.check,
-            "result": "passed" if finding.passed else "FAILED",
+            "result": "passed" if finding.passed else "FAILED" if finding.shown else "NOT SHOWN",
             "figures": ", ".join(
                 f"{name.replace('_', ' ')} {_small(value)}"
                 for name, value in finding.figure.items()

@@ -10,6 +10,7 @@ from specbench_cli.commands._training import Data, Out, Resume, Scale, Seed, Smo
 from specbench_cli.commands.convert import convert
 from specbench_cli.commands.quality import quality
 from specbench_cli.commands.train_acceptance import specdec
+from specbench_cli.commands.train_datastore import rest
 from specbench_cli.commands.train_heads import COMMANDS as HEADS
 from specbench_cli.commands.train_heads import stateless
 from specbench_cli.errors import UsageError
@@ -128,6 +129,12 @@ app.command(
     epilog="Example: [bold]specbench train specdec++ --out heads[/bold] (for the shipped pair; "
     "minutes of one core) - [bold]--smoke[/bold] (seconds, no download)",
 )(specdec)
+app.command(
+    epilog="Examples: [bold]specbench train rest --out store[/bold] (of the shipped target's own "
+    "replies; minutes of one core) - [bold]specbench train rest --target smollm2-135m --text "
+    "corpus.jsonl --out store[/bold] - then [bold]specbench run -m rest --set "
+    "rest.datastore=store/datastore[/bold]"
+)(rest)
 app.command(
     epilog="Example: [bold]specbench train convert EAGLE-Vicuna-7B --out eagle-vicuna --unpickle"
     "[/bold] - then [bold]specbench run -m eagle --set eagle.head=eagle-vicuna[/bold]"

@@ -1,9 +1,9 @@
-"""The drafts of a session: made of tokens that were chosen or drawn, and checked."""
+"""The drafts of a session: made of tokens that were chosen or drawn, checked, and remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import is_
 from typing import cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.sequence import Text
-from specbench_cli.engine.types import Draft, Out, Tokens
+from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
 from specbench_cli.engine.verify.choosing import Chooser, Pick
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
@@ -190,6 +190,41 @@ def _listed(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+# ---- what a session saw -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A draft without its laws, which are large: `tokens` [m] on the device, `parents` as in
+    `Draft`."""
+
+    tokens: Tensor
+    parents: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, draft: Draft, nodes: int | None = None) -> Shape:
+        """The shape of a draft, or of its first nodes."""
+        if nodes is None or nodes == draft.nodes:
+            return cls(draft.tokens, draft.parents)
+        parents = draft.parents
+        return cls(draft.tokens[:nodes], None if parents is None else parents[:nodes])
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a session saw of one step, whatever its method tells of it.
+
+    Attributes:
+        scored: what was proposed of the drafts that the target scored.
+        verified: the drafts that `verify` decided.
+        committed: what became of them; None while nothing did.
+    """
+
+    scored: list[Shape] = field(default_factory=list)
+    verified: list[Shape] = field(default_factory=list)
+    committed: Outcome | None = None
+
+
 # ---- the drafts of a session --------------------------------------------------------------------
 
 
@@ -205,10 +240,12 @@ class Drafts:
 
     Attributes:
         slack: nodes that the target's state has room for beyond the longest text.
+        seen: what was scored, verified and committed, step by step.
     """
 
     def __init__(self, text: Text, chooser: Chooser) -> None:
         self.slack = 0
+        self.seen: list[Seen] = []
         self._text, self._chooser = text, chooser
         self._nothing = host.ids((), text.device)
         self._picks: list[Pick] = []
@@ -224,10 +261,12 @@ class Drafts:
         self._sound = draft
         return draft
 
-    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor]
+    ) -> Draft:
         """See `Session.tree`."""
         self._sound = draft = Draft(self._tokens(ids), parents)
-        return draft
+        return Draft(draft.tokens, parents, "wor", torch.stack([*laws])) if laws else draft
 
     def pick(self, out: Out, ahead: int) -> Pick:
         """See `Session.pick`."""
@@ -248,11 +287,12 @@ class Drafts:
             self._sound = draft
         return draft
 
-    def rows(self, draft: Draft, length: int) -> Tokens:
+    def rows(self, draft: Draft, length: int, proposed: int | None = None) -> Tokens:
         """The last committed token and a draft, once it is checked, for the target's forward.
 
         Args:
             length: tokens that the target's state has read.
+            proposed: see `Session.score`.
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
@@ -261,12 +301,21 @@ class Drafts:
         elif draft.nodes:
             self.checked(check_form, draft, self._bounds(), self._chooser.sampling.rule)
         self._picks.clear()
+        self._open().scored.append(Shape.of(draft, proposed))
         text = self._text
         written, tokens, line = self._line or (0, None, draft.tokens)
         if tokens is draft.tokens and written == len(text.tokens) == length + 1:
             return Tokens(line[None])
         root = text.since(length)
         return Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
+
+    def verified(self, draft: Draft) -> None:
+        """Remember that a draft was verified."""
+        self._open().verified.append(Shape.of(draft))
+
+    def committed(self, outcome: Outcome) -> None:
+        """Remember what was committed: the step is over."""
+        self._open().committed = outcome
 
     def inspected(self, draft: Draft) -> None:
         """Raise MethodFault unless a draft is well formed, its ids and laws too; waits."""
@@ -278,6 +327,12 @@ class Drafts:
             check(*args)
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+
+    def _open(self) -> Seen:
+        """The step of which nothing is committed yet."""
+        if not self.seen or self.seen[-1].committed is not None:
+            self.seen.append(Seen())
+        return self.seen[-1]
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Ids [m] on the device, looked at if that takes no wait."""

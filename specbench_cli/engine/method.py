@@ -97,6 +97,13 @@ class Method(ABC):
         return self.needs
 
     @property
+    def scope(self) -> Literal["prompt", "run", "corpus"]:
+        """How long what it learns lives, with these parameters: `state_scope`, unless a parameter
+        named `scope` says that it is forgotten with the prompt."""
+        forgets = getattr(self.params, "scope", None) == "prompt"
+        return "prompt" if forgets else self.state_scope
+
+    @property
     def uses_costs(self) -> bool:
         """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
         run then measures that before it begins."""

@@ -99,12 +99,12 @@ class Halves:
 class Begun:
     """What a part of the target's first layers has made of a chain, for the target to go on from.
 
-    ids: [1, n] each; rows: [1, n, hidden] each, which leave layer `end` - 1.
+    ids: [1, n] each; outs: of each, with the rows that leave layer `end` - 1.
     """
 
     end: int
     ids: list[Tensor] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
+    outs: list[Out] = field(default_factory=list)
 
     @property
     def n(self) -> int:
@@ -183,10 +183,12 @@ class Partial(Metered):
         if state is not self._scoring.state:
             return super().forward(x, state, **self._how, **how)
         begun = self._scoring.lend(self._begun)
+        if begun is not None:
+            how["taps"] = [at for at in self._scoring.layers if at < begun.end]
         out = super().forward(x, state, **self._how, **how)
         if begun is not None and isinstance(x, Tokens) and not how.keys() & {"mask", "positions"}:
             begun.ids.append(x.ids)
-            begun.rows.append(out.hidden)
+            begun.outs.append(out)
         return out
 
     def reread(self, ids: Sequence[int], first: int) -> Tensor:
@@ -263,7 +265,7 @@ class Scoring:
             self._lent, self._begun = (self.state.position(), self.state.length()), begun
             if begun is not None:
                 begun.ids.clear()
-                begun.rows.clear()
+                begun.outs.clear()
         elif begun is not self._begun:
             self._begun = None  # another part's rows are among its own
         return self._begun
@@ -300,9 +302,9 @@ class Scoring:
         """Tokens beside the features that are kept; see `Session.unread`."""
         return Features(tokens.ids, self._taped.read()[None])
 
-    def newest(self) -> Tensor:
+    def newest(self, n: int) -> Tensor:
         """See `Session.features`."""
-        return self._taped.last()
+        return self._taped.last(n)
 
     @property
     def _taped(self) -> Tape:
@@ -321,7 +323,7 @@ class Scoring:
         if self._lent is not None:
             begun, (position, _) = self._begun, self._lent
             self._lent = self._begun = None
-            if begun is not None and not how and self._tape is None and begun.of(x):
+            if begun is not None and not how and begun.of(x):
                 return self._go_on(begun, x)
             self.state.rollback(0, position)
         if self._tape is None:
@@ -333,13 +335,21 @@ class Scoring:
 
     def _go_on(self, begun: Begun, x: Tokens) -> Tensor:
         """Logits [n, V] at all rows of x, whose first ones have gone through the first layers."""
-        rows, unread = begun.rows, x.ids[:, begun.n :]
+        outs, unread = begun.outs, x.ids[:, begun.n :]
+        taps = [at for at in self.layers if at < begun.end]
         if unread.shape[1]:
-            layers = (0, begun.end)
-            out = self.target.forward(Tokens(unread), self.state, layers=layers, logits_at=None)
-            rows = [*rows, out.hidden]
-        layers, on = (begun.end, self.target.n_layers), Hidden(torch.cat(rows, 1))
-        return _logits(self.target.forward(on, self.state, layers=layers, logits_at="all"))
+            first, x = (0, begun.end), Tokens(unread)
+            how: dict[str, Any] = {"layers": first, "logits_at": None, "taps": taps}
+            outs = [*outs, self.target.forward(x, self.state, **how)]
+        out = self.target.forward(
+            Hidden(torch.cat([each.hidden for each in outs], 1)),
+            self.state,
+            layers=(begun.end, self.target.n_layers),
+            logits_at="all",
+            taps=[at for at in self.layers if at >= begun.end],
+        )
+        early = {at: torch.cat([each.taps[at] for each in outs], 1) for at in taps}
+        return self.take(Out(out.logits, out.hidden, early | dict(out.taps)))
 
     def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Part:
         """What `forward` would compute, for a forward that several sequences share; what comes of

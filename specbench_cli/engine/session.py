@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.drafts import Drafts, check_rows
+from specbench_cli.engine.drafts import Drafts, Seen, check_rows
 from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
@@ -140,6 +140,11 @@ class Harness:
     def taps(self) -> Sequence[int]:
         """The target's layers that `Session.tap` asked for."""
         return self._session._scoring.layers
+
+    @property
+    def seen(self) -> Sequence[Seen]:
+        """What was scored, verified and committed, step by step; prefill is none."""
+        return self._session._drafts.seen
 
     def begun(self, logits: Tensor) -> None:
         """Commit the first token, of logits [1, V] behind the prompt."""
@@ -369,14 +374,16 @@ class Session:
         """
         return self._scoring.features(self.since(length + 1))
 
-    def features(self) -> Tensor:
-        """What a head without a state reads: the target's features [1, width] of the token before
-        the last committed one, those that this one was chosen from.
+    def features(self, n: int = 1) -> Tensor:
+        """What a head without a state reads: the target's features [n, width] of the tokens before
+        the last n committed ones, those that these were chosen from.
 
+        Args:
+            n: at most what the last step committed.
         Raises:
-            MethodFault: `tap` was not called, or there was no prefill.
+            MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
-        return self._scoring.newest()
+        return self._scoring.newest(n)
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -392,16 +399,20 @@ class Session:
         """
         return self._drafts.chain(ids, q)
 
-    def tree(self, ids: Sequence[int] | Tensor, parents: tuple[int, ...]) -> Draft:
-        """A tree of tokens chosen without a draw; `parents` as in `Draft`.
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor] = ()
+    ) -> Draft:
+        """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
         Args:
             ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
                 `candidates`: they are looked at only where that takes no wait.
+            laws: of nodes that were drawn without replacement, for each [V], that of the first draw
+                among its siblings; none where nodes were chosen.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        return self._drafts.tree(ids, parents)
+        return self._drafts.tree(ids, parents, laws)
 
     # ---- laws and chance ------------------------------------------------------------------------
 
@@ -508,13 +519,16 @@ class Session:
         length = self._scoring.ready()
         self.harness.begun(self._scoring.forward(self.since(length), None, "last"))
 
-    def score(self, draft: Draft) -> Tensor:
+    def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
 
+        Args:
+            proposed: how many of its nodes are up for verification, the first ones; the others are
+                there for their rows alone. None: all. Who has seen the rows cannot say any more.
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
-        x = self._drafts.rows(draft, self._scoring.ready(keep=True))
+        x = self._drafts.rows(draft, self._scoring.ready(keep=True), proposed)
         return self._scoring.forward(x, draft, "all")
 
     def begin_score(self, draft: Draft, layer: int) -> Tensor:
@@ -547,6 +561,7 @@ class Session:
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
         self._rows = rows
+        self._drafts.verified(draft)
         if accept is None or accept.off:
             return self._decide(draft, rows)
         self._check_rule(accept)
@@ -572,6 +587,7 @@ class Session:
             the outcome as far as it was committed; `finish` is set if the output ends here.
         """
         committed = self._text.append(outcome)
+        self._drafts.committed(committed)
         # Rows: the root's and the drafted tokens', but for the last committed token, which roots
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]

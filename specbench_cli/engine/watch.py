@@ -1,8 +1,9 @@
-"""A decoding seen from outside of the method that decodes: its clock, its forwards, its helpers.
+"""A decoding seen from outside of the method that decodes: its clock, forwards, helpers and steps.
 
 All that a session knows of its own time and work passes through objects that a method can reach.
 What is read here is out of its reach: the clock of whoever measures, the forwards that every model
-counts itself, and the threads and processes of this program.
+counts itself, and the threads and processes of this program. What a method tells of its steps is
+held against what was scored and verified.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from specbench_cli.engine.drafts import Seen, Shape
 from specbench_cli.engine.learning import Memory, calls_of
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Forward
+from specbench_cli.engine.types import Forward, Outcome, Step
+from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
+
+# ---- clock, forwards, helpers -------------------------------------------------------------------
 
 
 class Watch:
@@ -128,3 +134,101 @@ def _beside(forwards: Sequence[Forward]) -> str | None:
             return f"two forwards of worker {forward.worker} ran at the same time, in two threads"
         ends[forward.worker] = forward.t1_ns
     return None
+
+
+# ---- steps --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A step as its method tells it, without the laws."""
+
+    draft: Shape | None
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, step: Step) -> Told:
+        """What a step tells."""
+        return cls(None if step.draft is None else Shape.of(step.draft), step.outcome)
+
+
+def misreported(seen: Sequence[Seen], told: Sequence[Told], *, bonus: bool) -> str | None:
+    """The first step of a decoding that is told otherwise than it was; None if none is.
+
+    Args:
+        bonus: whether a token follows a draft that stands as a whole (`Method.bonus`).
+    """
+    for number, (saw, step) in enumerate(zip(seen, told, strict=False), start=1):
+        wrong = untrue(saw, step, bonus=bonus, last=number == len(told))
+        if wrong is not None:
+            return f"step {number}: {wrong}"
+    if len(seen) != len(told):
+        return f"{len(told)} steps are told where drafts were scored for {len(seen)}"
+    return None
+
+
+def untrue(saw: Seen, told: Told, *, bonus: bool, last: bool) -> str | None:
+    """What a step tells otherwise than it was: of its draft, which was settled before the target's
+    rows were there, of its tokens, or of the levels that were tested.
+
+    Args:
+        last: whether the output ends with the step, maybe within its draft.
+    """
+    if len(saw.scored) != 1 or len(saw.verified) > 1:
+        return (
+            f"{len(saw.scored)} drafts were scored and {len(saw.verified)} verified before one"
+            " `commit`; a step has one draft"
+        )
+    (scored,), draft, outcome = saw.scored, told.draft, told.outcome
+    verified = saw.verified[0] if saw.verified else scored
+    if not _goes_on(scored, verified, last_too=not bonus):
+        return f"{_words(scored)} was scored and {_words(verified)} verified"
+    if draft is None or not _same(draft, verified):
+        return f"{_words(draft)} is told where {_words(verified)} was verified"
+    if outcome != saw.committed:
+        return f"{outcome} is told where {saw.committed} was committed"
+    path, parents, ids = outcome.path, _parents(draft), draft.tokens.tolist()
+    stand, committed = len(path), outcome.committed
+    stood = [word in ("accepted", "relaxed") for word in outcome.origin]
+    if stood != [at < stand for at in range(len(committed))]:
+        return f"origin {outcome.origin} for {stand} accepted of {len(committed)} committed"
+    if not all(0 <= node < len(ids) for node in path) or (
+        [parents[node] for node in path] != [ROOT, *path[:-1]][:stand]
+        or [ids[node] for node in path] != list(committed[:stand])
+    ):
+        return f"path {path} of {_words(draft)} does not name {committed[:stand]}"
+    rejected = (path[-1] if path else ROOT) in parents
+    cut = last and len(committed) == stand
+    if outcome.tested != stand + (rejected and not cut):
+        return f"{outcome.tested} levels tested of {_words(draft)}, of which {stand} stood"
+    if not cut and not rejected and len(committed) > stand and not bonus:
+        return f"a token follows {_words(draft)}, all of which stood, and the method has no bonus"
+    return None
+
+
+def _parents(shape: Shape) -> tuple[int, ...]:
+    return shape.parents or tuple(range(ROOT, shape.tokens.shape[0] - 1))
+
+
+def _same(a: Shape, b: Shape) -> bool:
+    return _parents(a) == _parents(b) and (
+        a.tokens is b.tokens or a.tokens.tolist() == b.tokens.tolist()
+    )
+
+
+def _goes_on(scored: Shape, verified: Shape, *, last_too: bool) -> bool:
+    """Whether what was verified is what was scored; with `last_too` maybe one token more of a
+    chain, which the last row decides on in place of a bonus."""
+    n = scored.tokens.shape[0]
+    if last_too and verified.parents is None and verified.tokens.shape[0] == n + 1:
+        verified = Shape(verified.tokens[:n], None)
+    return _same(scored, verified)
+
+
+def _words(shape: Shape | None) -> str:
+    if shape is None:
+        return "no draft"
+    ids = shape.tokens.tolist()
+    kind = "a chain" if _parents(shape) == tuple(range(ROOT, len(ids) - 1)) else "a tree"
+    listed = f" {ids}" if len(ids) <= 8 else ""
+    return f"{kind} of {len(ids)} tokens{listed}"

@@ -112,7 +112,8 @@ class Bench:
     def _make(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""
         kind = wanted.kind
-        files = resolve_head(wanted.source, kind.kind, self._plan.target, inside=kind.inside)
+        target = self._plan.target
+        files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
         self._heads[wanted] = files
         return _readable(lambda path: kind.load(path, self.workspace.decoders), files)
 

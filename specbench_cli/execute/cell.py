@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.watch import Watch
+from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import WorkerLost
@@ -39,10 +38,6 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
-
-Nodes = tuple[int, ...]
-Proposal = tuple[Tensor | None, Nodes | None, Nodes]
-"""A draft's tokens and parents, and the path that stood."""
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
@@ -148,7 +143,7 @@ class Cell:
         )
         harness, text = session.harness, session.harness.text
         steps, extra = self.counters(), dict[str, float]()
-        proposed: list[Proposal] = []
+        told: list[Told] = []
         error = None
         gc.disable()
         try:
@@ -156,7 +151,7 @@ class Cell:
                 watch.begin(session)
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
-                    proposed.append(_proposal(step))
+                    told.append(Told.of(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -167,7 +162,7 @@ class Cell:
         finally:
             gc.enable()
         harness.meter.resolve()
-        error = error or watch.fault(harness.meter) or self.fault_of(session)
+        error = error or watch.fault(harness.meter) or self.fault_of(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
         ended_ns = text.last_ns if self.arm.method.peer else watch.ended_ns
         self.measured = Measured(
@@ -183,12 +178,11 @@ class Cell:
                 self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[_drafted(*each) for each in proposed],
+            drafts=[_drafted(each) for each in told],
             extra=extra,
             version=version if learns else None,
             error=error,
         )
-        self._check_steps(self.measured)
         if learns and error is None:
             self._learn(session, self.measured)
 
@@ -219,12 +213,6 @@ class Cell:
         rule = self.arm.method.accept
         return Steps(relaxed=None if rule is None or rule.off else [])
 
-    def _check_steps(self, measured: Measured) -> None:
-        """Fail the cell where a step tells of a draft token that stands, and it is not the one that
-        was committed."""
-        if measured.error is None and not self.arm.method.peer:
-            measured.error = _untold(measured)
-
     def same(self, other: Measured) -> bool:
         """Whether another decoding of the prompt came to the same: output and counters. What
         workers' forwards were is left out: how many were cancelled is a matter of time."""
@@ -241,8 +229,9 @@ class Cell:
             other.drafts,
         )
 
-    def fault_of(self, session: Session) -> str | None:
-        """What is wrong with an output that came without an error; None if nothing is."""
+    def fault_of(self, session: Session, told: Sequence[Told]) -> str | None:
+        """What is wrong with an output that came without an error, or with what is told of the
+        steps that it came in; None if nothing is."""
         if session.finish is None:
             return (
                 f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
@@ -250,7 +239,8 @@ class Cell:
             )
         if self.replays and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
-        return None
+        method = self.arm.method
+        return None if method.peer else misreported(session.harness.seen, told, bonus=method.bonus)
 
     def watch(self) -> Watch:
         """What sees a decoding of this cell from outside of the method."""
@@ -355,15 +345,15 @@ class Together:
         watch = first.watch()
         reset_peak(device, None)
         batch = first.batch([cell.request for cell in cells], self._known())
-        counted = [(cell.counters(), dict[str, float](), list[Proposal]()) for cell in cells]
+        counted = [(cell.counters(), dict[str, float](), list[Told]()) for cell in cells]
         error = None
         gc.disable()
         try:
             watch.begin(*batch.sessions)
             for step in first.arm.method.generate_batch(batch):
-                steps, extra, proposed = counted[step.seq]
+                steps, extra, told = counted[step.seq]
                 _count(steps, extra, step)
-                proposed.append(_proposal(step))
+                told.append(Told.of(step))
             watch.end()
         except Exception as failure:  # a method's fault fails its cells, not the run
             watch.end()
@@ -379,7 +369,7 @@ class Together:
         prefill = max(text.first_ns for text in texts) - started
         share = _share(divided(batch.meter.forwards, total, prefill), len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
-            steps, extra, proposed = counted[place]
+            steps, extra, told = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
             cell.measured = Measured(
                 output=list(session.output()),
@@ -389,13 +379,12 @@ class Together:
                 trace=Trace.pack(replace(f, n_tokens=f.rows[place]) if f.rows else f for f in own),
                 ns=share,
                 peak=peak,
-                drafts=[_drafted(*each) for each in proposed],
+                drafts=[_drafted(each) for each in told],
                 extra=extra,
                 version=None,
-                error=error or cell.fault_of(session),
+                error=error or cell.fault_of(session, told),
                 batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
             )
-            cell._check_steps(cell.measured)
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
@@ -451,34 +440,13 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
             worker.settle()
 
 
-def _proposal(step: Step) -> Proposal:
-    """References to what a step proposed and what stood, without the laws, which are large."""
-    draft, path = step.draft, step.outcome.path
-    return (None, None, path) if draft is None else (draft.tokens, draft.parents, path)
-
-
-def _drafted(tokens: Tensor | None, parents: Nodes | None, path: Nodes) -> Drafted:
+def _drafted(told: Told) -> Drafted:
+    draft, path = told.draft, list(told.outcome.path)
+    if draft is None:
+        return Drafted([], None, path)
     return Drafted(
-        [] if tokens is None else tokens.tolist(),
-        None if parents is None else list(parents),
-        list(path),
+        draft.tokens.tolist(), None if draft.parents is None else list(draft.parents), path
     )
-
-
-def _untold(measured: Measured) -> str | None:
-    """The first thing that a step tells of its draft and the output does not bear out."""
-    at, counts = 1, measured.steps
-    for step, draft in enumerate(measured.drafts):
-        relaxed = 0 if counts.relaxed is None else counts.relaxed[step]
-        stood, path = counts.accepted[step] + relaxed, draft.path
-        if stood != len(path):
-            return f"step {step + 1} tells of {stood} draft tokens that stand; its path is {path}"
-        if not all(0 <= node < len(draft.tokens) for node in path):
-            return f"step {step + 1} tells of a path {path} in a draft of {len(draft.tokens)}"
-        if [draft.tokens[node] for node in path] != measured.output[at : at + stood]:
-            return f"step {step + 1} tells of draft tokens that were not committed"
-        at += counts.committed[step]
-    return None
 
 
 def _one_line(failure: Exception) -> str:

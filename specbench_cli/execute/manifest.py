@@ -55,7 +55,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     """Every row with its parameters and where they come from.
 
     timing_free: whether its counters are a function of inputs and seed alone. uses: the models and
-    heads that it drafts with: a model as `models` names it, a head by its kind. accept: the rule
+    heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
+    long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
     that lets draft tokens pass though the lossless one rejects them; null where none does.
     """
     return [
@@ -65,6 +66,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "params": shown(arm.method.params.model_dump(mode="json")),
             "source": arm.source,
             "timing_free": arm.method.timing_free,
+            "state_scope": arm.method.scope,
             "uses": _uses(plan, arm),
             "accept": _accepts(arm),
         }

@@ -226,7 +226,8 @@ def make_plan(config: RunConfig) -> Plan:
             " which need none",
         )
     for wanted in (each for arm in arms for each in arm.method.artifacts()):
-        check_head(wanted.source, wanted.kind.kind, target, inside=wanted.kind.inside)
+        kind = wanted.kind
+        check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
     return Plan(
         config=config,
         arms=arms,

@@ -26,30 +26,33 @@ class HeadFiles:
     path: Path
 
 
-def resolve_head(source: str, kind: str, target: Checkpoint, *, inside: bool) -> HeadFiles:
+def resolve_head(
+    source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = ""
+) -> HeadFiles:
     """Find a module of a kind, downloading it from the hub if need be.
 
     Args:
         source: `OWN`, a hub id (`org/name`), or a folder.
         inside: whether the target's own files may hold it.
+        hint: of what is no head: what to type where there is none.
 
     Raises:
         UsageError: no such folder, or nothing of this kind is known for the target.
         EnvironmentFault: not on this machine and not to be had from the hub.
     """
     if source != OWN:
-        return _named(source, kind)
-    check_head(source, kind, target, inside=inside)
+        return _named(source, kind, hint)
+    check_head(source, kind, target, inside=inside, hint=hint)
     known = target.heads.get(kind)
     if known is None:
         return HeadFiles(target.label, target.path)
     shipped = HERE / known
     if shipped.is_dir():
         return HeadFiles(shipped.name, shipped)
-    return _named(known, kind)
+    return _named(known, kind, hint)
 
 
-def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool) -> None:
+def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = "") -> None:
     """Refuse a target's own module where none is known; reads no files. Arguments: `resolve_head`.
 
     Raises:
@@ -58,13 +61,18 @@ def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool) -> N
     if source == OWN and not inside and kind not in target.heads:
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(
-            f"no {kind} head is known for {target.label}{others}",
-            hint="--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help;"
+            f"no {_called(kind, hint)} is known for {target.label}{others}",
+            hint=hint
+            or "--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help;"
             " specbench list methods says which need none",
         )
 
 
-def _named(source: str, kind: str) -> HeadFiles:
+def _called(kind: str, hint: str) -> str:
+    return kind if hint else f"{kind} head"
+
+
+def _named(source: str, kind: str, hint: str) -> HeadFiles:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return HeadFiles(folder.resolve().name, folder)
@@ -72,8 +80,8 @@ def _named(source: str, kind: str) -> HeadFiles:
         return HeadFiles(source, HERE / "embedded" / source)
     if not HUB_ID.match(source):
         raise UsageError(
-            f"no such {kind} head: {source}",
-            hint="--set METHOD.head=FOLDER with config.json and *.safetensors, or a hub id",
+            f"no such {_called(kind, hint)}: {source}",
+            hint=hint or "--set METHOD.head=FOLDER with config.json and *.safetensors, or a hub id",
         )
     found = cached_snapshot(source)
     instead = "or give the folder of another: --set METHOD.head=FOLDER"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from specbench_cli.report.row import Row
@@ -32,11 +32,16 @@ def beside(summaries: Sequence[Summary], labels: Sequence[Mapping[str, str]]) ->
     floors = [summary.noise_floor for summary in summaries]
     ratios = {summary.vanilla_ratio for summary in summaries}
     return Summary(
-        lossless=tuple(row for s, own in pairs for row in renamed(s.lossless, own)),
-        lossy=tuple(row for s, own in pairs for row in renamed(s.lossy, own)),
+        lossless=_by_kind(row for s, own in pairs for row in renamed(s.lossless, own)),
+        lossy=_by_kind(row for s, own in pairs for row in renamed(s.lossy, own)),
         families=dict(sorted(families.items())),
         prompts=prompts,
         passes=min(summary.passes for summary in summaries),
         noise_floor=max((floor for floor in floors if floor is not None), default=None),
         vanilla_ratio=ratios.pop() if len(ratios) == 1 else None,
     )
+
+
+def _by_kind(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Those that learn from prompt to prompt behind the others, as in every summary."""
+    return tuple(sorted(rows, key=lambda row: row.order_matters))

@@ -29,13 +29,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table. lossy: how many of its last rows are lossy, and ranked with none above them.
+    """A table. sections: where its rows are of another kind than those above (`text.sections`).
     optional: places of columns that are left out where they are empty."""
 
     headings: tuple[str, ...]
     aligns: tuple[Align, ...]
     rows: tuple[tuple[str, ...], ...]
-    lossy: int = 0
+    sections: text.Sections = ()
     optional: frozenset[int] = frozenset()
 
     def trimmed(self) -> Grid:
@@ -49,7 +49,7 @@ class Grid:
             tuple(self.headings[at] for at in places),
             tuple(self.aligns[at] for at in places),
             tuple(tuple(row[at] for at in places) for row in self.rows),
-            self.lossy,
+            self.sections,
             frozenset(new for new, at in enumerate(places) if at in self.optional),
         )
 
@@ -95,7 +95,7 @@ def grid(columns: Sequence[Column], rows: Sequence[Row]) -> Grid:
         tuple(column.heading for column in shown),
         tuple(column.align for column in shown),
         tuple(tuple(column.cell(row) for column in shown) for row in rows),
-        sum(not row.lossless for row in rows),
+        text.sections(rows),
         frozenset(at for at, column in enumerate(shown) if column.optional),
     ).trimmed()
 
@@ -114,7 +114,7 @@ def by_family(summary: Summary, figure: Callable[[Row], str]) -> Grid:
         ("method", *names, "all"),
         ("l", *figures),
         tuple(lines),
-        len(summary.lossy),
+        text.sections(summary.rows),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -96,11 +97,12 @@ def _family(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _grid(found: Grid) -> str:
-    """A grid's table; lossy rows, which no lossless one is ranked with, in one of their own."""
-    end = len(found.rows) - found.lossy
-    parts = [_part(found, found.rows[:end])]
-    if found.lossy:
-        parts += [f"{text.LOSSY.capitalize()}.", _part(found, found.rows[end:])]
+    """A grid's table; rows of another kind in one of their own, under a line that says which."""
+    starts = [(0, ""), *found.sections, (len(found.rows), "")]
+    parts = []
+    for (first, kind), (end, _) in pairwise(starts):
+        parts += [f"{kind.capitalize()}."] * bool(kind)
+        parts += [_part(found, found.rows[first:end])] * (first < end)
     return "\n\n".join(parts)
 
 

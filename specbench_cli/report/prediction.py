@@ -164,7 +164,8 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
             busy[kind.worker] += share * costs.prefill_ns(kind.model, new)
         if at in trace.unused:
             continue
-        rows[kind.model] += n
+        if kind.layers[1]:  # not of an output matrix alone
+            rows[kind.model] += n
         if ends[index]:
             verified += 1
             done = verified * len(trees) // verifications

@@ -53,6 +53,8 @@ class Row:
         where nothing does. relaxed: the share of tokens that stand so, none of which is among the
         accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed.
     control: whether its accept rule is the random one, that others are held against.
+    state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
+        not keep it.
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
         guess and count so in `extra`.
     discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
@@ -85,6 +87,7 @@ class Row:
     broken_why: str | None
     upper_bound: bool = False
     control: bool = False
+    state_scope: str | None = None
     letters: str = ""
     decode_letters: str = ""
     speedup: float | None
@@ -149,6 +152,11 @@ class Row:
     n_cells: int
     n_void: int
 
+    @property
+    def order_matters(self) -> bool:
+        """Whether it learns from one prompt for the next."""
+        return self.state_scope not in (None, "prompt")
+
 
 def make_row(
     cells: Sequence[Record],
@@ -160,9 +168,10 @@ def make_row(
     evidence: Evidence,
     bound: bool = False,
     accept: str | None = None,
+    scope: str | None = None,
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
-    accept rule, as the manifest has it."""
+    accept rule, and scope: how long its state lives, as the manifest has them."""
     first, broken = cells[0], broken_why is not None
     worst = _worst_verdicts(cells)
     verdicts = Counter(worst.values())
@@ -201,6 +210,7 @@ def make_row(
         broken_why=broken_why,
         upper_bound=bound,
         control=accept is not None and accept.startswith(_CONTROL),
+        state_scope=scope,
         speedup=shown.ratio,
         speedup_low=shown.low,
         speedup_high=shown.high,

@@ -134,9 +134,10 @@ def broken(
 
 def failed_certificate(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
     """What the newest certificate of a method's file says if it refutes the method's claim, or that
-    the method does what it says it does; None if it does neither, or if there is none."""
+    the method does what it says it does, or could see nothing of either; None if it does none of
+    that, or if there is none."""
     own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
-    if not own or own[-1].get("verdict") not in ("BROKEN", "FAULTY"):
+    if not own or own[-1].get("verdict") not in ("BROKEN", "FAULTY", "NOT SHOWN"):
         return None
     return f"its audit says {own[-1]['verdict']}: specbench audit {method}"
 

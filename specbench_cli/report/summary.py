@@ -42,7 +42,8 @@ ALL = "all"
 class Summary:
     """All that is printed of a run.
 
-    lossless, lossy: the rows, best first; the two are never ranked together.
+    lossless, lossy: the rows, best first, those whose figures depend on the order of the prompts
+        behind the others; the two are never ranked together.
     families: family -> its rows, in the order of the overall ones.
     prompts: task -> how many questions.
     noise_floor: A/A, as a fraction; None if not measured.
@@ -115,16 +116,17 @@ def _rows(
     *,
     evident: bool,
 ) -> tuple[list[Row], dict[str, Speedup]]:
-    """The rows of some records, best first, those without a speedup behind them and upper bounds
-    last; and all speedups, those of broken rows too. `evident`: whether sampled outputs are
-    compared with vanilla's."""
+    """The rows of some records, lossless ones first; of both kinds best first, those without a
+    speedup behind them and upper bounds last, and after them in the same order those that learn
+    from prompt to prompt; and all speedups, those of broken rows too. `evident`: whether sampled
+    outputs are compared with vanilla's."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
     baseline = cells.get(BASELINE, [])
     wall, decoding = (speedups(cells, measure, resamples) for measure in (total, decode))
     bounds = manifest.get("upper_bounds", [])
-    rules = {row["label"]: row.get("accept") for row in manifest.get("rows") or ()}
+    told = {row["label"]: row for row in manifest.get("rows") or ()}
     rows = [
         make_row(
             own,
@@ -134,11 +136,20 @@ def _rows(
             ties=near_ties(own, manifest),
             evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
             bound=label in bounds,
-            accept=rules.get(label),
+            accept=told.get(label, {}).get("accept"),
+            scope=told.get(label, {}).get("state_scope"),
         )
         for label, own in cells.items()
     ]
-    rows.sort(key=lambda row: (row.upper_bound, row.speedup is None, -(row.speedup or 0.0)))
+    rows.sort(
+        key=lambda row: (
+            not row.lossless,
+            row.order_matters,
+            row.upper_bound,
+            row.speedup is None,
+            -(row.speedup or 0.0),
+        )
+    )
     letters, decode_letters = dict[str, str](), dict[str, str]()
     for lossless in (True, False):
         ranked = [r for r in rows if r.lossless == lossless and not r.upper_bound]

@@ -96,6 +96,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
             "group": row.letters,
             "method": row.label,
             "guarantee": row.guarantee,
+            "state_scope": row.state_scope,
             "speedup": "BROKEN" if row.broken else row.speedup,
             "ci_low": row.speedup_low,
             "ci_high": row.speedup_high,
@@ -117,7 +118,7 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
 
 
 def _drawn(summary: Summary) -> list[Text]:
-    """Heading and rows; lossy rows below, under a line of their own."""
+    """Heading and rows; those of another kind below, under a line that says which."""
     columns = [
         _Column("", lambda row: Text(row.letters, "bold"), "<"),
         _Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True),
@@ -139,9 +140,8 @@ def _drawn(summary: Summary) -> list[Text]:
             bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
         )
     lines = _grid(columns, summary.rows)
-    if summary.lossy:
-        split = 1 + len(summary.lossless)
-        lines.insert(split, Text(text.LOSSY))
+    for place, kind in reversed(text.sections(summary.rows)):
+        lines.insert(1 + place, Text(kind))
     return lines
 
 

@@ -11,6 +11,10 @@ from specbench_cli.report.summary import Summary
 
 NONE = "-"
 LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
+RUN_SCOPE = (
+    "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
+)
+LOSSY_RUN_SCOPE = "lossy, and run scope: figures depend on the order of the prompts"
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
 _ROUNDING = 1e-6
@@ -18,6 +22,25 @@ _ROUNDING = 1e-6
 BAR_WIDTH = 11
 BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
+
+
+Sections = tuple[tuple[int, str], ...]
+"""Where lines of a table are of another kind than those above: the first one's place, and what
+they are."""
+
+
+def sections(rows: Iterable[Row]) -> Sections:
+    """The kinds of a table's rows, which lie together; the first rows' needs no words."""
+    found: list[tuple[int, str]] = []
+    before = ""
+    for place, row in enumerate(rows):
+        kind = (RUN_SCOPE if row.order_matters else "") if row.lossless else LOSSY
+        if not row.lossless and row.order_matters:
+            kind = LOSSY_RUN_SCOPE
+        if kind != before:
+            found.append((place, kind))
+            before = kind
+    return tuple(found)
 
 
 def ratio(value: float | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.store.schema import Ns, Record, Steps, Trace
+from specbench_cli.store.schema import Batch, Likelihood, Ns, Record, Steps, Trace
 
 _BATCH = 500
 _NESTED = ("kinds", "messages")
@@ -24,13 +24,19 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
     ints, text, number = pa.list_(pa.int64()), pa.string(), pa.float64()
     schema = pa.schema(
         [(n, pa.int64()) for n in ("schema", "turn", "pass", "seed", "n_tokens", "peak_bytes")]
-        + [(n, pa.int64()) for n in ("target_forwards", "draft_forwards")]
+        + [(n, pa.int64()) for n in ("target_forwards", "draft_forwards", "version")]
         + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
         + [(n, text) for n in ("method", "label", "sampling", "guarantee", "error")]
         + [(n, text) for n in ("params_passed", "params_effective", "params_source")]
         + [(n, text) for n in ("forwards_kinds", "drafts", "extra")]
         + [(n, pa.bool_()) for n in ("peer", "void", "verdict_rounding")]
         + [(n, number) for n in ("other_cpu", "score", "verdict_gap", "log_likelihood")]
+        + [("target_equivalents", number)]
+        + [
+            (f"likelihood_{f.name}", pa.list_(number) if f.name == "cumulants" else number)
+            for f in fields(Likelihood)
+        ]
+        + [(f"batch_{f.name}", pa.int64()) for f in fields(Batch)]
         + [("verdict_kind", text)]
         + [(n, pa.int64()) for n in ("verdict_position", "verdict_expected")]
         + [("output_ids", ints), ("origin", pa.list_(text)), ("log_probs", pa.list_(number))]

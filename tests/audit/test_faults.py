@@ -1,11 +1,15 @@
 """Planted faults: each is caught, by the check that is there for it."""
 
 import pytest
+import torch
 
+from methods.sps import SpsParams
 from specbench_cli import registry
+from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import law as checks_law
 from specbench_cli.audit.checks import tokens as checks_tokens
 from specbench_cli.audit.faults.planted import FAULTS, Fault
+from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.selftest import self_test
 from specbench_cli.audit.subject import Subject
 
@@ -44,8 +48,8 @@ def test_nothing_is_caught_where_nothing_is_planted(by):
         assert caught.facts()["caught by"] == "NOT CAUGHT"
 
 
-def test_there_are_at_least_eighty_faults_with_names_of_their_own():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 80
+def test_there_are_more_than_ninety_faults_with_names_of_their_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 90
 
 
 def test_a_crash_counts_as_no_catch():
@@ -59,3 +63,26 @@ def test_a_crash_counts_as_no_catch():
     assert caught.finding.crashed
     assert "KeyError" in caught.finding.problem.what
     assert caught.finding.problem.where.startswith("test_faults.py:")
+
+
+@pytest.mark.usefixtures("_few_outcomes")
+def test_a_fault_that_leaves_nothing_to_walk_is_not_shown_and_counts_as_no_catch(monkeypatch):
+    """It draws and draws, so that no case has few outcomes; its output is right all the same."""
+
+    class Gambles(registry.load("sps")):
+        def propose(self, session, limit):
+            for _ in range(4 if session.sampling.draws else 0):
+                session.random.categorical(torch.full((4,), 0.25))
+            return super().propose(session, limit)
+
+    monkeypatch.setattr(checks_law, "MOST", 60)
+    subject = Subject("sps", Gambles, (SpsParams(length=2),))
+    (caught,) = self_test([Fault("gambles", "law", subject)])
+    assert not caught.caught
+    assert not caught.finding.shown and not caught.finding.crashed
+    assert caught.facts()["caught by"] == "NOT CAUGHT"
+    assert "not shown under rejection: " in caught.facts()["by how much"]
+    certificate = certify(subject, [caught.finding], 1.0)
+    assert (certificate.verdict, certificate.passed) == ("NOT SHOWN", False)
+    worse = Finding("states", False, {}, Problem("what", "where", "look"))
+    assert certify(subject, [caught.finding, worse], 1.0).verdict == "FAULTY"

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specbench_cli.audit.checks import law as checks_law
-from specbench_cli.audit.checks import sampled as checks_sampled
 from specbench_cli.audit.checks.overlap import chances
 from specbench_cli.audit.choice import outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
@@ -32,9 +31,10 @@ TREES = tree_module()
 
 
 @pytest.mark.parametrize(("law", "depth"), [("wor", 1), ("iid", 1), ("point", 2), ("wor", 2)])
+@pytest.mark.usefixtures("short_audit")
 def test_the_tree_method_itself_passes(law, depth, monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_sampled, "TOKENS", 1_000)
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 300})
+    monkeypatch.setattr(checks_law, "MOST", 300)
     params = TREES.PlainTreeParams(law=law, depth=depth)
     found = run_checks(Subject("plain-tree", TREES.PlainTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []

@@ -109,7 +109,7 @@ def forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int) -> No
         print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {form_for(weights[0])}")
         print(f"{'rows':>10}", *(f"{n:>7}" for n in rows))
         for form in get_args(Form):
-            if form == "widened" and decoder.dtype == torch.float32:
+            if form in ("packed16", "widened") and decoder.dtype == torch.float32:
                 continue
             products = [linear(weight, form=form) for weight in weights]
             times = []

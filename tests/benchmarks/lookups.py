@@ -84,7 +84,7 @@ def decoded(name: str, length: int, steps: int) -> tuple[float, list[float], lis
         method.start(earlier)
         earlier.known = list(earlier.text)
         earlier.finish = "length"
-        method.observe(earlier, None)
+        method.observe(earlier, SimpleNamespace(path=()))
     session: Any = Replayed(text, prompt, memory)
     method.start(session)
     method.propose(session, LIMIT)
@@ -96,7 +96,7 @@ def decoded(name: str, length: int, steps: int) -> tuple[float, list[float], lis
         spent = clock() - start
         stood.append(session.commit(draft))
         start = clock()
-        method.observe(session, None)
+        method.observe(session, SimpleNamespace(path=(0,)))
         taken.append(spent + clock() - start)
     return reading, taken, stood, method
 

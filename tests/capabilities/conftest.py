@@ -1,10 +1,8 @@
-"""Audits of capabilities: the shipped pair is sampled for few tokens."""
+"""Audits of capabilities are short ones."""
 
 import pytest
 
-from specbench_cli.audit.checks import embedded
-
 
 @pytest.fixture(autouse=True)
-def _few_tokens(monkeypatch):
-    monkeypatch.setattr(embedded, "TOKENS", 80)
+def _short(short_audit):
+    pass

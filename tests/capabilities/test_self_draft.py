@@ -182,8 +182,8 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
         def observe(self, session, outcome):
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
 
-    for kind in (Skipping, Apart):
-        variants = (kind.Params(length=3), kind.Params(length=1))
+    for kind, length in ((Skipping, 3), (Apart, 2)):
+        variants = (kind.Params(length=length),)
         subject = dataclasses.replace(Subject.of("self-draft", kind), variants=variants)
         for check in (check_tokens, check_conduct, check_model):
             assert not [each for each in check(subject) if not each.passed]
@@ -339,7 +339,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     rows += [{"name": "self-draft", "label": f"keep {k}", "params": {"exit": 3, "keep": k}}
              for k in (False, True)]  # fmt: skip
     config = RunConfig.model_validate(
-        {"methods": rows, "plugins": [str(FILE)], "limit": 2, "max_new_tokens": 16,
+        {"methods": rows, "plugins": [str(FILE)], "limit": 1, "max_new_tokens": 12,
          "allow_noise": True, "threads": 1}
     )  # fmt: skip
     plan, run_dir = execute.start(config, {}, tmp_path / "run", Silent())

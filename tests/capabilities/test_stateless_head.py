@@ -83,20 +83,25 @@ def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear
 
 def run(tmp_path, folder, *more):
     words = ["run", "--plugin", str(FILE), "-m", "linear", "--set", f"linear.head={folder}"]
-    words += ["--limit", "4", "--max-new-tokens", "32", "--allow-noise", "--threads", "1"]
+    words += ["--limit", "2", "--max-new-tokens", "24", "--allow-noise", "--threads", "1"]
     code = app._run([*words, "--out", str(tmp_path / "run"), *more])
     return code, RunDir.open(tmp_path / "run")
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
-    "rule", [(), ("--temperature", "1"), ("--temperature", "1", "--verify", "coupled")]
+    "rule",
+    [
+        pytest.param((), marks=pytest.mark.smoke),
+        ("--temperature", "1"),
+        ("--temperature", "1", "--verify", "coupled"),
+    ],
 )
+@pytest.mark.usefixtures("no_figures")
 def test_on_the_embedded_target_it_is_lossless_metered_and_of_use(tmp_path, linear, folder, rule):
     code, found = run(tmp_path, folder, *rule)
     assert code == 0
     records = [each for each in found.records() if each.label == "linear"]
-    assert len(records) == 4
+    assert len(records) >= 2
     for record in records:
         allowed = ("unchecked",) if record.guarantee == "exact_law" else ("identical", "near-tie")
         assert record.verdict.kind in allowed

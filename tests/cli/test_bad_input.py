@@ -44,7 +44,7 @@ FILES = {
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def run(capsys, tmp_path, monkeypatch, no_figures):
     """Runs the command line in a folder with the files above; returns exit code, stdout, stderr."""
     monkeypatch.setenv("SPECBENCH_DEBUG", "")
     monkeypatch.delenv("SPECBENCH_DATA", raising=False)
@@ -210,7 +210,6 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
     assert contents() == before
 
 
-@pytest.mark.smoke
 def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")
@@ -265,7 +264,6 @@ def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
     assert "(96 of 4096 tokens have another id or none)" in told(err)[0]
 
 
-@pytest.mark.smoke
 def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair):
     pair("longer", vocab=4112)
     tokenizer = Path("longer", "tokenizer.json")

@@ -27,7 +27,7 @@ METHODS = ["vanilla", "sps", "pld", "all"]
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def run(capsys, tmp_path, monkeypatch, no_figures):
     """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
@@ -268,7 +268,6 @@ def test_probe_then_run_then_prediction(run, small_probe):
     assert all(float(row["predicted"]) > 0 for row in table_of(out))
 
 
-@pytest.mark.smoke
 def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
@@ -300,7 +299,6 @@ def make_head(tmp_path):
     return make
 
 
-@pytest.mark.smoke
 def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
     run, small_probe, make_head, monkeypatch
 ):
@@ -344,7 +342,6 @@ def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path)
     assert "cannot write the costs to file/costs.json" in err
 
 
-@pytest.mark.smoke
 def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe, tmp_path):
     file = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
     registry.load_plugin(str(file))

@@ -3,10 +3,7 @@
 import csv
 import io
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", 
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def run(capsys, tmp_path, monkeypatch, no_figures):
     """Runs a command in an empty folder; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
@@ -103,7 +100,6 @@ def test_unknown_profile_is_refused_with_the_nearest_one(run):
     assert "there is no profile 'smok'; did you mean 'smoke'?" in err
 
 
-@pytest.mark.smoke
 def test_name_of_the_profile_is_in_the_manifest(run):
     assert run("run", "--profile", "smoke", *SMALL, "--out", "here")[0] == 0
     manifest = RunDir.open(Path("here")).manifest
@@ -138,7 +134,6 @@ def test_piped_run_prints_tsv_and_talks_on_stderr(run):
     assert Path("here", "report.md").is_file()
 
 
-@pytest.mark.smoke
 def test_sources_of_settings_are_in_the_manifest(run):
     Path("specbench.yaml").write_text("# mine\nseed: 3\n")
     assert run("run", *SMALL, "--out", "here")[0] == 0
@@ -183,18 +178,25 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
     assert len({record.key for record in records}) == len(records) > before
 
 
-@pytest.mark.smoke
-def test_passes_are_announced_and_concluded_once(run):
-    command = [sys.executable, "-m", "specbench_cli", "run", *SMALL, "--repeats", "2", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    kinds = [event["event"] for event in events_of(done.stdout)]
+def test_passes_in_processes_of_their_own_are_announced_and_concluded_once(
+    capfd, tmp_path, monkeypatch, no_figures
+):
+    monkeypatch.chdir(tmp_path)
+    few = [*SMALL, "--category", "qa", "--limit", "1"]
+    assert app._run(["run", *few, "--repeats", "2", "--json", "--out", "here"]) == 0
+    events = events_of(capfd.readouterr().out)
+    kinds = [event["event"] for event in events]
     assert [kinds.count(kind) for kind in ("plan", "start", "done")] == [1, 1, 1]
-    cells = [event for event in events_of(done.stdout) if event["event"] == "cell"]
-    assert {event["pass"] for event in cells} == {1, 2}
+    assert {event["pass"] for event in events if event["event"] == "cell"} == {1, 2}
+    records = list(RunDir.open(Path("here")).records())
+    assert len(records) == 2 * 2
+    one, two = (
+        [r.output_ids for r in records if r.pass_ == number and r.label == "sps"]
+        for number in (1, 2)
+    )
+    assert one == two
 
 
-@pytest.mark.smoke
 def test_last_run_can_be_resumed_reported_and_listed(run):
     assert run("run", *SMALL)[0] == 0
     ((name, before),) = (

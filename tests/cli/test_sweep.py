@@ -10,13 +10,14 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands.run import EPILOG, spelled_out
+from specbench_cli.report import figures
 from specbench_cli.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(
     {
         line.partition("  #")[0].strip()
-        for text in ((ROOT / "README.md").read_text(encoding="utf-8"), EPILOG)
+        for text in ((ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), EPILOG)
         for line in re.findall(r"^specbench run .*--(?:sweep|tune)\b.*$", text, re.M)
     }
 )
@@ -25,8 +26,10 @@ TINY = "--category qa --limit 3 --max-new-tokens 2 --threads 1 --allow-noise --o
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    """Runs a command in an empty folder, with no picture but the sweep's; returns exit code,
+    stdout, stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figures, "_FIGURES", {"pareto": figures._FIGURES["pareto"]})
 
     def call(command):
         code = app._run(shlex.split(command))

@@ -25,8 +25,7 @@ def env():
     return {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_DEBUG": ""}
 
 
-@pytest.mark.smoke
-def test_a_killed_pass_is_one_error_nothing_is_left_of_it_and_the_rest_is_resumed(tmp_path, env):
+def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
     out = tmp_path / "run"
     command = [*COMMAND, *SMALL, "--allow-noise", "--json", "--out", str(out)]
     with subprocess.Popen(
@@ -54,16 +53,7 @@ def test_a_killed_pass_is_one_error_nothing_is_left_of_it_and_the_rest_is_resume
     assert psutil.wait_procs(processes, timeout=5)[1] == []
     run_dir = RunDir.open(out)
     assert run_dir.manifest["status"] == "interrupted"
-    before = {record.key for record in run_dir.records()}
-    assert 1 <= len(before) < 6
-
-    resumed = subprocess.run(
-        [*COMMAND, "--resume", str(out)], capture_output=True, text=True, check=True, env=env
-    )
-    assert f"{len(before)} of them done already" in resumed.stderr
-    run_dir = RunDir.open(out)
-    assert run_dir.manifest["status"] == "finished"
-    assert len(list(run_dir.records())) == 6
+    assert 1 <= len(list(run_dir.records())) < 6
 
 
 def test_places_that_are_not_there_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys):

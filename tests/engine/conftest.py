@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
-from specbench_cli.audit.models.table import TableDecoder
+from specbench_cli.audit.models.table import TableDecoder, exits_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.random import Random
@@ -54,7 +54,7 @@ def open_session() -> Callable[..., Session]:
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
-        decoders = {"target": TableDecoder("target", target)}
+        decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
         return kind(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,11 +79,18 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
             assert torch.allclose(ours[:, :, :n], theirs[:, :, :n], atol=ATOL * 10)
 
 
-@pytest.mark.parametrize(
-    "name",
-    "vanilla sps pld sps-tree rsd-c rsd-s sequoia dyspec staged eagle eagle2 eagle3 mtp".split(),
-)
-@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
+RULES = ("greedy", "coupled", "rejection")
+
+
+def crossed():
+    """Some methods under every rule; the others, which the audit decodes together on tables, under
+    one each."""
+    yield from itertools.product(("vanilla", "sps", "sps-tree", "eagle2"), RULES)
+    others = "pld rsd-c rsd-s sequoia dyspec staged eagle eagle3 mtp".split()
+    yield from zip(others, itertools.cycle(RULES), strict=False)
+
+
+@pytest.mark.parametrize(("name", "rule"), list(crossed()))
 def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
     models = tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8, seed=2)
@@ -96,7 +105,7 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
         session = Session(models.workspace, request, sampling)
         list(method.generate(session))
         due.append((list(session.output()), session.finish))
-    for size in (1, 2, 4, 5, 8):
+    for size in (1, 3, 8):
         found = []
         for first in range(0, len(requests), size):
             batch = Batch(models.workspace, requests[first : first + size], sampling)

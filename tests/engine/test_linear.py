@@ -90,15 +90,16 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     ("slow_mkl", "bfloat16", "expected"),
     [
         (True, True, {"small": "packed", "large": "packed", "half": "packed"}),
-        (True, False, {"small": "packed", "large": "packed", "half": "widened"}),
+        (True, False, {"small": "packed", "large": "packed", "half": "packed16"}),
         (False, True, {"small": "plain", "large": "packed", "half": "packed"}),
-        (False, False, {"small": "plain", "large": "packed", "half": "widened"}),
+        (False, False, {"small": "plain", "large": "packed", "half": "packed16"}),
     ],
 )
 def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, monkeypatch):
     monkeypatch.delenv(FORM_VARIABLE, raising=False)
     for name, value in (
         ("_can_pack", True),
+        ("_can_pack_16", True),
         ("_mkl_is_slow", slow_mkl),
         ("_multiplies_bfloat16", bfloat16),
     ):
@@ -113,7 +114,50 @@ def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, 
     assert {form_for(tiny), form_for(tiny.bfloat16())} == {"plain"}
 
 
-@pytest.mark.parametrize("form", ["plain", "packed", "widened"])
+def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch):
+    monkeypatch.delenv(FORM_VARIABLE, raising=False)
+    for name in ("_can_pack_16", "_multiplies_bfloat16"):
+        monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda: False)
+    assert form_for(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
+
+
+def test_rows_packed_in_16_bits_are_the_same_bits_in_any_block_by_any_number_of_threads():
+    """A token has the logits that it has alone, in whatever draft it is verified."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(40, 320).bfloat16(), torch.randn(320, 1100).bfloat16()
+    product, threads = linear(weight, form="packed16"), torch.get_num_threads()
+    alone = torch.cat([product(row[None]) for row in x])
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for height in (2, 6, 14, 15, 40):
+                blocks = torch.cat([product(block) for block in x.split(height)])
+                assert torch.equal(blocks, alone), (count, height)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("largest", [-80, 0, 120])
+def test_weights_of_any_size_keep_their_bits_in_float16(largest: int) -> None:
+    """32 powers of two below the largest, with all of bfloat16's fractions."""
+    fraction = 1 + torch.arange(128) / 128
+    weight = (fraction * 2.0 ** (largest - torch.arange(32))[:, None]).bfloat16()
+    assert torch.equal(linear(weight, form="packed16")(torch.eye(32).bfloat16()), weight)
+
+
+def test_smaller_weights_are_off_by_less_than_float32_sums_keep() -> None:
+    weight = torch.tensor([[1.0], [1.1 * 2.0**-36]]).bfloat16()
+    held = linear(weight, form="packed16")(torch.eye(2).bfloat16())
+    assert (held - weight).abs().max() < 2.0**-40
+
+
+def test_weights_that_are_no_finite_numbers_give_no_finite_products() -> None:
+    weight = torch.ones(64, 64).bfloat16()
+    weight[3, 5] = torch.inf
+    assert not linear(weight, form="packed16")(torch.ones(1, 64).bfloat16()).isfinite().any()
+
+
+@pytest.mark.parametrize("form", ["plain", "packed", "packed16", "widened"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(form, bias):
     torch.manual_seed(0)

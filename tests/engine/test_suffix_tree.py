@@ -153,6 +153,29 @@ def test_what_is_evicted_leaves_no_trace(sequences, depth, data):
     assert held(tree, depth) == counted([*kept, sequences[0]], depth - 1)
 
 
+@given(st.lists(texts, min_size=2, max_size=6), st.integers(2, 9), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_a_policy_takes_out_leaves_no_trace_whatever_its_place(sequences, depth, data):
+    tree, kept, most = SuffixTree(depth, "lru"), {}, data.draw(st.integers(0, 40))
+    for number, text in enumerate(sequences):
+        for token in text:
+            tree.append(token)
+        tree.close()
+        kept[number] = text
+        used = data.draw(st.sampled_from(sorted(kept)))
+        tree.use(used)
+        kept[used] = kept.pop(used)
+        tree.evict(most)
+        while kept and sum(map(len, kept.values())) > most:
+            kept.pop(next(iter(kept)))
+        assert held(tree, depth) == counted(kept.values(), depth - 1)
+    for token in range(3):
+        for point in tree.follow([], token):
+            last = max((n for n, text in kept.items() if token in text), default=None)
+            newest = max(n for n, text in enumerate(sequences) if token in text)
+            assert tree.source(point) == (newest if last == newest else None)
+
+
 @given(texts, texts, st.integers(2, 9))
 @settings(max_examples=50, deadline=None)
 def test_a_copy_goes_on_by_itself(first, second, depth):

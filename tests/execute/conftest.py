@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.config.run import RunConfig
+from specbench_cli.execute import passes
 from specbench_cli.execute import run as execute
 from specbench_cli.store.run_dir import RunDir
 
@@ -64,8 +65,9 @@ def log():
 
 
 @pytest.fixture
-def specbench(tmp_path):
+def specbench(tmp_path, monkeypatch):
     """Run a configuration through plan, cells and records; returns an `Outcome`."""
+    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 1)
     made = []
 
     def run(*methods, log=None, resume=None, **config):

@@ -15,6 +15,7 @@ from specbench_cli.execute.plan import make_plan
         ("sps", {}, True, ["draft"]),
         ("hf:assisted", {}, True, ["draft"]),
         ("eagle3", {}, True, ["eagle3"]),
+        ("rest", {}, True, ["datastore"]),
         ("specdec++", {}, True, ["draft", "acceptance"]),
     ],
 )
@@ -24,3 +25,19 @@ def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
     (row,) = (row for row in rows(make_plan(config)) if row["label"] == method)
     assert (row["timing_free"], row["uses"]) == (timing_free, uses)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "scope"),
+    [
+        ("pld", {}, "prompt"),
+        ("rest", {}, "prompt"),
+        ("suffix", {}, "run"),
+        ("suffix", {"scope": "prompt"}, "prompt"),
+        ("token-recycling", {}, "run"),
+    ],
+)
+def test_row_says_how_long_it_remembers(method, params, scope):
+    config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
+    (row,) = (row for row in rows(make_plan(config)) if row["label"].startswith(method))
+    assert row["state_scope"] == scope

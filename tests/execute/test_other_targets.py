@@ -1,5 +1,6 @@
 """Runs on targets that are no dense decoders: from a folder to a table that says which path ran."""
 
+import itertools
 import shutil
 
 import pytest
@@ -48,8 +49,9 @@ def pair(folder):
     return make
 
 
-@pytest.mark.parametrize("rule", ["greedy", "coupled"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "rule"), list(zip(FAMILIES, itertools.cycle(("greedy", "coupled")), strict=False))
+)
 def test_a_run_is_lossless_and_says_which_path_ran(specbench, pair, family, rule):
     how = {} if rule == "greedy" else {"temperature": 0.8, "verify": "coupled"}
     outcome = specbench("sps", "pld", "hf:vanilla", **pair(family), **how)

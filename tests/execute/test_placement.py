@@ -82,6 +82,12 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch):
         check_places(plan(devices="target=cuda:0,draft=cuda:1"))
 
 
+def test_a_worker_has_as_long_to_answer_as_the_environment_says(cores, monkeypatch):
+    assert placed().transport._timeout == placement.TIMEOUT_S
+    monkeypatch.setenv(placement.TIMEOUT, "0.7")
+    assert placed().transport._timeout == 0.7
+
+
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_is_a_number_of_seconds(monkeypatch, seconds):
     monkeypatch.setenv(placement.TIMEOUT, seconds)

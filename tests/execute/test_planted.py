@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
@@ -399,7 +400,44 @@ def more_nodes(self, session, draft):
         yield replace(step, draft=session.chain([*step.draft.tokens.tolist(), *tail]))
 
 
+def without_its_tail(self, session, draft):
+    """Leaves the rejected tail out of draft, levels and tested alike."""
+    for step in honest(self, session, draft):
+        stood = len(step.outcome.path)
+        short = session.chain(step.draft.tokens[:stood])
+        yield replace(step, draft=short, outcome=replace(step.outcome, tested=stood))
+
+
+def verified_without_its_tail(self, session, draft):
+    """Scores the whole draft, and verifies what stands of it."""
+    rows = session.score(draft)
+    said = rows.argmax(-1)[:-1] == draft.tokens
+    stood = int(said.long().cumprod(0).sum())
+    short = session.chain(draft.tokens[:stood])
+    committed = session.commit(session.verify(short, rows[: stood + 1]))
+    self.observe(session, committed)
+    yield session.step(short, committed)
+
+
+def decided_twice(self, session, draft):
+    """Verifies its draft, and once more what stands of it."""
+    rows = session.score(draft)
+    stood = len(session.verify(draft, rows).path)
+    short = session.chain(draft.tokens[:stood])
+    committed = session.commit(session.verify(short, rows[: stood + 1]))
+    self.observe(session, committed)
+    yield session.step(short, committed)
+
+
+def tells_no_draft(self, session, draft):
+    """Says of no step what it drafted; counts as if nothing had been."""
+    for step in honest(self, session, draft):
+        words = tuple("plain" for _ in step.outcome.origin)
+        yield replace(step, draft=None, outcome=Outcome((), step.outcome.committed, words, 0))
+
+
 LIES = [
+    without_its_tail, verified_without_its_tail, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip
@@ -413,11 +451,19 @@ def test_a_method_that_tells_what_was_not_fails(run, lie):
     found.told((lie.__doc__ or "").strip(), found.errors["faulty"])
 
 
+@pytest.fixture(scope="module")
+def unplanted(run):
+    """The folder of a run with nothing wrong."""
+    return run().path
+
+
 @pytest.mark.parametrize(
     ("column", "to"), [("accepted", 3), ("committed", 9), ("levels", 0), ("nodes", 99)]
 )
-def test_records_that_were_changed_on_disk_are_refused_by_every_reader(run, column, to):
-    path = run().path
+def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
+    unplanted, tmp_path, column, to
+):
+    path = shutil.copytree(unplanted, tmp_path / "run")
     file = path / "records.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     line = next(each for each in lines if each["label"] == "sps")

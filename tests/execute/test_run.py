@@ -110,17 +110,6 @@ def test_a_second_turn_goes_on_from_vanillas_answer_for_all_rows(specbench):
     assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
 
 
-def test_several_passes_run_in_processes_of_their_own(specbench):
-    outcome = specbench("sps", limit=1, repeats=2, category=["qa"])
-    assert {record.pass_ for record in outcome.records} == {1, 2}
-    assert len(outcome.records) == 2 * 2
-    one, two = (
-        [r.output_ids for r in outcome.records if r.pass_ == number and r.label == "sps"]
-        for number in (1, 2)
-    )
-    assert one == two
-
-
 def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on(specbench, plugin):
     path = plugin(
         """

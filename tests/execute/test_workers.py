@@ -16,8 +16,8 @@ from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
 TIMEOUT_S = 1
-MANY = 12
-"""Questions: records are told of a second late or more, and work must be left by then."""
+MANY = 6
+"""Questions: records are told of late, and work must be left by then."""
 
 
 def workers():
@@ -126,13 +126,6 @@ def check_lanes(record):
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
     assert {(sender, receiver) for sender, receiver, *_ in trace.messages} == {(0, 1), (1, 0)}
     assert record.target_forwards == 1 + len(record.steps.levels)
-
-
-def test_a_worker_that_hangs_is_given_up_and_ended(start, striker):
-    view = striker(signal.SIGSTOP)
-    plan, run_dir = start(view, limit=MANY)
-    assert f"did not answer within {TIMEOUT_S} s" in lose(plan, run_dir, view)
-    assert len(by_label(run_dir)["pld"]) == MANY
 
 
 def test_an_interruption_leaves_no_worker(start, log):

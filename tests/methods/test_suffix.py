@@ -11,8 +11,10 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling
 
+NOTHING = Outcome((), (), (), 0)
 texts = st.lists(st.integers(0, 2), min_size=2, max_size=20)
 
 
@@ -40,7 +42,7 @@ def serve(kept, outputs, **params):
         method.start(seen)
         method.propose(seen, 5)
         seen.finish = "length"
-        method.observe(seen, None)
+        method.observe(seen, NOTHING)
 
 
 def occurrences(sequences, string):
@@ -122,7 +124,7 @@ def test_earlier_outputs_are_drafted_from_and_earlier_prompts_are_not():
     method.start(seen)
     method.propose(seen, 5)
     seen.finish = "eos"
-    method.observe(seen, None)
+    method.observe(seen, NOTHING)
     assert propose([9, 4], kept=memory) == [5]
     assert propose([9, 1], kept=memory) == []
     assert propose([9, 4], kept={}) == []

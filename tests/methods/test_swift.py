@@ -56,7 +56,7 @@ def test_the_score_is_that_of_reading_token_after_token(target):
     """In parallel, behind the target's rows of the prompt, with the rows of the output hidden."""
     method = Swift(SwiftParams(window=12, skip=0.5))
     session, _ = run(target, method=method)
-    text, sublayers = list(session.tokens()), method.sublayers
+    text, sublayers = list(session.tokens()), method.search.things
     for chosen in ([], [0, 3], [1, 2, 5]):
         skip = [sublayers[at] for at in chosen]
         score = method._scored(session, session.partial(skip=skip))
@@ -71,18 +71,16 @@ def test_the_set_that_is_found_is_the_best_of_all(target):
         target, n=60, memory=memory, window=12, skip=0.5, enough=1.0, patience=1000, depth=2
     )
     found = memory["found"]
-    while len(found["tried"]) < 60:  # the same request again: the same text to score sets on
+    while len(found.tried) < 60:  # the same request again: the same text to score sets on
         run(target, n=60, memory=memory, window=12, skip=0.5, enough=1.0, patience=1000, depth=2)
     method = Swift(SwiftParams(window=12, skip=0.5))
     method.start(session2 := opened(target, memory=memory))
     scores = {
-        chosen: agreement(
-            target, [method.sublayers[at] for at in chosen], list(session.tokens()), len(PROMPT), 12
-        )
-        for chosen in combinations(range(6), 3)
+        chosen: agreement(target, chosen, list(session.tokens()), len(PROMPT), 12)
+        for chosen in combinations(method.search.things, 3)
     }
-    assert scores[tuple(sorted(found["best"]))] == max(scores.values())
-    for chosen, score, _ in found["tried"]:
+    assert scores[tuple(sorted(found.best))] == max(scores.values())
+    for chosen, score, _ in found.tried:
         assert score == pytest.approx(scores[tuple(chosen)])
     assert session2.output() == []
 
@@ -91,13 +89,14 @@ def test_the_optimiser_proposes_the_best_set_once_it_knows_enough(target):
     """Scores that are the number of certain sublayers in a set: the three of them."""
     method = Swift(SwiftParams(skip=0.5))
     method.start(opened(target))
-    wanted = {0, 2, 5}
-    tried = [
+    sublayers = method.search.things
+    wanted = {sublayers[at] for at in (0, 2, 5)}
+    method.search.tried = [
         (list(chosen), len(wanted & set(chosen)) / 3, False)
-        for chosen in combinations(range(6), 3)
+        for chosen in combinations(sublayers, 3)
         if set(chosen) != wanted
     ]
-    assert set(method._suggested(tried)) == wanted
+    assert set(method.search.suggest()) == wanted
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_text_is_vanillas_while_sets_change(target, sampling):
     for every in (12, 13):
         session, _ = run(target, sampling, memory=memory, window=6, every=every, depth=3)
         assert session.output() == plain.output()
-    tried = memory["found"]["tried"]
+    tried = memory["found"].tried
     assert len(tried) > 8
     sizes = {len(set(chosen)) for chosen, *_ in tried}
     assert sizes == {int(0.45 * 6)}
@@ -118,7 +117,7 @@ def test_text_is_vanillas_while_sets_change(target, sampling):
 def test_first_and_last_layer_are_never_passed_over_and_nothing_skipped_is_the_target(target):
     method = Swift(SwiftParams(skip=0.0, depth=3, least=0.0))
     session, steps = run(target, method=method)
-    assert {at for at, _ in method.sublayers} == {1, 2, 3}
+    assert {at for at, _ in method.search.things} == {1, 2, 3}
     assert [len(step.outcome.path) for step in steps[:-1]] == [3] * (len(steps) - 1)
     assert session.output() == run(target, method=Vanilla())[0].output()
 
@@ -130,7 +129,7 @@ def test_each_of_three_rules_ends_the_search(target, rule, count):
     memory = Memory()
     for _ in range(2):
         run(target, memory=memory, window=6, depth=2, **rule)
-    tried = memory["found"]["tried"]
+    tried = memory["found"].tried
     if count is None:
         assert [better for *_, better in tried].index(False) == len(tried) - 1
     else:

@@ -31,7 +31,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def run(capsys, tmp_path, monkeypatch, no_figures):
     """Runs `specbench run` in an empty folder; returns exit code and stderr."""
     work = tmp_path / "work"
     work.mkdir()
@@ -101,7 +101,6 @@ def test_model_in_the_hubs_cache_runs_with_its_chat_template(run, place):
     assert all(record.verdict.kind in ("reference", "identical") for record in run_dir.records())
 
 
-@pytest.mark.smoke
 def test_raw_leaves_the_chat_template_out(run, place):
     folder = place("huggyllama/llama-7b", template=TEMPLATE)
     place("JackFram/llama-68m", seed=1)
@@ -110,7 +109,6 @@ def test_raw_leaves_the_chat_template_out(run, place):
     assert decoded(folder, prompt) == prompt.text
 
 
-@pytest.mark.smoke
 def test_draft_auto_is_the_customary_one_and_a_template_that_is_lacking_too(run, place):
     folder = place("lmsys/vicuna-7b-v1.3")
     place("double7/vicuna-68m", seed=1)

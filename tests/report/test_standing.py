@@ -170,6 +170,8 @@ def test_only_the_newest_certificate_of_the_same_file_counts(tmp_path):
     (tmp_path / "half.json").write_text('{"method": "s')
     (tmp_path / "list.json").write_text("[]")
     assert failed_certificate("sps", "aa", tmp_path).startswith("its audit says FAULTY")
+    write("newest", 15, verdict="NOT SHOWN")
+    assert failed_certificate("sps", "aa", tmp_path).startswith("its audit says NOT SHOWN")
     write("newest", 5, verdict="PASSED")
     assert failed_certificate("sps", "aa", tmp_path) is None
 

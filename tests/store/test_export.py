@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, is_dataclass
 
 import pandas as pd
 
 from specbench_cli.store.export import write_parquet
-from specbench_cli.store.schema import Drafted, Ns
+from specbench_cli.store.schema import Batch, Drafted, Likelihood, Ns, Record
 
 
 def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
@@ -41,6 +42,31 @@ def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
     assert first["ns_total"] == 100
     assert table.iloc[1]["error"] == "boom"
     assert pd.isna(table.iloc[1]["ns_total"])
+
+
+def test_parquet_lacks_no_field_of_a_record(tmp_path, make_record):
+    """Those of whatever is nested in it too: of likelihoods, batches, work, versions."""
+    cumulants = [at / 8 for at in range(16)]
+    whole = make_record(
+        likelihood=Likelihood(-2.5, 4.0, cumulants),
+        batch=Batch(2, 1, 200, 90),
+        target_equivalents=2.5,
+        version=3,
+    )
+    write_parquet([whole, make_record(turn=2)], tmp_path / "records.parquet")
+    table = pd.read_parquet(tmp_path / "records.parquet")
+    due = set()
+    for field in fields(Record):
+        name, value = field.name.rstrip("_"), getattr(whole, field.name)
+        nested = is_dataclass(value)
+        due |= {f"{name}_{inner.name}" for inner in fields(value)} if nested else {name}
+    assert set(table.columns) == due
+    first, second = (table.iloc[at] for at in (0, 1))
+    assert (first["likelihood_excess"], first["likelihood_variance"]) == (-2.5, 4.0)
+    assert list(first["likelihood_cumulants"]) == cumulants
+    assert (first["batch_size"], first["batch_finished"]) == (2, 90)
+    assert (first["target_equivalents"], first["version"]) == (2.5, 3)
+    assert pd.isna(second["likelihood_excess"]) and pd.isna(second["batch_size"])
 
 
 def test_parquet_of_no_records_has_the_columns(tmp_path):

@@ -27,7 +27,15 @@ Recipes = tuple[family.Recipe, family.Recipe, family.Recipe]
 
 
 def train(command: str, out: Path) -> None:
-    done = CliRunner().invoke(app, [command, "--out", str(out), "--smoke", "--device", "cpu"])
+    """`specbench train COMMAND --smoke`, of models of the family's depths and of small widths."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, rate in (("BASE", 0.03), ("TARGET", 0.03), ("EXIT", 1e-3)):
+            # a rate at which two steps teach it to end its replies
+            small = replace(getattr(family, name), hidden=64, mlp=128, peak_lr=rate)
+            patch.setattr(family, name, small)
+        for name in ("DRAFT", "FOREIGN"):
+            patch.setattr(family, name, replace(getattr(family, name), hidden=32, mlp=64))
+        done = CliRunner().invoke(app, [command, "--out", str(out), "--smoke", "--device", "cpu"])
     assert done.exit_code == 0, done.output
 
 

@@ -21,6 +21,7 @@ from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT
+from specbench_cli.engine.watch import Told, untrue
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 
@@ -40,7 +41,9 @@ LOOK_AT_STATES = (
 )
 LOOK_AT_COUNTS = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
-    " them; a draft has at most `limit` levels, and full acceptance adds a bonus token"
+    " them; a step tells the whole draft that `session.score` had (what is scored beside it is"
+    " said there, `proposed=`) and what `session.commit` returned; a draft has at most `limit`"
+    " levels, and full acceptance adds a bonus token"
 )
 LOOK_AT_CLOCK = (
     "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
@@ -76,7 +79,7 @@ def check_conduct(subject: Subject) -> list[Finding]:
             at = f"step {len(taken)} of {where}"
             wrong = _wrong_state(session) or _wrong_desk(session, step)
             state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
-            wrong = _wrong_count(session, step, bonus=subject.method.bonus)
+            wrong = _wrong_count(session, step, len(taken), bonus=subject.method.bonus)
             count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
             if judged is not None and not count:
                 wrong = judged.wrong(session, step)
@@ -172,38 +175,31 @@ def _wrong_desk(session: Watched, step: Step) -> str | None:
     return None
 
 
-def _wrong_count(session: Watched, step: Step, *, bonus: bool) -> str | None:
-    """What does not add up in a step, just committed; None if all does.
+def _wrong_count(session: Watched, step: Step, steps: int, *, bonus: bool) -> str | None:
+    """What does not add up in a step, just committed, or is told otherwise than it was; None if
+    nothing is.
 
     Args:
+        steps: how many there were, this one included.
         bonus: whether a token follows a draft that stands as a whole.
     """
-    outcome, draft = step.outcome, step.draft
-    if draft is None:
-        return None
-    stand, levels = len(outcome.path), draft.levels
-    n = len(outcome.committed)
+    outcome, draft, seen = step.outcome, step.draft, session.harness.seen
+    if len(seen) != steps:
+        return f"drafts were scored for {len(seen)} steps so far"
+    ends = session.finish is not None
+    wrong = untrue(seen[-1], Told.of(step), bonus=bonus, last=ends)
+    if wrong is not None:
+        return wrong
+    assert draft is not None
+    stand, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
     room = session.room() + n + (not bonus)
     if levels > room:
         return f"{levels} levels drafted where at most {max(room, 0)} are of use"
-    if not stand <= outcome.tested <= levels:
-        return f"{stand} accepted, {outcome.tested} tested, {levels} drafted"
-    stood = [word in ("accepted", "relaxed") for word in outcome.origin]
-    if n != len(stood) or stood.count(True) != stand or not all(stood[:stand]):
-        return f"origin {outcome.origin} for {stand} accepted of {n} committed"
-    ids = draft.tokens.tolist()
-    if [ids[node] for node in outcome.path] != list(outcome.committed[:stand]):
-        return f"path {outcome.path} of draft {ids} does not name {outcome.committed[:stand]}"
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
-    if session.finish is None:
-        due = stand + (bonus or stand < levels)
-        if n != due:
-            return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
-        parents = range(ROOT, draft.nodes - 1) if draft.parents is None else draft.parents
-        rejected = (outcome.path[-1] if outcome.path else ROOT) in parents
-        if outcome.tested != stand + rejected:
-            return f"{outcome.tested} levels tested where {stand} of {levels} stood"
+    due = stand + (bonus or stand < levels)
+    if not ends and n != due:
+        return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
     if not any(f.model == "target" and f.role != "draft" for f in step.forwards):
         return "no forward of the target but drafting ones belongs to the step"
     return None

@@ -56,6 +56,7 @@ class Walk:
     paths: int
     accepted: float
     expected: float | None
+    stepped: bool
 
     @property
     def where(self) -> str:
@@ -64,9 +65,14 @@ class Walk:
 
 
 def check_law(subject: Subject) -> list[Finding]:
-    """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q)."""
-    walks, left_out = [], 0
+    """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q).
+
+    A rule of whose cases none could be walked is a finding of its own: nothing is shown of it.
+    """
+    walks: list[Walk] = []
+    left_out, unseen = 0, list[Rule]()
     for rule, budget in BUDGET.items():
+        n, so_far = len(walks), left_out
         variants = list(_promising(subject, rule, walkable=True))
         left = {passed(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
@@ -83,9 +89,11 @@ def check_law(subject: Subject) -> list[Finding]:
                 left[share] -= walked.paths
         deep, left_out_too = _deep(subject, rule)
         walks, left_out = [*walks, *deep], left_out + left_out_too
+        if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
+            unseen.append(rule)
     if not walks and not left_out:
         return []
-    findings = [_law(walks, left_out)]
+    findings = [_law(walks, left_out, unseen)]
     if any(walked.expected for walked in walks):
         findings.append(_acceptance(walks))
     return findings
@@ -145,14 +153,16 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     kept = case.learnt(subject.method(params)) or {"workspace": case.workspace()}
     learnt = kept["memory"].save() if "memory" in kept else None
 
+    stepped = False
+
     def run(random: Random) -> tuple[Output, int, float]:
-        nonlocal other
+        nonlocal other, stepped
         if learnt is not None:  # every outcome begins with the same version
             kept["memory"].restore(learnt)
         session = case.open(random=random, **kept)
         accepted, expected = 0, 0.0
         for step in subject.method(params).generate(session):
-            accepted += len(step.outcome.path)
+            accepted, stepped = accepted + len(step.outcome.path), True
             if step.draft is None:
                 other = True
             elif not other:
@@ -170,23 +180,29 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     law = law_of((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
     expected = sum(weight * should for (_, _, should), weight in found)
-    return Walk(case, params, law, len(found), accepted, None if other else expected)
+    return Walk(case, params, law, len(found), accepted, None if other else expected, stepped)
 
 
-def _law(walks: list[Walk], left_out: int) -> Finding:
+def _law(walks: list[Walk], left_out: int, unseen: Sequence[Rule]) -> Finding:
     measured = [(distance(walked.law, _truth(walked.case)), walked) for walked in walks]
-    largest = max((tv for tv, _ in measured), default=0.0)
     figure: Mapping[str, float] = {
-        "total_variation": largest,
+        **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
         "outcomes": sum(walked.paths for walked in walks),
         "cases": len(walks),
         "cases_left_out": left_out,
     }
-    if not walks:
-        what = f"no case has fewer than {MOST} outcomes: none was walked"
-        look = "give its parameters lower bounds that allow short drafts"
-        return Finding("law", False, figure, Problem(what, "all cases", look))
     wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
+    if not wrong and unseen:
+        what = (
+            f"not shown under {' and '.join(unseen)}: each case has more outcomes than the {MOST}"
+            " that are walked, and was left out"
+        )
+        look = (
+            "draws that decide nothing, or more of them than tokens need; else give its parameters"
+            " lower bounds that allow short drafts"
+        )
+        problem = Problem(what, f"all {left_out} cases", look)
+        return Finding("law", False, figure, problem, shown=False)
     if not wrong:
         return Finding("law", True, figure)
     tv, worst = max(wrong, key=lambda pair: pair[0])

@@ -9,7 +9,9 @@ all rows, whose degrees of freedom add up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from scipy.stats import chi2
 
@@ -28,8 +30,20 @@ ALARM = 1e-6
 """The p-value below which a sample is an alarm. The seed is fixed: so is the verdict."""
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "pass 2": {"pass_": 2},
+    "seed 1": {"seed": 1},
+    "another prompt's name": {"prompt_id": "table/1"},
+}
+"""What an output is drawn anew by."""
+
+ANEW = 100
+"""Tokens that no two independent outputs agree on."""
+
+
 def check_generator(subject: Subject) -> list[Finding]:
-    """One long sample, with the parameters that draft most at once."""
+    """One long sample, with the parameters that draft most at once; then short ones, which another
+    pass, seed or prompt draws anew."""
     chosen = max(subject.promising("rejection"), key=longest, default=None)
     if chosen is None:
         return []
@@ -37,7 +51,30 @@ def check_generator(subject: Subject) -> list[Finding]:
     figure = {"p_value": p, "tokens": sum(map(sum, counts))}
     if p < ALARM:
         return [_alarm(figure, counts, case, chosen)]
+    first = _drawn(subject, chosen, case)
+    for name, changed in OTHERWISE.items():
+        if _drawn(subject, chosen, case, **changed) == first:
+            what = f"{name} draws what pass 1 of seed 0 drew: {len(first)} equal tokens"
+            look = "what seeds the chance: (seed, prompt, turn, pass), as `session.random` does"
+            problem = Problem(what, f"{passed(chosen)}; {case}", look)
+            return [Finding("generator", False, figure, problem)]
     return [Finding("generator", True, figure)]
+
+
+def _drawn(
+    subject: Subject,
+    params: MethodParams,
+    case: Case,
+    pass_: int = 1,
+    seed: int = 0,
+    prompt_id: str = "table/0",
+) -> Sequence[int]:
+    """An output of `ANEW` tokens, by the chance of a pass, a seed and a prompt."""
+    law = replace(case.sampling, seed=seed)
+    session = replace(case, sampling=law, budget=ANEW, prompt_id=prompt_id).open(pass_=pass_)
+    for _ in subject.method(params).generate(session):
+        pass
+    return session.output()
 
 
 def sample(

@@ -132,8 +132,8 @@ LOOK_AT_BATCHES = (
 
 def check_order(subject: Subject) -> list[Finding]:
     """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
-    ran before; a method that learns from prompt to prompt may take other steps. What it learns is
-    its own: the run's models stay as they are."""
+    ran before; a method that learns from prompt to prompt may take other steps, and the same ones
+    in every pass. What it learns is its own: the run's models stay as they are."""
     compared = 0
     for rule in RULES:
         learns = subject.method.state_scope != "prompt"
@@ -160,21 +160,47 @@ def check_order(subject: Subject) -> list[Finding]:
                     for name, table in _weights(workspace).items():
                         if not table.equal(weights[name]):
                             return [_not_its_own(params, cases[i], name, compared)]
+            if learns and number < PASSES:
+                compared += len(cases)
+                what = _unlike_passes(subject.method(params), cases)
+                if what is not None:
+                    problem = Problem(what, f"{passed(params)}; {cases[0]}", LOOK_AT_PASSES)
+                    return [Finding("order", False, {"decodings": compared}, problem)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
 
 
+LOOK_AT_PASSES = (
+    "what the method keeps: in `session.memory`, which every pass begins anew, and nowhere else"
+    " (attributes of the object or the class, module globals)"
+)
+
+
+def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
+    """What two passes of one method object over the same prompts do not have in common."""
+    workspace = max(cases, key=lambda case: len(case.prompt)).workspace()
+    first, second = (
+        [_decode(method, case, False, workspace=workspace, memory=memory) for case in cases]
+        for memory in (Memory(), Memory())
+    )
+    for number, (before, after) in enumerate(zip(first, second, strict=True), start=1):
+        if before != after:
+            return f"prompt {number} in the second pass: {_first_unlike(before[1], after[1])}"
+    return None
+
+
 def check_batch(subject: Subject) -> list[Finding]:
-    """A sequence decoded beside others is what it is alone, in the same steps, and so are its
-    states: whatever the others' lengths, drafts and ends are."""
-    alone = subject.method.state_scope != "prompt"
-    if alone or not subject.method(subject.variants[0]).batches:
+    """A sequence decoded beside others is what it is alone, and so are its states, whatever the
+    others' lengths, drafts and ends are; in the same steps too, unless the method keeps something
+    from text to text."""
+    if not subject.method(subject.variants[0]).batches:
         return []
+    learns = subject.method.state_scope != "prompt"
     compared, problem = 0, None
-    for rule in RULES:
+    for rule in EXACT_RULES if learns else RULES:
         for params in subject.promising(rule):
             cases = list(_crowd(rule, longest(params, otherwise=5)))
             method = subject.method(params)
-            due = [_decode(subject.method(params), case, learns=False) for case in cases]
+            due = [_decode(subject.method(params), case, learns) for case in cases]
             batch = Batch(
                 cases[0].workspace(),
                 [case.request for case in cases],
@@ -185,14 +211,13 @@ def check_batch(subject: Subject) -> list[Finding]:
             where = f"{passed(params)}; {len(cases)} sequences together, {cases[0]}"
             for step in method.generate_batch(batch):
                 steps[step.seq].append(_counts(step))
-                session = cast(Watched, batch.sessions[step.seq])
-                for decoder, state, text in session.states():
-                    wrong = rows_out_of_place(state, text[:-1], decoder.first)
-                    if wrong is not None and problem is None:
-                        what = f"the {decoder.name}'s state of sequence {step.seq}: {wrong}"
-                        problem = Problem(what, where, LOOK_AT_BATCHES)
+                for at, each in enumerate(batch.sessions):
+                    if problem is not None or (at != step.seq and each.finish is None):
+                        continue  # others that go on have drafted already; the ended ones rest
+                    wrong = _stale(cast(Watched, each), at)
+                    problem = Problem(wrong, where, LOOK_AT_BATCHES) if wrong else None
             for at, (case, own) in enumerate(zip(cases, due, strict=True)):
-                found = tuple(batch.sessions[at].output()), tuple(steps[at])
+                found = tuple(batch.sessions[at].output()), () if learns else tuple(steps[at])
                 compared += 1
                 if found != own and problem is None:
                     what = (
@@ -204,6 +229,15 @@ def check_batch(subject: Subject) -> list[Finding]:
     if not compared:
         return []
     return [Finding("batch", problem is None, {"outputs": compared}, problem)]
+
+
+def _stale(session: Watched, at: int) -> str | None:
+    """What is wrong with a state of a sequence."""
+    for decoder, state, text in session.states():
+        wrong = rows_out_of_place(state, text[:-1], decoder.first)
+        if wrong is not None:
+            return f"the {decoder.name}'s state of sequence {at}: {wrong}"
+    return None
 
 
 def _crowd(rule: Rule, levels: int) -> Iterator[Case]:

@@ -105,6 +105,16 @@ def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> li
     ]
 
 
+_prefill = Batch.prefill
+
+
+def noise_of_the_first(self: Batch) -> None:
+    """Has all sequences of a batch decided with the noise of the first one."""
+    for each in self.sessions:
+        each._chooser._noise = self.sessions[0]._chooser._noise
+    _prefill(self)
+
+
 # ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------
 
 
@@ -141,6 +151,14 @@ def one_generator() -> Iterator[None]:
         yield
 
 
+_seeded = SeededRandom.__init__
+
+
+def one_pass(self: Any, seed: int, prompt_id: str, turn: int, pass_: int, *rest: Any) -> None:
+    """Every pass as the first."""
+    _seeded(self, seed, prompt_id, turn, 1, *rest)
+
+
 # ---- in place of `StopRule.cut` and `Session.commit` --------------------------------------------
 
 
@@ -167,5 +185,6 @@ def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
     """Keeps the target's rows of all tested tokens, the rejected one too."""
     committed = self._text.append(outcome)
+    self._drafts.committed(committed)
     self.state.commit(0, range(committed.tested + 1))
     return committed

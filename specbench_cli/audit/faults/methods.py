@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from methods.pld import Pld
 from methods.sps import Sps
+from methods.sps_tree import SpsTree
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
@@ -192,6 +194,69 @@ class CountsAllAsTested(Sps):
         session.verify = verify_counting  # type: ignore[method-assign]
 
 
+class TellsWhatStood(Sps):
+    """Leaves the rejected tail out of what it tells of its draft: tokens, levels, tested."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            stood = len(step.outcome.path)
+            yield replace(
+                step,
+                draft=session.chain(() if step.draft is None else step.draft.tokens[:stood]),
+                outcome=replace(step.outcome, tested=stood),
+            )
+
+
+class VerifiesWhatStands(Sps):
+    """Scores its whole draft, and has as much of it verified as the rows bear out."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_the_first(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            scores = session.scores(rows, len(session.output()))
+            ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
+            wrong = (at for at, token in enumerate(ids) if token != said[at])
+            stand = next(wrong, len(ids))
+            self.told = session.chain(ids[:stand])
+            return verified(self.told, rows[: stand + 1], accept)
+
+        session.verify = verify_the_first  # type: ignore[method-assign]
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            yield replace(step, draft=self.told)
+
+
+class AddsWhatIsSaid(Sps):
+    """Has the token that the target says behind its draft verified as its own last one."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        verified = session.verify
+
+        def verify_one_more(
+            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
+        ) -> Outcome:
+            scores = session.scores(rows, len(session.output()))
+            self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
+            return verified(self.told, rows, accept)
+
+        session.verify = verify_one_more  # type: ignore[method-assign]
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `Sps`."""
+        for step in super().generate(session):
+            yield replace(step, draft=self.told)
+
+
 class DrawsForOnePosition(Sps):
     """Draws all draft tokens with the noise of the first one's position."""
 
@@ -212,6 +277,19 @@ class ExceedsTheBudget(Sps):
         return super().propose(session, self.params.levels)
 
 
+class PrunesItsTree(SpsTree):
+    """Tells its tree without the nodes that do not stand."""
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """See `SpsTree`."""
+        for step in super().generate(session):
+            path = step.outcome.path
+            ids = [] if step.draft is None else step.draft.tokens[list(path)].tolist()
+            path = tuple(range(len(ids)))
+            outcome = replace(step.outcome, path=path, tested=len(path))
+            yield replace(step, draft=session.chain(ids), outcome=outcome)
+
+
 class DraftsForTheFirst(Sps):
     """Drafts for the first sequence of a batch, and proposes that to all."""
 
@@ -220,6 +298,65 @@ class DraftsForTheFirst(Sps):
         drafts = [method.propose(session, session.room()) for method, session in members]
         fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
         return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
+
+
+class DraftsByPlace(Sps):
+    """Has each sequence of a batch draft from the state of its place among those still decoded."""
+
+    slots: ClassVar[list[Any]] = []
+
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """See `Method`."""
+        if all(len(session.output()) == 1 for _, session in members):
+            self.slots[:] = [method.state for method, _ in members]
+        for (method, session), state in zip(members, self.slots, strict=False):
+            if state.length() < len(session.tokens()):
+                method.state = state
+        return super().propose_batch(members)
+
+
+class KeepsItsState(Sps):
+    """Keeps one state for all prompts of a pass, cleared by each: and so one for all of a batch."""
+
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        if "state" not in session.memory:
+            session.memory["state"] = session.new_state(self.model)
+        self.state = session.memory["state"]
+        self.state.rollback(0, 0)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `Sps`."""
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        return super().propose(session, limit)
+
+
+class KnowsThePassBefore(Sps):
+    """Learns for a run, as it says, and keeps that where the next pass finds it."""
+
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def __init__(self, params: MethodParams | None = None) -> None:
+        super().__init__(params)
+        self.known: dict[str, list[int]] = {}
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Its own output of the prompt, where it has one."""
+        before = self.known.get(session.requests[0].prompt_id)
+        if before is None:
+            return super().propose(session, limit)
+        at = len(session.output())
+        return session.chain(before[at : at + min(limit, self.params.levels)])
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """See `Sps`."""
+        super().observe(session, outcome)
+        if session.finish is not None:
+            self.known[session.requests[0].prompt_id] = list(session.output())
 
 
 class OneTokenLate(Pld):

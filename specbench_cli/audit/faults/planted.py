@@ -252,6 +252,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
     Fault(
+        "noise of the first sequence for all of a batch",
+        "batch",
+        _sps(),
+        _instead(Batch, "prefill", engine.noise_of_the_first),
+    ),
+    Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
+    Fault("one state for all of a batch, kept for a run", "batch", _sps(methods.KeepsItsState)),
+    Fault("outputs known from the pass before", "order", _sps(methods.KnowsThePassBefore)),
+    Fault(
+        "pass 2 drawn as pass 1",
+        "generator",
+        _sps(),
+        _instead(SeededRandom, "__init__", engine.one_pass),
+    ),
+    Fault(
         "a prepared window that ends with the likeliest token",
         "generator",
         _mirror(length=1),
@@ -261,6 +276,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
     Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
     Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
+    # What is told of a step, and was not so.
+    Fault("a rejected tail left out of draft and levels", "counters", _sps(methods.TellsWhatStood)),
+    Fault("only what stands verified", "counters", _sps(methods.VerifiesWhatStands)),
+    Fault("a bonus told as drafted", "counters", _sps(methods.AddsWhatIsSaid)),
+    Fault("a tree told without its rejected nodes", "counters", _tree(methods.PrunesItsTree)),
     # What is out of the clock's sight.
     Fault("clock begun again by the method", "states", _sps(clock.BeginsAgain)),
     Fault("clock restarted once all is drafted", "clock", _sps(clock.RestartsTheClock)),

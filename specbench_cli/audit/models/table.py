@@ -129,7 +129,9 @@ class TableDecoder(Decoder):
     Args:
         exits: another such table, which says what leaves a first layer; default: there is one layer
             only. In the second, a row that comes beside another row of it reads as another token,
-            as does every row that has passed over some of the first.
+            as does every row that has passed over some before it.
+        inner: further layers between the two, which leave what the first does: a set of sublayers
+            to pass over may be any of theirs.
 
     A layer whose attention is passed over sees no token before, one whose MLP is not its own.
     """
@@ -137,10 +139,12 @@ class TableDecoder(Decoder):
     reads: type[Tokens | Features] = Tokens
     module: LearntTable
 
-    def __init__(self, name: str, table: Tensor, exits: Tensor | None = None) -> None:
+    def __init__(
+        self, name: str, table: Tensor, exits: Tensor | None = None, inner: int = 0
+    ) -> None:
         self.name = name
         self.table = table
-        self.layers = (table,) if exits is None else (exits, table)
+        self.layers = (table,) if exits is None else (*(exits,) * (1 + inner), table)
         self.vocab_size = table.shape[-1]
         self.n_layers = len(self.layers)
         self.hidden_size = self.vocab_size  # its rows are its logits
@@ -207,7 +211,9 @@ class TableDecoder(Decoder):
             if (at_last, "mlp") in over:
                 last = [0] * n
             hidden = self.layers[at_last][before, last][None]
-        tapped = dict.fromkeys(taps, hidden)
+        tapped = {
+            at: hidden if at == high - 1 else self.layers[at][before, last][None] for at in taps
+        }
         if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
         if isinstance(logits_at, Tensor):

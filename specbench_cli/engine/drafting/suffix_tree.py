@@ -8,11 +8,14 @@ tokens as nothing branches off, and is a place in a text, not a copy of it.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
+
+from specbench_cli.engine.drafting.eviction import POLICIES, EvictionName
 
 Point = tuple[int, int]
 """A string of the tree: the node that its end lies on or above, and its length. A node that is cut
@@ -28,6 +31,10 @@ _TOP, _NONE = 0, -1
 class SuffixTree:
     """All substrings of up to `depth` tokens of some sequences, and how often each occurs.
 
+    Args:
+        eviction: which sequences go first; pages of the policy are those that are closed, each of
+            which is asked for when it is closed and by `use`.
+
     One sequence at a time is open: `append` makes it longer, `close` ends it. Occurrences that
     overlap all count, and so does the end of the open sequence itself, behind which nothing comes.
 
@@ -41,11 +48,13 @@ class SuffixTree:
         ends: the suffixes of the open sequence that occurred before, longest first.
     """
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
+    def __init__(self, depth: int, eviction: EvictionName = "fifo") -> None:
+        self.depth, self._eviction = depth, eviction
+        self._policy = POLICIES[eviction]()
         self.held = self.evictions = 0
         self.ends: list[Point] = []
-        self._sequences: deque[list[int]] = deque([[]])
+        self._sequences: dict[int, list[int]] = {}  # those that are closed, by number
+        self._number, self._open = 0, list[int]()
         self._leaves: deque[tuple[int, int]] = deque(maxlen=depth)  # of the open one: start, node
         # Of each node: children by first token, parent, the length of its string without and with
         # its edge, how often that was entered, most frequent child, and a text that holds the
@@ -54,13 +63,14 @@ class SuffixTree:
         self._parent, self._begin, self._end = [_NONE], [-1], [0]
         self._count, self._best = [0], [_NONE]
         self._text, self._from = [list[int]()], [0]
+        self._newest = [0]  # the number of the sequence that entered it last
         self._free: list[int] = []
 
     # ---- what comes in and goes out -------------------------------------------------------------
 
     def append(self, token: int) -> None:
         """Make the open sequence longer by a token."""
-        text = self._sequences[-1]
+        text = self._open
         place = len(text)
         text.append(token)
         self.held += 1
@@ -89,7 +99,7 @@ class SuffixTree:
 
     def close(self) -> None:
         """End the open sequence, and open another one."""
-        text = self._sequences[-1]
+        text = self._open
         if not text:
             return
         for start, node in self._leaves:
@@ -100,13 +110,20 @@ class SuffixTree:
                 self._split(node, depth, 1)
         self._leaves.clear()
         self.ends = []
-        self._sequences.append([])
+        self._sequences[self._number] = text
+        self._policy.request(self._number)
+        self._number, self._open = self._number + 1, []
+
+    def use(self, number: int | None) -> None:
+        """Tell the policy that a sequence was of use; None, or one that is gone: nothing."""
+        if number in self._sequences:
+            self._policy.request(number)
 
     def evict(self, most: int) -> None:
-        """Take out sequences, the oldest first, until at most so many tokens are held; the open
+        """Take out sequences, as the policy says, until at most so many tokens are held; the open
         one stays."""
-        while self.held > most and len(self._sequences) > 1:
-            text = self._sequences.popleft()
+        while self.held > most and self._sequences:
+            text = self._sequences.pop(self._policy.evict())
             self.evictions += 1
             self.held -= len(text)
             for start in range(len(text)):
@@ -165,6 +182,11 @@ class SuffixTree:
             if node != _NONE and depth + 1 < self.depth:
                 on.append((node, depth + 1))
         return on
+
+    def source(self, point: Point) -> int | None:
+        """The closed sequence that a string came with last; None where that was taken out."""
+        number = self._newest[self._home(*point)]
+        return number if number in self._sequences else None
 
     def count(self, point: Point) -> int:
         """How often a string occurs."""
@@ -226,15 +248,17 @@ class SuffixTree:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixTree:
         """Runs copy what methods keep, and nothing in here needs the general way."""
-        twin = SuffixTree(self.depth)
-        texts = {id(text): text.copy() for text in self._sequences}
+        twin = SuffixTree(self.depth, self._eviction)
+        twin._policy = copy.deepcopy(self._policy)
+        texts = {id(text): text.copy() for text in (*self._sequences.values(), self._open)}
         twin.held, twin.evictions = self.held, self.evictions
         twin.ends, twin._leaves = self.ends.copy(), self._leaves.copy()
-        twin._sequences = deque(texts[id(text)] for text in self._sequences)
+        twin._sequences = {at: texts[id(text)] for at, text in self._sequences.items()}
+        twin._number, twin._open = self._number, texts[id(self._open)]
         twin._kids = [kids.copy() for kids in self._kids]
         # The texts of edges that outlived theirs are never written to.
         twin._text = [texts.get(id(text), text) for text in self._text]
-        for name in ("_parent", "_begin", "_end", "_count", "_best", "_from", "_free"):
+        for name in ("_parent", "_begin", "_end", "_count", "_best", "_from", "_newest", "_free"):
             setattr(twin, name, getattr(self, name).copy())
         return twin
 
@@ -271,6 +295,7 @@ class SuffixTree:
 
     def _enter(self, node: int, above: int) -> None:
         times = self._count[node] = self._count[node] + 1
+        self._newest[node] = self._number
         best = self._best[above]
         if best == _NONE or times > self._count[best]:
             self._best[above] = node
@@ -279,7 +304,7 @@ class SuffixTree:
         columns: Any = (
             (self._kids, {}), (self._parent, parent), (self._begin, self._end[parent]),
             (self._end, end), (self._count, times), (self._best, _NONE), (self._text, text),
-            (self._from, first),
+            (self._from, first), (self._newest, self._number),
         )  # fmt: skip
         if self._free:
             node = self._free.pop()
@@ -292,7 +317,7 @@ class SuffixTree:
 
     def _leaf(self, parent: int, token: int, start: int) -> None:
         """A child for the suffix that begins at `start`, open towards the end of the text."""
-        leaf = self._node(parent, self.depth, 0, self._sequences[-1], start)
+        leaf = self._node(parent, self.depth, 0, self._open, start)
         self._kids[parent][token] = leaf
         self._leaves.append((start, leaf))
         self._enter(leaf, parent)
@@ -308,4 +333,5 @@ class SuffixTree:
         self._kids[upper][text[first + depth]] = self._best[upper] = node
         self._parent[node], self._begin[node] = upper, depth
         self._count[node] -= short
+        self._newest[upper] = self._newest[node]
         return upper

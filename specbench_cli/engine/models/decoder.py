@@ -206,6 +206,12 @@ class Decoder(ABC):
         """Logits [..., V] of rows [..., hidden] that went through `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
+    def exits(self, rows: Tensor) -> Tensor:
+        """Logits [..., V] of rows [..., hidden] that leave any layers, as if each were the last;
+        adds 1 to `ran`: it is a forward through none."""
+        self.ran += 1
+        return self.unembed(self.norm(rows))
+
 
 class ChainsOnly(MethodFault):
     """A method asks for what a model cannot do that runs whole forwards over chains alone."""

@@ -90,14 +90,19 @@ class Tape:
         self._kept.clear()
         return rows
 
-    def last(self) -> Tensor:
-        """The newest row kept, [1, width]."""
+    def last(self, n: int) -> Tensor:
+        """The newest n rows kept, [n, width], all of one forward."""
         if self._newest is None:
             raise MethodFault("there are no features before the prefill", "ask in `propose`")
+        if not 1 <= n <= len(self._newest):
+            raise MethodFault(
+                f"the last step left features of {len(self._newest)} tokens, not of {n}",
+                "ask in `observe` for as many as were committed",
+            )
         if not self._all_read:  # nobody reads the others, which would be kept to the text's end
             self._kept.clear()
             self._some_lost = True
-        return self._newest[-1:]
+        return self._newest[-n:]
 
 
 def features(out: Out, taps: Sequence[int], target: Decoder) -> Tensor:
@@ -118,11 +123,13 @@ class Artifact(ABC):
     Attributes:
         kind: its word under a model's `heads`, by which the one that belongs to a target is found.
         inside: whether checkpoints ship it inside of the target's own files.
+        hint: of what is no head: what to type where none is known for a target.
         weight_bytes: bytes held by its own weights.
     """
 
     kind: ClassVar[str]
     inside: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
     weight_bytes: int
 
     @classmethod

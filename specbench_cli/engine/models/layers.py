@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 
-HEAD_COPY_UP_TO = {"plain": 1 << 24, "packed": 1 << 28, "widened": 1 << 28}
+HEAD_COPY_UP_TO = {"plain": 1 << 24, "packed": 1 << 28, "packed16": 1 << 28, "widened": 1 << 28}
 """By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
 likes. A plain one is as fast as the embedding itself for a single row; the others for several."""
 
@@ -91,7 +91,7 @@ class LayerReader:
         """The product with a weight [out, in]."""
         form = self.form_of(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        matrix = self.settled(weight.t()) if form != "packed" and self._on_cpu else weight.t()
+        matrix = self.settled(weight.t()) if self._on_cpu and "packed" not in form else weight.t()
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:

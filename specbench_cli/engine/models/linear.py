@@ -1,6 +1,6 @@
 """Matrix products with fixed weights, in the form that this machine multiplies fastest.
 
-Three forms, the same numbers up to rounding:
+Four forms, the same numbers up to rounding:
 
 * `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
   the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
@@ -8,8 +8,11 @@ Three forms, the same numbers up to rounding:
 * `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits). Its time is the
   reading of the weights up to some 8 rows, where MKL's, behind `torch.mm`, grows from the second
   row on; each call costs more than `torch.mm`'s.
+* `Packed16Linear`: bfloat16 weights packed once for FBGEMM as float16 numbers times a power of two,
+  which processors without bfloat16 instructions widen to float32 in registers, between the reading
+  and the multiplying. Its time is the reading of the weights up to some 14 rows.
 * `WidenedLinear`: bfloat16 weights, of which a piece at a time is converted and multiplied in
-  float32, for processors that multiply bfloat16 in software.
+  float32, where neither bfloat16 instructions nor FBGEMM are to be had.
 
 Which form is used is a rule on the machine, the shapes and the number of rows, not a measurement at
 load: the forms differ in the last bits, so a choice that could fall differently tomorrow would make
@@ -20,6 +23,7 @@ made of; docs/models.md has the figures.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import platform
@@ -33,7 +37,7 @@ from torch import Tensor
 
 from specbench_cli.errors import UsageError
 
-Form = Literal["plain", "packed", "widened"]
+Form = Literal["plain", "packed", "packed16", "widened"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule itself."""
 
@@ -43,6 +47,9 @@ PACK_FROM = 1 << 16
 PACK_OVER_WITH_MKL = 1 << 20
 """Where MKL is fast, a matrix with more weights than these is worth packing: it takes so long to
 read that flat cost over rows outweighs the cost of a call."""
+
+LARGEST_EXPONENT = 16
+"""float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
 
 WIDEN_FROM = 5
 """Rows from which bfloat16 is widened: its cost is flat, and for fewer rows above `torch.mm`'s."""
@@ -112,6 +119,46 @@ class PackedLinear:
         return None
 
 
+class Packed16Linear:
+    """FBGEMM with bfloat16 weights held as float16 numbers times one power of two.
+
+    float16 has more bits than bfloat16 and a shorter range: with the power that brings the largest
+    weight just below float16's largest number, weights down to 2^-33 of it are exact, and smaller
+    ones are off by less than 2^-40 of it, which is less than float32 sums keep. Sums are float32,
+    rounded once at the end, and a row's are the same bit for bit whatever rows and however many
+    threads it is multiplied with.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.dtype, self.nbytes = weight.dtype, weight.nbytes + (0 if bias is None else bias.nbytes)
+        largest = float(weight.abs().max())
+        finite = math.isfinite(largest)
+        power = min(LARGEST_EXPONENT - math.frexp(largest)[1], 100) if finite else 0
+        held = weight.t().float() * 2.0**power
+        self._packed = torch.ops.quantized.linear_prepack_fp16(
+            held.contiguous(), None if bias is None else bias.float()
+        )
+        # FBGEMM clamps what float16 cannot hold; weights that are not finite are not to pass for
+        # such. Of one dimension, not none, so that the product with bfloat16 rows is float32.
+        self._power = torch.tensor([2.0**-power if finite else math.nan])
+        self._product = torch.ops.quantized.linear_dynamic_fp16
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = self._wide(x)
+        return y.to(self.dtype) if out is None else out.copy_(y)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual.add_(self._wide(x))
+
+    def columns(self, start: int, stop: int) -> Tensor | None:
+        return None
+
+    def _wide(self, x: Tensor) -> Tensor:
+        """The product in float32."""
+        y: Tensor = self._product(x * self._power, self._packed)
+        return y
+
+
 class WidenedLinear(PlainLinear):
     """Weights of half precision, multiplied in float32: products are rounded once, at the end."""
 
@@ -152,9 +199,10 @@ class WidenedLinear(PlainLinear):
 
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
     """A product with weight [in, out] and bias [out], in the given form or the one of the rule."""
-    made: dict[Form, type[PlainLinear | PackedLinear]] = {
+    made: dict[Form, type[PlainLinear | PackedLinear | Packed16Linear]] = {
         "plain": PlainLinear,
         "packed": PackedLinear,
+        "packed16": Packed16Linear,
         "widened": WidenedLinear,
     }
     return made[form or form_for(weight)](weight, bias)
@@ -178,10 +226,14 @@ def form_for(weight: Tensor) -> Form:
         usual: Form = "packed"
     elif weight.dtype == torch.bfloat16:
         hardware = _multiplies_bfloat16()
-        possible = {"widened", "packed"} if _can_pack() and hardware else {"widened"}
-        limit, usual = PACK_FROM, "packed" if "packed" in possible else "widened"
-        if usual == "widened" and hardware:
-            limit = weight.numel() + 1  # nothing to mend
+        possible = {"widened"}
+        if _can_pack_16():
+            possible.add("packed16")
+        if _can_pack() and hardware:
+            possible.add("packed")
+        limit, usual = PACK_FROM, "packed16" if "packed16" in possible else "widened"
+        if hardware:
+            usual = "packed"  # or plain: nothing to mend
     else:
         return "plain"
     if wanted:
@@ -196,6 +248,12 @@ def _can_pack() -> bool:
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+@cache
+def _can_pack_16() -> bool:
+    """Whether FBGEMM is what torch's quantized products are made by: on x86 with AVX2."""
+    return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -132,10 +133,14 @@ def module_bytes(decoder: Decoder) -> int:
     return sum(weights.size(key) * item for key in weights if key not in shared)
 
 
-def sha256_of(decoder: Decoder) -> str | None:
-    """Hash of the weight files that a decoder was loaded from; None if it was not loaded."""
+def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
+    """Hash of the weight files that a decoder was loaded from, or of another file beside them; None
+    if it was not loaded, or there is no such file."""
     folder = _FOLDERS.get(decoder)
-    return None if folder is None else Weights(folder).sha256()
+    if folder is None or file is None:
+        return None if folder is None else Weights(folder).sha256()
+    path = folder / file
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _beside(decoder: FusedDecoder, folder: Path) -> Any:

@@ -206,6 +206,29 @@ class Metered:
         )
         return out
 
+    def exits(self, rows: Tensor) -> Tensor:
+        """`Decoder.exits`, recorded as an auxiliary forward of so many tokens as there are rows
+        that reads the output matrix alone."""
+        t0 = self._mark()
+        logits = self.decoder.exits(rows)
+        t1 = self._mark()
+        n = rows.shape[:-1].numel()
+        self._meter.record(
+            Forward(
+                model=self.decoder.name,
+                role="aux",
+                worker=self._worker,
+                batch=1,
+                n_tokens=n,
+                layers=(0, 0),
+                t0_ns=t0,
+                t1_ns=t1,
+                share=self._share((0, 0), frozenset(), True),
+                rows=None if self._place is None else {self._place: n},
+            )
+        )
+        return logits
+
     def _early(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
         """Logits of rows [b, n, hidden] that leave a layer."""
         if at is None:

@@ -15,6 +15,7 @@ from specbench_cli.report.figures import (
     pareto,
     positions,
     prompts,
+    seen,
     speedup,
     style,
     waterfall,
@@ -41,12 +42,14 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "accepted": accepted.draw,
     "lengths": lengths.draw,
     "contexts": contexts.draw,
+    "seen": seen.draw,
     "prompts": prompts.draw,
     "lanes": lanes.draw,
 }
 CAPTIONS = {
     "speedup": "Speedup over vanilla, a bar a method, with its 95% interval; marks are families,"
-    " the grey band is A/A noise.",
+    " the grey band is A/A noise. Below a broken line: what is lossy, and what learns over the run,"
+    " so that its figures depend on the order of the prompts.",
     "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter.",
     "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"
     " long as a plain forward, down to the measured one.",
@@ -58,6 +61,9 @@ CAPTIONS = {
     "lengths": "Speedup against the number of levels drafted a step, with its 95% interval.",
     "contexts": "Decode speedup against the length of the context, with its 95% interval; grey:"
     " the other methods.",
+    "seen": "MAT along a pass, of the methods that learn from one prompt for the next: of some"
+    " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines say"
+    " how hard the prompts were.",
     "prompts": "Time of every output against vanilla's on the same prompt; below the line the"
     " method is faster, at the broken line twice as fast.",
     "lanes": "Who computed when in the first steps of one output: a lane a worker; numbers are the"

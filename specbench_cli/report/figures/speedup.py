@@ -23,19 +23,26 @@ _ROW_IN, _LEGEND_IN, _BAR = 0.225, 0.13, 0.7
 _WHISKER, _DOT = -0.13, 0.17
 """Where in a bar the interval and the families' dots lie, from its middle downwards."""
 _DOTS = "oDs^vP*X"
+_GAP = 0.7
+"""Between rows of one kind and of the next, in rows."""
+_WORDS = {text.LOSSY: "lossy", text.RUN_SCOPE: "run", text.LOSSY_RUN_SCOPE: "both"}
+"""Beside the border between them."""
 
 
 def draw(summary: Summary) -> Figure | None:
     """The figure; None where no row has a speedup."""
     if not any(row.speedup is not None for row in summary.rows):
         return None
-    gap = 0.7 if summary.lossy else 0.0
+    kinds = text.sections(summary.rows)
     places = {
-        row.label: place + (0.0 if row.lossless else gap) for place, row in enumerate(summary.rows)
+        row.label: place + _GAP * sum(start <= place for start, _ in kinds)
+        for place, row in enumerate(summary.rows)
     }
     families = list(summary.families) if len(summary.families) > 1 else []
     legend = _LEGEND_IN * -(-len(families) // 3) + 0.03 * bool(families)
-    figure = style.blank(style.COLUMN_IN, _ROW_IN * (len(places) + gap) + 0.49 + legend)
+    figure = style.blank(
+        style.COLUMN_IN, _ROW_IN * (len(places) + _GAP * len(kinds)) + 0.49 + legend
+    )
     axes = style.frame(figure, style.room_for(places), 0.36, 0.16, 0.33 + legend)
     if summary.noise_floor is not None:
         floor = summary.noise_floor
@@ -45,10 +52,10 @@ def draw(summary: Summary) -> Figure | None:
         _bar(axes, row, places[row.label])
     for family, marker in zip(families, _DOTS, strict=False):
         _dots(axes, summary.families[family], places, family, marker)
-    if summary.lossy:
-        border = len(summary.lossless) - 0.5 + gap / 2
+    for number, (start, kind) in enumerate(kinds):
+        border = start - 0.5 + _GAP * (number + 0.5)
         axes.axhline(border, color=MUTED, linewidth=0.5, dashes=(2, 2))
-        _beside(axes, "lossy", border, fontsize=6.5, color=MUTED)
+        _beside(axes, _WORDS[kind], border, fontsize=6.5, color=MUTED)
     overall = [row.speedup for row in summary.rows if row.speedup is not None]
     of_families = [
         row.speedup for family in families for row in summary.families[family] if row.speedup

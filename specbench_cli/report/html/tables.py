@@ -51,40 +51,63 @@ class Table:
 
 
 def overall(summary: Summary) -> list[Table]:
-    """All prompts together; lossless and lossy rows apart, as they are never ranked together."""
+    """All prompts together; lossless and lossy rows apart, as they are never ranked together, and
+    those of run scope apart from both, as their figures depend on the order of the prompts."""
     rest = (*_work(summary), *_quality(summary))
-    tables = [
-        ("lossless", "Lossless methods", summary.lossless, (*RANK, *FIGURES, *rest)),
-        ("lossy", "Lossy methods", summary.lossy, (*RANK, *LOSSY, *rest)),
-    ]
-    notes = {
-        "lossless": "Same letter: no significant difference (simultaneous 95%). Peers are other"
-        " implementations, measured in the same run.",
-        "lossy": "The output is not vanilla's; these rows are not ranked with the lossless ones.",
-    }
     return [
-        _table(f"overall-{key}", caption, rows, figures, notes[key])
-        for key, caption, rows, figures in tables
-        if rows
+        _table(f"overall-{key}", caption, rows, (*RANK, *figures, *rest), note)
+        for key, caption, figures, note in _KINDS
+        if (rows := [row for row in summary.rows if _key(row) == key])
     ]
+
+
+_ORDER = (
+    "They learn from one prompt for the next: their figures depend on the order of the prompts."
+)
+_KINDS = (
+    (
+        "lossless",
+        "Lossless methods",
+        FIGURES,
+        "Same letter: no significant difference (simultaneous 95%). Peers are other"
+        " implementations, measured in the same run.",
+    ),
+    ("run", "Lossless methods, run scope", FIGURES, f"{_ORDER} Letters are those of all."),
+    (
+        "lossy",
+        "Lossy methods",
+        LOSSY,
+        "The output is not vanilla's; these rows are not ranked with the lossless ones.",
+    ),
+    ("lossy-run", "Lossy methods, run scope", LOSSY, f"{_ORDER} The output is not vanilla's."),
+)
+"""The kinds of rows, each with a table of its own: its key, caption, columns and note."""
+
+
+def _key(row: Row) -> str:
+    """A row's kind."""
+    if row.lossless:
+        return "run" if row.order_matters else "lossless"
+    return "lossy-run" if row.order_matters else "lossy"
 
 
 def by_family(summary: Summary) -> list[Table]:
-    """A row a family and method; lossless and lossy apart."""
+    """A row a family and method; the kinds of rows apart, as in `overall`."""
     rest = (*_work(summary), *_quality(summary))
     tables = []
-    for key, lossless in (("lossless", True), ("lossy", False)):
-        shown = (*RANK, *(FIGURES if lossless else LOSSY), *rest)
+    for key, caption, figures, _ in _KINDS:
+        shown = (*RANK, *figures, *rest)
         rows = tuple(
             (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
             for family, of_family in summary.families.items()
             for row in of_family
-            if row.lossless == lossless
+            if _key(row) == key
         )
         if rows:
             family = Column("family", "task family", numeric=False, choose=True)
             columns = (family, *(column for column, _ in shown))
-            tables.append(Table(f"family-{key}", f"By task family, {key}", columns, rows, heads=3))
+            name = f"By task family, {caption.lower()}"
+            tables.append(Table(f"family-{key}", name, columns, rows, heads=3))
     return tables
 
 

@@ -129,10 +129,10 @@ class _Body:
 
 
 def _split(found: Grid) -> _Body:
-    """A grid's lines, the lossy ones under a line of their own."""
+    """A grid's lines, those of another kind under a line that says which."""
     lines: Lines = list(found.rows)
-    if found.lossy:
-        lines.insert(len(lines) - found.lossy, text.LOSSY)
+    for place, kind in reversed(found.sections):
+        lines.insert(place, kind)
     return _Body(found.headings, found.aligns, lines)
 
 
@@ -141,9 +141,10 @@ def _families(reading: Reading) -> _Body:
     summary = reading.summary
     found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
     lines: Lines = []
+    kinds = dict(text.sections(summary.rows))
     for place, row in enumerate(summary.rows):
-        if summary.lossy and place == len(summary.lossless):
-            lines.append(text.LOSSY)
+        if place in kinds:
+            lines.append(kinds[place])
         parts = [rows.get(row.label) for rows in found.values()] + [row]
         lines.append((row.label, *map(_lettered, parts)))
         if any(part is not None and part.speedup_low is not None for part in parts):

@@ -83,11 +83,11 @@ class SpecBench:
         return self._grid(("method: theirs (ours)", *families), lines)
 
     def _grid(self, headings: Sequence[str], lines: Sequence[tuple[str, ...]]) -> Grid:
-        """The lines, those of lossy rows last, as the rows of a report are."""
+        """The lines, in the order of the rows of a report; those that it has no row of last."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
-        lossy = sum(row is not None and not row.lossless for row in known)
+        sections = text.sections(row for row in known if row is not None)
         figures: list[Align] = ["r"] * (len(headings) - 1)
-        return Grid(tuple(headings), ("l", *figures), tuple(lines), lossy)
+        return Grid(tuple(headings), ("l", *figures), tuple(lines), sections)
 
 
 def is_imported(source: Source) -> bool:
@@ -209,6 +209,6 @@ def _drawn(grid: Grid) -> str:
         )
         for line in lines
     ]
-    if grid.lossy:
-        drawn.insert(len(drawn) - grid.lossy, text.LOSSY)
+    for place, kind in reversed(grid.sections):
+        drawn.insert(1 + place, kind)
     return "\n".join(drawn)

@@ -36,11 +36,17 @@ def test_run_has_the_figures_that_it_has_data_for_and_the_same_bytes_twice(
     found = reading(synthetic.sps, synthetic.hf_vanilla)
     first, second = (write_figures(found, tmp_path / place) for place in "ab")
     names = [file.stem for file in first if file.suffix == ".png"]
-    assert names == [name for name in CAPTIONS if name not in ("pareto", "lengths")]
+    assert names == [name for name in CAPTIONS if name not in ("pareto", "lengths", "seen")]
     assert [file.stem for file in first if file.suffix == ".svg"] == names
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
     assert dict(mpl.rcParams) == before, "the style of the caller is left alone"
+
+
+def test_methods_that_learn_over_the_run_are_drawn_along_it(reading, synthetic, manifest, tmp_path):
+    manifest["rows"] = [{"label": "sps", "state_scope": "run"}]
+    names = {file.stem for file in write_figures(reading(synthetic.sps), tmp_path / "figures")}
+    assert "seen" in names
 
 
 def test_vanilla_alone_has_few_figures_and_no_error(reading, tmp_path):

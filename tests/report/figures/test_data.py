@@ -17,6 +17,7 @@ from specbench_cli.report.figures import (
     lengths,
     positions,
     prompts,
+    seen,
     style,
     waterfall,
 )
@@ -185,6 +186,48 @@ def test_prompts_of_one_length_have_no_figure_of_contexts(cells):
     same = dict.fromkeys(cells.prompt_tokens, 100)
     assert contexts.draw(replace(cells, prompt_tokens=same)) is None
     assert contexts.draw(replace(cells, prompt_tokens={})) is None
+
+
+def test_mat_along_a_pass_is_of_neighbouring_prompts_and_of_methods_that_learn(cells):
+    own = (
+        replace(r, state_scope="run" if r.label == "pld" else "prompt") for r in cells.summary.rows
+    )
+    summary = replace(cells.summary, lossless=tuple(own), lossy=())
+    figure = seen.draw(replace(cells, summary=summary))
+    assert [axes.get_title() for axes in figure.axes] == ["pld"]
+    records = cells.records["pld"]
+    due = []
+    for first in range(24 - 6 + 1):
+        steps = [record.steps for record in records[first : first + 6]]
+        due.append(sum(sum(s.committed) for s in steps) / sum(len(s.committed) for s in steps))
+    line = figure.axes[0].lines[-1]
+    assert list(line.get_ydata()) == pytest.approx(due)
+    assert list(line.get_xdata()) == [first + 3.5 for first in range(19)]
+    (band,) = figure.axes[0].collections
+    assert len(figure.axes[0].lines) == sum(r.acceptance_rate is not None for r in summary.rows)
+    heights = {round(y, 9) for _, y in band.get_paths()[0].vertices}
+    assert {round(p.high, 9) for p in seen.points(cells, "pld")} <= heights
+    assert seen.draw(cells) is None, "a run that did not keep how long states live"
+
+
+def test_the_interval_of_mat_along_a_pass_covers_it_as_often_as_it_says():
+    drawn, due, covered = np.random.default_rng(3), 3.0, 0
+    for _ in range(600):
+        steps = drawn.integers(10, 30, size=8)
+        prompts = [(at, int(drawn.poisson(due * n)), int(n)) for at, n in enumerate(steps)]
+        point = seen._point(prompts)
+        covered += point.low <= due <= point.high
+    assert 0.92 <= covered / 600 <= 0.97
+
+
+def test_passes_over_the_same_prompts_make_one_point_narrower_by_no_pass(cells):
+    records = cells.records["pld"]
+    twice = [*records, *(replace(record, pass_=1) for record in records)]
+    both = replace(cells, records={**cells.records, "pld": twice})
+    ends = [[p.low for p in seen.points(each, "pld")] for each in (both, cells)]
+    assert ends[0] == pytest.approx(ends[1])
+    few = replace(cells, records={**cells.records, "pld": records[:11]})
+    assert seen.points(few, "pld") == []
 
 
 def test_scatter_has_every_pair_of_outputs_but_void_ones(cells):

@@ -3,6 +3,8 @@ another."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specbench_cli.report.figures import (
@@ -13,10 +15,18 @@ from specbench_cli.report.figures import (
     lengths,
     positions,
     prompts,
+    seen,
     speedup,
     style,
     waterfall,
 )
+
+
+def seen_of(cells):
+    """The figure where all rows but vanilla learn from prompt to prompt."""
+    own = (replace(row, state_scope="run") for row in cells.summary.lossless)
+    return seen.draw(replace(cells, summary=replace(cells.summary, lossless=tuple(own))))
+
 
 FIGURES = {
     "accepted": accepted.draw,
@@ -26,6 +36,7 @@ FIGURES = {
     "lengths": lengths.draw,
     "positions": positions.draw,
     "prompts": prompts.draw,
+    "seen": seen_of,
     "speedup": lambda cells: speedup.draw(cells.summary),
     "waterfall": waterfall.draw,
 }

@@ -1,0 +1,120 @@
+"""DEL: a dynamic exit layer for self-speculative decoding.
+
+Hossein Entezari Zarch, Lei Gao, Chaoyi Jiang, Murali Annavaram: DEL: Context-Aware Dynamic Exit
+Layer for Efficient Self-Speculative Decoding, COLM 2025, arXiv:2504.05598.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    host,
+)
+
+
+class DelParams(MethodParams):
+    """Parameters of `Del`."""
+
+    length: int = Field(12, ge=1, description="most draft tokens a step (d)")
+    every: int = Field(1, ge=1, description="an exit behind every so many layers, from the first")
+    keep: float = Field(0.95, ge=0, le=1, description="weight of steps at the next one (w)")
+    stop: bool = Field(True, description="end a draft where its exit is not sure enough")
+
+
+def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple[int, int]:
+    """The place of an exit, and the draft length up to `most`, that give most tokens per layer.
+
+    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l), in tokens a target forward:
+    alpha_l is the chance that a token stands which exit l drafts, cost_l that token's share of a
+    forward. Length 0, which is plain decoding, has TPL 1.
+    """
+    place, length, best = 0, 0, 1.0
+    for at, (chance, share) in enumerate(zip(alpha, cost, strict=True)):
+        tokens = 1.0  # the target's own
+        for d in range(1, most + 1):
+            tokens += chance**d
+            if tokens / (1.0 + d * share) > best:
+                place, length, best = at, d, tokens / (1.0 + d * share)
+    return place, length
+
+
+class Del(Method):
+    """DEL: the exit that drafts, and how long, by what every exit would have had accepted.
+
+    Exact because what is drafted next follows from earlier steps, and from tokens drawn before and
+    the law that the next one is yet to be drawn from; each stands by the target's law and its own.
+    Differs from the paper: a draft token costs its share of the weights, output matrix included;
+    where tokens are drawn an exit's chance is sum min(p, q), not whether tokens agree. Ours, since
+    the authors' code was not at hand: alpha begins at one half, and the threshold is a midpoint.
+
+    One step:
+    1. Take the exit E and the length d of most tokens per layer at the present chances alpha.
+    2. Draft up to d tokens by layers 1 to E, behind the target's own rows; stop before one that the
+       exit is less sure of than midway between tokens that stood and that did not.
+    3. (engine) The layers behind E over the rows that left it; verify; commit.
+    4. Shadow tokens: read the rows of every exit, at the root and at the tokens that stood, through
+       the final norm and the output matrix. How often would each exit's token have stood, and how
+       sure was it then and otherwise? Earlier steps count less and less.
+    """
+
+    name: ClassVar[str] = "del"
+    Params: ClassVar[type[MethodParams]] = DelParams
+    params: DelParams
+
+    def start(self, session: Session) -> None:
+        """Have the target keep the rows of all exits; nothing is known of them."""
+        exits = range(1, session.target.n_layers, self.params.every)
+        if exits:
+            session.tap([end - 1 for end in exits])
+        self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
+        self.n = 2.0  # rows, of which one would have stood; how sure it and the other one were
+        self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        picks = list[Pick]()
+        alpha = [stood / self.n for stood in self.stood]
+        at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
+        x = session.since(session.state.length())
+        while len(picks) < min(length, limit):
+            out = self.parts[at].forward(x, session.state)
+            if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._least(at):
+                break
+            picks.append(session.pick(out, len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def _least(self, at: int) -> float:
+        stood, fell = self.stood[at], self.n - self.stood[at]
+        return (self.sure[at] / max(stood, 1e-9) + self.unsure[at] / max(fell, 1e-9)) / 2
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 4."""
+        if not self.parts:
+            return
+        n, k, w = len(outcome.committed), len(self.parts), self.params.keep
+        early = session.target.exits(session.features(n).unflatten(1, (k, -1)).transpose(0, 1))
+        rows, first = session.verified()[:n], len(session.output()) - n
+        if session.sampling.draws:
+            stand = torch.minimum(session.warp(rows), session.warp(early)).sum(-1)
+        else:
+            own = session.scores(rows, first).argmax(-1)
+            said = torch.stack([session.scores(each, first).argmax(-1) for each in early])
+            stand = (said == own).to(early.dtype)
+        sure = early.softmax(-1).amax(-1)
+        found = host.numbers(torch.stack((stand, stand * sure, sure - stand * sure)).sum(-1))
+        self.n = w * self.n + n
+        for kept, new in zip((self.stood, self.sure, self.unsure), found, strict=True):
+            kept[:] = [w * old + more for old, more in zip(kept, new, strict=True)]

@@ -1,0 +1,154 @@
+"""DEL: the exit and the length that it takes, and what it learns of exits."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from methods.dynamic_exit import Del, DelParams, best_exit
+from methods.vanilla import Vanilla
+from specbench_cli.audit.models.table import TableDecoder, exits_of, random_table
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.models.resolve import resolve
+
+GREEDY = Sampling()
+PROMPT = (7, 300, 12, 2048, 99, 5, 640, 31)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_decoder(resolve("embedded-exit").path, name="target")
+
+
+def opened(target, sampling=GREEDY, n=24, prompt=PROMPT):
+    workspace = Workspace({"target": target}, capacity=len(prompt) + n + 20)
+    return Session(workspace, Request("some/0", 0, prompt, StopRule(frozenset(), n)), sampling)
+
+
+# ---- tokens per layer ---------------------------------------------------------------------------
+
+
+def rate(alpha, cost, d):
+    """Tokens a target forward, by every outcome of d tests: those before the first failure stand,
+    and the target adds one."""
+    tokens = 0.0
+    for outcome in product((True, False), repeat=d):
+        chance = 1.0
+        for stands in outcome:
+            chance *= alpha if stands else 1.0 - alpha
+        tokens += chance * ([*outcome, False].index(False) + 1)
+    return tokens / (d * cost + 1.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_chosen_exit_and_length_are_the_best_of_all_pairs(seed):
+    made = torch.Generator().manual_seed(seed)
+    alpha = torch.rand(4, generator=made).tolist()
+    if seed % 3 == 0:
+        alpha = sorted(alpha)
+    if seed % 4 == 0:
+        alpha[seed % 3] = 1.0
+    cost = [(at + 1) / 9 for at in range(4)]
+    at, d = best_exit(alpha, cost, 5)
+    best = max(rate(a, c, n) for a, c in zip(alpha, cost, strict=True) for n in range(6))
+    assert rate(alpha[at], cost[at], d) == pytest.approx(best)
+
+
+def test_no_exit_that_costs_more_than_it_brings_drafts():
+    assert best_exit([0.1, 0.2], [0.3, 0.6], 8)[1] == 0
+    assert best_exit([], [], 8) == (0, 0)
+
+
+def test_an_exit_that_is_always_right_drafts_as_long_as_it_may():
+    assert best_exit([0.5, 1.0], [0.25, 0.5], 7) == (1, 7)
+
+
+# ---- statistics ---------------------------------------------------------------------------------
+
+
+def exit_logits(target, text, end):
+    """Logits [n, V] behind the first `end` layers, by a forward from scratch over all of a text."""
+    out = target.forward(Tokens(torch.tensor([text])), target.new_state(64), layers=(0, end))
+    return target.unembed(target.norm(out.hidden))[0]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
+def test_statistics_are_those_of_exits_read_from_scratch_over_the_text(target, rule):
+    """Each position before a committed token counts once; none of a rejected token does."""
+    sampling = GREEDY if rule == "greedy" else Sampling(rule, 0.7, seed=3)
+    method, session = Del(DelParams(keep=1.0, length=3)), opened(target, sampling)
+    steps = list(method.generate(session))
+    text, drafted = list(session.tokens()), len(session.output()) - 1
+    rows = slice(len(PROMPT), len(text) - 1)
+    assert method.n == 2 + drafted
+    assert sum(step.draft.nodes for step in steps)
+    all_rows = target.forward(
+        Tokens(torch.tensor([text])), target.new_state(64), logits_at="all"
+    ).rows[rows]
+    for end in range(1, 8):
+        early = exit_logits(target, text, end)[rows]
+        if sampling.draws:
+            stand = torch.minimum(warp(early, sampling), warp(all_rows, sampling)).sum(-1)
+        else:
+            said, own = (session.scores(each, 1).argmax(-1) for each in (early, all_rows))
+            stand = (said == own).float()
+        sure = early.softmax(-1).amax(-1)
+        assert method.stood[end - 1] == pytest.approx(1 + float(stand.sum()), abs=1e-3)
+        assert method.sure[end - 1] == pytest.approx(float((stand * sure).sum()), abs=1e-3)
+        unsure = float((sure - stand * sure).sum())
+        assert method.unsure[end - 1] == pytest.approx(unsure, abs=1e-3)
+
+
+def test_the_exit_that_says_what_the_target_says_comes_to_draft():
+    """A table whose first layer is the target's own, at half of the cost: alpha goes to one."""
+    table = random_table(5, 3)
+    method = Del(DelParams(length=6))
+    session = opened(TableDecoder("target", table, table), n=60, prompt=(1, 2, 3))
+    steps = list(method.generate(session))
+    assert [len(step.outcome.path) for step in steps[-4:-1]] == [6] * 3
+    assert method.stood[0] / method.n > 0.95
+
+
+def test_an_exit_that_is_never_right_stops_drafting():
+    table = random_table(5, 3)
+    session = opened(TableDecoder("target", table, -table), n=60, prompt=(1, 2, 3))
+    steps = list(Del(DelParams()).generate(session))
+    assert sum(step.draft.nodes for step in steps[8:]) == 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_step_costs_its_exit_the_layers_behind_it_and_one_output_matrix(target, every):
+    steps = list(Del(DelParams(every=every, stop=False)).generate(opened(target)))
+    exits = len(range(1, 8, every))
+    for step in steps[:-1]:
+        *forwards, shadow = step.forwards
+        assert (shadow.role, shadow.layers) == ("aux", (0, 0))
+        assert shadow.n_tokens == exits * len(step.outcome.committed)
+        assert shadow.share == pytest.approx(target.share((0, 0)))
+        verify = [f for f in forwards if f.role == "verify"]
+        assert sum(f.share for f in verify) == pytest.approx(1.0)
+        assert len(forwards) - len(verify) == step.draft.nodes
+
+
+def test_a_model_of_one_layer_has_no_exit_and_is_decoded_plainly():
+    target = TableDecoder("target", random_table(5, 3))
+    session = opened(target, prompt=(1, 2, 3))
+    steps = list(Del(DelParams()).generate(session))
+    plain = opened(target, prompt=(1, 2, 3))
+    list(Vanilla().generate(plain))
+    assert session.output() == plain.output()
+    assert not sum(step.draft.nodes for step in steps)
+
+
+def test_exits_of_tables_say_what_their_first_layer_says():
+    """What `tap` keeps of a table's layers is each layer's own."""
+    table = random_table(4, 1)
+    decoder, ids = TableDecoder("target", table, exits_of(table)), torch.tensor([[1, 0, 2]])
+    out = decoder.forward(Tokens(ids), decoder.new_state(4), taps=(0, 1))
+    assert torch.equal(out.taps[0][0], exits_of(table)[[0, 1, 0], [1, 0, 2]])
+    assert torch.equal(out.taps[1][0], table[[0, 1, 0], [1, 0, 2]])

@@ -1,0 +1,86 @@
+"""Rows that learn from one prompt for the next stand apart in every table, which says why."""
+
+import pytest
+
+from specbench_cli.report import text
+from specbench_cli.report.facts import Facts
+from specbench_cli.report.html import tables
+from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.markdown import report
+from specbench_cli.report.outputs import write
+from specbench_cli.report.reading import read
+from specbench_cli.report.summary import summarise
+from specbench_cli.report.table import WIDTH, run_text
+
+
+@pytest.fixture
+def made(synthetic, manifest):
+    """A summary and its manifest: two methods that forget a prompt, two that learn, one lossy."""
+    fast = synthetic.Fake("suffix", length=8, alpha=0.9, cost=1.1)
+    slow = synthetic.Fake("sam", length=3, alpha=0.2, cost=1.3)
+    lossy = synthetic.Fake("lax", length=5, alpha=0.9, guarantee="quality_only")
+    fakes = [synthetic.vanilla, synthetic.sps, synthetic.pld, fast, slow, lossy]
+    scopes = dict.fromkeys(("suffix", "sam"), "run")
+    manifest["rows"] = [
+        {"label": fake.label, "state_scope": scopes.get(fake.label, "prompt")} for fake in fakes
+    ]
+    return summarise(synthetic.records(fakes, prompts=12), manifest, resamples=50), manifest
+
+
+def test_the_fastest_row_that_learns_comes_behind_the_slowest_that_forgets(made):
+    summary, _ = made
+    labels = [row.label for row in summary.rows]
+    assert labels[3:] == ["suffix", "sam", "lax"] and set(labels[:3]) == {"vanilla", "sps", "pld"}
+    speedups = {row.label: row.speedup for row in summary.rows}
+    assert speedups["suffix"] > max(speedups["sps"], speedups["pld"])
+    assert text.sections(summary.rows) == ((3, text.RUN_SCOPE), (5, text.LOSSY))
+    for rows in summary.families.values():
+        assert [row.label for row in rows] == labels
+
+
+def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
+    summary, manifest = made
+    lines = run_text(summary, Facts.of(manifest)).splitlines()
+    at = lines.index(text.RUN_SCOPE)
+    assert [line.split()[1] for line in (lines[at - 1], *lines[at + 1 : at + 3])][1:] == [
+        "suffix",
+        "sam",
+    ]
+    assert lines[at + 3] == text.LOSSY and len(text.RUN_SCOPE) <= WIDTH
+    page = report(summary, manifest, Incidents(), [])
+    part = page.split("## All families")[1].split("\n\n")
+    said = part.index(f"{text.RUN_SCOPE.capitalize()}.")
+    assert "| suffix |" in part[said + 1] and "| sps |" not in part[said + 1]
+    assert "| sps |" in part[said - 1] and "| suffix |" not in part[said - 1]
+
+
+def test_the_page_has_a_table_of_them_overall_and_by_family(made):
+    found = {table.id: table for table in (*tables.overall(made[0]), *tables.by_family(made[0]))}
+    assert list(found) == [
+        f"{part}-{kind}" for part in ("overall", "family") for kind in ("lossless", "run", "lossy")
+    ]
+    assert [row[1].shown for row in found["overall-run"].rows] == ["suffix", "sam"]
+    assert "depend on the order of the prompts" in found["overall-run"].note
+
+
+def test_latex_and_rows_for_programs_say_it_too(make_run, synthetic, tmp_path):
+    learning = {"rows": [{"label": "pld", "state_scope": "run"}]}
+    run = make_run(
+        fakes=[synthetic.vanilla, synthetic.sps, synthetic.pld],
+        change=lambda manifest: manifest.update(learning),
+    )
+    (tmp_path / "out").mkdir()
+    write(read(run), tmp_path / "out", ["latex", "csv"])
+    for part in ("overall", "cost", "families"):
+        lines = (tmp_path / "out" / "latex" / f"{part}.tex").read_text().splitlines()
+        places = [at for at, line in enumerate(lines) if "depend on the order" in line]
+        assert places and all(lines[at + 1].lstrip().startswith("pld") for at in places)
+    header, *rows = (tmp_path / "out" / "summary.csv").read_text().splitlines()
+    column = header.split(",").index("state_scope")
+    scopes = {row.split(",")[1]: row.split(",")[column] for row in rows if row.startswith("all,")}
+    assert scopes == {"vanilla": "", "sps": "", "pld": "run"}
+
+
+def test_runs_that_did_not_keep_it_have_one_group(synthetic, manifest):
+    summary = summarise(synthetic.records(prompts=6), manifest, resamples=20)
+    assert text.sections(summary.rows) == ()

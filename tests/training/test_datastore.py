@@ -1,0 +1,116 @@
+"""Datastores: what is in them, what is left alone, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from methods._heads.datastore import Datastore
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models import resolve
+from specbench_cli.training.datastore import DatastoreMaker
+
+TEXTS = ("The train leaves at nine.", "The train leaves at ten.", "Nine is a number.")
+
+
+@pytest.fixture(scope="module")
+def target() -> Path:
+    return resolve("embedded-1m").path
+
+
+@pytest.fixture(scope="module")
+def loaded(target: Path):
+    return load_decoder(target, name="target", device=torch.device("cpu"), dtype=torch.float32)
+
+
+def _files(folder: Path) -> list[Path]:
+    lines, plain = folder / "some.jsonl", folder / "more.txt"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:2]) + "\n")
+    plain.write_text(TEXTS[2], encoding="utf-8")
+    return [lines, plain]
+
+
+def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_alone(
+    tmp_path: Path, target: Path, loaded
+) -> None:
+    files, told = _files(tmp_path), list[int]()
+    maker = DatastoreMaker(tmp_path / "out", target, told.append)
+    (tmp_path / "out").mkdir()
+    folder = maker.of_texts(files, fresh=False)
+    store = Datastore.load(folder, {"target": loaded})
+    encode = AutoTokenizer.from_pretrained(target)
+    ids = [encode(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    assert store.tokens.tolist() == [token for text in ids for token in (*text, store.end)]
+    shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
+    found = store.find(ids[0][:shared])
+    ways = store.behind(found, shared, 1, most=9)[:, 0].tolist()
+    assert sorted(ways) == sorted([ids[0][shared], ids[1][shared]])
+    card = json.loads((folder / "config.json").read_text())
+    assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]
+    assert str(tmp_path) not in json.dumps(card)
+    assert told == [3]
+    maker.of_texts(files, fresh=False)
+    assert told == [3], "made once"
+    maker.of_texts(files, fresh=True)
+    files[1].write_text("Another text.", encoding="utf-8")
+    maker.of_texts(files, fresh=False)
+    assert told == [3, 3, 3], "made anew"
+
+
+def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, loaded) -> None:
+    (tmp_path / "out").mkdir()
+    folder = DatastoreMaker(tmp_path / "out", target).of_texts(_files(tmp_path), fresh=False)
+    card = json.loads((folder / "config.json").read_text())
+    card["specbench"]["tokenizer_sha256"] = "0" * 64
+    (folder / "config.json").write_text(json.dumps(card))
+    with pytest.raises(EnvironmentFault, match="made with another tokenizer"):
+        Datastore.load(folder, {"target": loaded})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.txt", None, "there is no file"),
+        ("bad.txt", b"\xff\xfe\x00", "is not UTF-8"),
+        ("bad.jsonl", b'{"text": "fine"}\n{"words": "lost"}\n', "bad.jsonl:2 is not JSON like"),
+        ("bad.jsonl", b"\xff\n", "bad.jsonl:1 is not JSON like"),
+        ("empty.txt", b"", "hold no text"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, target: Path, name: str, content: bytes | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        DatastoreMaker(tmp_path / "out", target).of_texts([tmp_path / name], fresh=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_without_the_familys_chats_is_sent_to_texts(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_cli.training.datastore.ASSISTANT", "<|nobody|>")
+    with pytest.raises(UsageError, match="not of the embedded family"):
+        DatastoreMaker(tmp_path, target).of_replies([], 2, 0, torch.device("cpu"), fresh=False)
+
+
+def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
+    tmp_path: Path, target: Path, loaded
+) -> None:
+    place, told = torch.device("cpu"), list[int]()
+    maker = DatastoreMaker(tmp_path, target, told.append)
+    folder = maker.of_replies([], 3, 0, place, fresh=False)
+    store = Datastore.load(folder, {"target": loaded})
+    begin = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
+    text = store.tokens.tolist()
+    starts = [0, *(at + 1 for at, token in enumerate(text[:-1]) if token == store.end)]
+    assert len(starts) == 3 and all(text[at] == begin for at in starts)
+    before = (folder / "model.safetensors").read_bytes()
+    (folder / "config.json").unlink()
+    maker.of_replies([], 3, 0, place, fresh=False)
+    assert told == [3], "the replies were kept"
+    assert (folder / "model.safetensors").read_bytes() == before
