@@ -113,8 +113,8 @@ app.command(
     "twenty minutes of one core) - shown by [bold]specbench list models embedded[/bold]"
 )(quality)
 app.command(
-    epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 --out heads"
-    "[/bold] (some 100 tokens a second and core)"
+    epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 "
+    "--out heads[/bold] (days of one core; it may be stopped at any time)"
 )(replies)
 for head in HEADS:
     app.command(

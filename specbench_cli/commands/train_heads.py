@@ -1,6 +1,6 @@
-"""`specbench train replies`, `eagle`, `eagle3`, `mtp`, `head`: draft heads for a finished target."""
+"""`specbench train replies`, `eagle`, `eagle3`, `mtp` and `head`: draft heads for a target."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

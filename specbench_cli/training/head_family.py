@@ -26,7 +26,6 @@ from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
 
-
 OWN_STEPS = 2000
 OWN_LR = 1e-3
 SAYS = 8192
@@ -104,7 +103,7 @@ def build(
     taught = Taught(
         n_layers=target.num_hidden_layers,
         vocab_size=ids,
-        says=lambda n: most_frequent(answers, n or ids, ids),
+        says=lambda n: most_frequent(answers, schedule.says or n or ids, ids),
         size=size,
     )
     rope = {"rope_parameters": config.rope_parameters}

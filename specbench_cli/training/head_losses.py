@@ -12,12 +12,16 @@ from methods._heads.module import DraftHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead
-from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
+from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
 The others are still read."""
+
+
+ROWS_AT_ONCE = 512
+"""Rows whose logits over a whole vocabulary are held at a time."""
 
 
 class Read(NamedTuple):
@@ -29,6 +33,17 @@ class Read(NamedTuple):
     chats: Chats
     features: Tensor
     normed: Tensor
+
+
+class Said(NamedTuple):
+    """What the target says next.
+
+    logits: [sequences, n, r] of the ids that a head can say. known: [sequences, n], whether the
+    likeliest of all is among them.
+    """
+
+    logits: Tensor
+    known: Tensor
 
 
 class Step(NamedTuple):
@@ -44,12 +59,14 @@ class Step(NamedTuple):
     valid: Tensor
 
 
-def read_target(target: LlamaForCausalLM, ids: Tensor, taps: tuple[int, ...]) -> Read:
-    """The frozen target's rows; call it under autocast and no_grad."""
-    begin = target.config.bos_token_id
-    if begin is None:
-        raise ValueError("this model's config names no bos_token_id, and chats start with it")
-    chats = chats_of(ids, begin)
+def read_target(
+    target: LlamaForCausalLM,
+    ids: Tensor,
+    taps: tuple[int, ...],
+    starts: Tensor | None = None,
+) -> Read:
+    """The frozen target's rows; call it under autocast and no_grad. `starts` as of `Batch`."""
+    chats = chats_of(ids, starts)
     body = target.model
     rows = body.embed_tokens(ids)
     rotary = body.rotary_emb(rows, position_ids=chats.positions)
@@ -120,10 +137,10 @@ def head_loss(
 
     def loss(batch: Batch, noise: Tensor | None) -> Tensor:
         ids = batch.inputs
-        with torch.autocast(ids.device.type, torch.bfloat16):
+        with autocast(ids.device):
             with torch.no_grad():
-                read = read_target(target, ids, head.taps)
-                said = target.lm_head(read.normed).float()
+                read = read_target(target, ids, head.taps, batch.starts)
+                said = None if aim.text else what_is_said(target, read.normed, said_by(head))
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = _within(batch, read.chats)
@@ -133,7 +150,7 @@ def head_loss(
                 weight = weights.gather(1, step.at) * step.valid
                 each = torch.zeros_like(weight)
                 if aim.ce:
-                    entropy, known = _cross_entropy(step, said, batch, said_by(head), aim.text)
+                    entropy, known = _cross_entropy(step, said, batch, said_by(head))
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:
@@ -148,7 +165,7 @@ def head_loss(
     device = target.device
 
     def drawn(batch: Batch) -> Tensor:
-        batch = Batch(*(part.to(device) for part in batch))
+        batch = batch.to(device)
         wide = len(head.taps) * target.config.hidden_size
         return step(batch, _noise(batch, wide, aim.noise) if aim.noise else None)
 
@@ -160,22 +177,33 @@ def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
     return None if isinstance(head, FeatureHead) else head.says
 
 
+def what_is_said(target: LlamaForCausalLM, normed: Tensor, says: Tensor | None) -> Said:
+    """The target's logits of rows [sequences, n, hidden], a block of rows at a time: what is not
+    kept of a large vocabulary is never held at once."""
+    rows, logits, known = normed.flatten(0, 1), [], []
+    for block in rows.split(len(rows) if says is None else ROWS_AT_ONCE):
+        all_ = target.lm_head(block).float()
+        kept = all_ if says is None else all_.index_select(-1, says)
+        logits.append(kept)
+        known.append(kept.amax(-1) >= all_.amax(-1))
+    return Said(*(torch.cat(part).unflatten(0, normed.shape[:2]) for part in (logits, known)))
+
+
 def _cross_entropy(
-    step: Step, said: Tensor, batch: Batch, says: Tensor | None, text: bool
+    step: Step, said: Said | None, batch: Batch, says: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy at each slot, and whether the head can say what it should."""
     logits = step.logits.float()
-    if text:
+    if said is None:
         labels = batch.targets.gather(1, step.at)
+        known = torch.ones_like(labels, dtype=torch.bool)
+        if says is not None:  # their places among those it can say, which rise
+            among = torch.searchsorted(says, labels).clamp(max=len(says) - 1)
+            known, labels = says[among] == labels, among
         entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return entropy.view_as(labels), torch.ones_like(labels, dtype=torch.bool)
-    wanted = take(said, step.at)
-    known = torch.ones(wanted.shape[:2], dtype=torch.bool, device=wanted.device)
-    if says is not None:
-        among = wanted[..., says]
-        known = among.amax(-1) >= wanted.amax(-1)
-        wanted = among
-    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), known
+        return entropy.view_as(labels), known
+    wanted = take(said.logits, step.at)
+    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), said.known.gather(1, step.at)
 
 
 def _within(batch: Batch, chats: Chats) -> Tensor:

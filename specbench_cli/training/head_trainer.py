@@ -148,7 +148,8 @@ class HeadTrainer:
         }
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
-        step = head_loss(head, self._model, aim, self.fast)
+        # A large target's forward is products of matrices, which no compiler makes faster.
+        step = head_loss(head, self._model, aim, self.fast and self.of_family)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages

@@ -20,11 +20,22 @@ class Encoded(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length]."""
+    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length].
+
+    starts: [sequences, length], the place where each input's chat begins; None: a sequence is one.
+    """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
+    starts: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        inputs, targets, weights = (part.to(device) for part in self[:3])
+        return Batch(
+            inputs, targets, weights, None if self.starts is None else self.starts.to(device)
+        )
 
 
 class Packed(ABC):
@@ -52,9 +63,9 @@ class Packed(ABC):
     def batch(self, sequences: int, length: int) -> Batch:
         """The next `sequences` x `length` tokens; the target of each is the one that follows."""
         filled = [self._fill(length + 1) for _ in range(sequences)]
-        ids = torch.tensor([ids for ids, _ in filled])
-        weights = torch.tensor([weights for _, weights in filled])
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous())
+        ids, weights, starts = (torch.tensor(part) for part in zip(*filled, strict=True))
+        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        return Batch(inputs, targets, weights[:, 1:].contiguous(), starts[:, :-1].contiguous())
 
     def state(self) -> dict[str, Any]:
         """The place in the data as JSON."""
@@ -66,25 +77,27 @@ class Packed(ABC):
         self._waiting = [Encoded(*chat) for chat in place.pop("waiting")]
         self.go_to(place)
 
-    def _fill(self, length: int) -> Encoded:
-        """One sequence: of the waiting chats always the first that fits, then padding (about 2%).
+    def _fill(self, length: int) -> tuple[list[int], list[float], list[int]]:
+        """Ids, weights and starts of one sequence: of the waiting chats always the first that
+        fits, then padding (about 2%).
 
         A chat longer than a whole sequence is passed over; stages with long ones read such too.
         """
-        sequence = Encoded([], [])
+        ids, weights, starts = list[int](), list[float](), list[int]()
         waiting = self._waiting
         while True:
             while len(waiting) < WAITING:
                 waiting.append(self._draw_within(length))
-            room = length - len(sequence.ids)
+            begin = len(ids)
+            room = length - begin
             first = next((i for i, chat in enumerate(waiting) if len(chat.ids) <= room), None)
             if first is None:
-                return Encoded(
-                    sequence.ids + [self._padding] * room, sequence.weights + [0.0] * room
-                )
+                padding = [self._padding] * room
+                return ids + padding, weights + [0.0] * room, starts + [begin] * room
             chat = waiting.pop(first)
-            sequence.ids.extend(chat.ids)
-            sequence.weights.extend(chat.weights)
+            ids += chat.ids
+            weights += chat.weights
+            starts += [begin] * len(chat.ids)
 
     def _draw_within(self, length: int) -> Encoded:
         """The next chat that fits in a sequence."""

@@ -227,7 +227,9 @@ def _replies(
             Part(Tokens(torch.tensor([line.fed], device=target.device)), line.state)
             for line in lines
         ]
-        logits = [out.logits[0, -1] for out in target.forward_batch(parts) if out.logits is not None]
+        logits = [
+            out.logits[0, -1] for out in target.forward_batch(parts) if out.logits is not None
+        ]
         for line, token in zip(lines, _chosen(torch.stack(logits), lines), strict=True):
             line.state.commit(0, range(len(line.fed)))
             reply = line.take(token, ends)
@@ -245,15 +247,15 @@ def _states(target: Decoder) -> list[State]:
 
 
 def _chosen(logits: Tensor, lines: Sequence[_Line]) -> list[int]:
-    """A token a line from logits [lines, V]: drawn by inversion of the distribution, or likeliest."""
-    best = logits.argmax(-1).tolist()
+    """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
+    best: list[int] = logits.argmax(-1).tolist()
     drawn = [at for at, line in enumerate(lines) if line.draws]
     if drawn:
-        summed = logits[drawn].float().softmax(-1).cumsum(-1)
-        chances = torch.tensor([[lines[at].chance.random()] for at in drawn], device=logits.device)
-        found = torch.searchsorted(summed, chances * summed[:, -1:], right=True)
-        for at, token in zip(drawn, found.clamp(max=logits.shape[-1] - 1)[:, 0].tolist(), strict=True):
-            best[at] = token
+        sums = logits[drawn].float().softmax(-1).cumsum(-1)
+        chances = torch.tensor([[lines[at].chance.random()] for at in drawn]).to(sums)
+        found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
+        for at, token in zip(drawn, found[:, 0].tolist(), strict=True):
+            best[at] = min(token, logits.shape[-1] - 1)
     return best
 
 

@@ -139,9 +139,7 @@ class Trainer:
             return [reply.encoded() for reply in found.values()]
         whole = {at: reply.answer for at, reply in found.items() if reply.answer[-1] == own.end}
         texts = tokenizer.batch_decode(list(whole.values()), skip_special_tokens=True)
-        return [
-            encode([(chats[at][0][0], text)]) for at, text in zip(whole, texts, strict=True)
-        ]
+        return [encode([(chats[at][0][0], text)]) for at, text in zip(whole, texts, strict=True)]
 
     def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
         """The tokenizer kept in the work folder, trained first where there is none."""
