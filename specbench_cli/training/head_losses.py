@@ -1,10 +1,13 @@
 """What draft heads are trained towards: the target's next distributions, drafted step by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -13,7 +16,7 @@ from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.packing import Batch, Encoded
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
@@ -126,21 +129,104 @@ def unroll(
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
 
 
+class Kept:
+    """A large target's rows over replies, computed once: heads read them many times.
+
+    Two files that grow reply by reply, so that a stopped run, or one with more replies, goes on:
+    rows in fp16 [tokens, those of the taps and the normed ones], and the likeliest next tokens.
+
+    Args:
+        folder: where the files lie.
+        replies: packed from the first row on: `Encoded.first` counts their tokens.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: LlamaForCausalLM,
+        taps: tuple[int, ...],
+        replies: Sequence[Encoded],
+    ) -> None:
+        self._target, self._taps, width = target, taps, target.config.hidden_size
+        self._own = len(taps) * width
+        wide = self._own if taps == (NORMED,) else self._own + width
+        name = "rows" + "".join(f"-{tap}" for tap in taps if tap != NORMED)
+        file, best = folder / f"{name}.f16", folder / f"{name}.best.i32"
+        size = sum(len(reply.ids) for reply in replies)
+        have = min(_size(file) // (2 * wide), _size(best) // 4)
+        if have < size:
+            whole = max((r.first for r in replies if r.first <= have), default=0)
+            with file.open("ab") as rows, best.open("ab") as likeliest:
+                rows.truncate(2 * wide * whole)
+                likeliest.truncate(4 * whole)
+                for reply in replies:
+                    if reply.first >= whole:
+                        left, token = self._read_reply(reply)
+                        rows.write(left.tobytes())
+                        likeliest.write(token.tobytes())
+        self._rows = np.memmap(file, np.float16, "r", shape=(size, wide))
+        self._best = np.memmap(best, np.int32, "r", shape=(size,))
+
+    def read(self, batch: Batch) -> Read:
+        """As `read_target`."""
+        assert batch.rows is not None
+        device = batch.inputs.device
+        rows = torch.from_numpy(self._rows[batch.rows.cpu().numpy()]).to(device).float()
+        chats = chats_of(batch.inputs, batch.starts)
+        return Read(chats, rows[..., : self._own], rows[..., -self._target.config.hidden_size :])
+
+    def said(self, batch: Batch, normed: Tensor, says: Tensor | None) -> Said:
+        """As `what_is_said`."""
+        assert batch.rows is not None
+        weight = self._target.lm_head.weight
+        if says is None:
+            logits = F.linear(normed, weight)
+            return Said(logits, torch.ones_like(batch.inputs, dtype=torch.bool))
+        best = torch.from_numpy(self._best[batch.rows.cpu().numpy()]).to(batch.inputs)
+        among = torch.searchsorted(says, best).clamp(max=len(says) - 1)
+        return Said(F.linear(normed, weight[says]), says[among] == best)
+
+    @torch.no_grad()
+    def _read_reply(self, reply: Encoded) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+        target = self._target
+        ids = torch.tensor([reply.ids], device=target.device)
+        with autocast(ids.device):
+            read = read_target(target, ids, self._taps)
+            best = target.lm_head(read.normed)[0].argmax(-1)
+        parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
+        rows = torch.cat(parts, -1)[0].half().cpu().numpy()
+        return rows, best.to(torch.int32).cpu().numpy()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
+
+
 def head_loss(
-    head: DraftHead | FeatureHead, target: LlamaForCausalLM, aim: Objective, fast: bool
+    head: DraftHead | FeatureHead,
+    target: LlamaForCausalLM,
+    aim: Objective,
+    fast: bool,
+    kept: Kept | None = None,
 ) -> Loss:
-    """The loss of a packed batch; features are computed with it, none are stored.
+    """The loss of a packed batch.
 
     Args:
         fast: compile it; the noise is drawn outside.
+        kept: the target's rows; without them they are computed with the loss.
     """
+    says = said_by(head)
 
     def loss(batch: Batch, noise: Tensor | None) -> Tensor:
         ids = batch.inputs
         with autocast(ids.device):
             with torch.no_grad():
-                read = read_target(target, ids, head.taps, batch.starts)
-                said = None if aim.text else what_is_said(target, read.normed, said_by(head))
+                if kept is None:
+                    read = read_target(target, ids, head.taps, batch.starts)
+                    said = None if aim.text else what_is_said(target, read.normed, says)
+                else:
+                    read = kept.read(batch)
+                    said = None if aim.text else kept.said(batch, read.normed, says)
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = _within(batch, read.chats)
@@ -150,7 +236,7 @@ def head_loss(
                 weight = weights.gather(1, step.at) * step.valid
                 each = torch.zeros_like(weight)
                 if aim.ce:
-                    entropy, known = _cross_entropy(step, said, batch, said_by(head))
+                    entropy, known = _cross_entropy(step, said, batch, says)
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:

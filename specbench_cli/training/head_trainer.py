@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ from specbench_cli.training.head_family import (
     export,
     head_config,
 )
-from specbench_cli.training.head_losses import head_loss, read_target
+from specbench_cli.training.head_losses import Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import Ask, Replies, asked, own_asks, sample_replies
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
@@ -50,6 +50,9 @@ Progress = Callable[[str, int, int], None]
 """Told the name of the replies that are made, how many are done, and of how many."""
 
 N_REPLIES, N_HELD_OUT = 3000, 96
+N_OWN_HELD_OUT = 32
+"""Those of a target of another family, which are long."""
+
 KEPT_BACK = 100
 """Problems of GSM8K, the last ones, that a target of another family is measured on alone."""
 
@@ -135,7 +138,7 @@ class HeadTrainer:
         """The folder of the work."""
         folder = self.out / WORK / schedule.name
         claim(self.out / WORK, {"target_sha256": self._sha})
-        claim(folder, {"loss": loss})
+        claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
     def _fit(
@@ -148,8 +151,10 @@ class HeadTrainer:
         }
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
-        # A large target's forward is products of matrices, which no compiler makes faster.
-        step = head_loss(head, self._model, aim, self.fast and self.of_family)
+        kept = None
+        if not self.of_family:
+            kept = Kept(self.out / WORK, self._model, head.taps, self._trained_on)
+        step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages
@@ -251,7 +256,7 @@ class HeadTrainer:
         encode, seed = self._encode, self.seed + HELD_OUT_SEED
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[-KEPT_BACK:]
-            asks = own_asks(encode, problems, seed, self.n_held_out)
+            asks = own_asks(encode, problems, seed, min(self.n_held_out, N_OWN_HELD_OUT))
             asks = [ask._replace(greedy=True) for ask in asks]
         else:
             chats = list(islice(generated_chats(seed), self.n_held_out))
@@ -270,12 +275,14 @@ class HeadTrainer:
             self.seed,
             lambda done: progress(name, done, len(asks)),
         )
-        return [reply.encoded() for reply in found.values()]
+        chats = [reply.encoded() for reply in found.values()]
+        firsts = accumulate((len(chat.ids) for chat in chats), initial=0)
+        return [chat._replace(first=first) for chat, first in zip(chats, firsts, strict=False)]
 
 
 def _said(chat: Encoded) -> Iterator[int]:
     """The answer's tokens."""
-    return (token for token, weight in zip(*chat, strict=True) if weight == 1.0)
+    return (token for token, weight in zip(chat.ids, chat.weights, strict=True) if weight == 1.0)
 
 
 def claim(folder: Path, facts: dict[str, str]) -> None:

@@ -9,11 +9,13 @@ lines, so that a stopped run goes on where it was.
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, Part, State
@@ -127,9 +129,11 @@ def sample_replies(
         has no room for, leads to none.
     """
     done = _read(file)
-    lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
-    if lacking:
-        with file.open("a", encoding="utf-8") as log:
+    if len(done.keys() & range(len(asks))) < len(asks):
+        with _alone(file), file.open("a", encoding="utf-8") as log:
+            log.truncate(_whole(file))
+            done = _read(file)
+            lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
             for number, reply in _replies(target(), lacking, ends, seed):
                 done[number] = reply
                 row = {"chat": number, "prompt": reply.prompt, "answer": reply.answer}
@@ -259,13 +263,26 @@ def _chosen(logits: Tensor, lines: Sequence[_Line]) -> list[int]:
     return best
 
 
+def _whole(file: Path) -> int:
+    """Bytes of the whole lines; a run that was killed may leave half a line more."""
+    return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
+
+
 def _read(file: Path) -> dict[int, Reply]:
-    """The whole lines of the file; a half-written last one is cut off."""
-    if not file.is_file():
-        return {}
-    text = file.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        file.write_text(whole, encoding="utf-8")
-    rows: Iterator[Mapping[str, Any]] = map(json.loads, whole.splitlines())
+    """The whole lines of the file."""
+    lines = file.read_bytes()[: _whole(file)].splitlines() if file.is_file() else []
+    rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
     return {row["chat"]: Reply(row["prompt"], row["answer"]) for row in rows}
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keeps other processes from writing replies; raises UsageError where one does."""
+    try:
+        with FileLock(f"{file}.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UsageError(
+            f"another process is writing {file.name} in {file.parent}",
+            f"wait for it, or train on the first of its {len(_read(file))} replies: --replies N",
+        ) from None
