@@ -162,7 +162,7 @@ class HeadTrainer:
         log = head_mat.Log(folder)
 
         def measure(after: int) -> None:
-            log.add(head_mat.estimate(head, self._model, self._held_out, after))
+            log.add(head_mat.estimate(head, self._model, self.held_out, after))
 
         def progress(point: loop.Point) -> None:
             if point.step % MEASURE_EVERY == 0:
@@ -251,7 +251,7 @@ class HeadTrainer:
         return self.replies()
 
     @cached_property
-    def _held_out(self) -> list[Encoded]:
+    def held_out(self) -> list[Encoded]:
         """Greedy replies that nothing is trained on."""
         encode, seed = self._encode, self.seed + HELD_OUT_SEED
         if isinstance(encode, TemplateEncoder):
@@ -275,6 +275,11 @@ class HeadTrainer:
             self.seed,
             lambda done: progress(name, done, len(asks)),
         )
+        if not found:
+            raise UsageError(
+                f"the target answered none of {len(asks)} questions: none of its own ended in time",
+                "more of them: --replies N; or another --target",
+            )
         chats = [reply.encoded() for reply in found.values()]
         firsts = accumulate((len(chat.ids) for chat in chats), initial=0)
         return [chat._replace(first=first) for chat, first in zip(chats, firsts, strict=False)]
