@@ -53,6 +53,9 @@ N_REPLIES, N_HELD_OUT = 3000, 96
 N_OWN_HELD_OUT = 32
 """Those of a target of another family, which are long."""
 
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose layers run one after another on rows alone, under one mask."""
+
 KEPT_BACK = 100
 """Problems of GSM8K, the last ones, that a target of another family is measured on alone."""
 
@@ -203,6 +206,13 @@ class HeadTrainer:
 
     @cached_property
     def _model(self) -> LlamaForCausalLM:
+        family = config_facts(self.target).family
+        if family not in LLAMA_LIKE:
+            raise UsageError(
+                f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
+                f" target is a {family}",
+                "give another --target: specbench list models",
+            )
         return read(self.target, self.device)
 
     @cached_property

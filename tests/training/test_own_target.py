@@ -312,6 +312,15 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     assert said.isfinite().sum() == len(ours["d2t"]) == 100
 
 
+def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
+    with pytest.raises(UsageError, match="this target is a phi3"):
+        trainer(tmp_path / "out", other).schedule("eagle")
+
+
 def test_the_commands_train_for_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
