@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,6 +214,7 @@ def _replies(
 ) -> Iterator[tuple[int, Reply]]:
     """The replies, each as soon as it is whole; the next ask takes its place."""
     free = _states(target)
+    begin, shared = _beginning(target, [ask for _, ask in asks])
     waiting, live = iter(asks), dict[int, _Line]()
     while True:
         while free and (following := next(waiting, None)) is not None:
@@ -222,8 +224,13 @@ def _replies(
                 continue
             state, chance = free.pop(), random.Random(f"reply/{seed}/{number}")
             state.clear()
+            if begin is not None and isinstance(state, KVState):
+                for mine, read in zip(state.buffers, begin.buffers, strict=True):
+                    mine[..., :shared, :].copy_(read[..., :shared, :])
+                state.extend(0, range(target.n_layers), shared)
+                state.commit(0, range(shared))
             ids = list(ask.ids)
-            live[number] = _Line(number, ask, state, chance, ids, ids[:], bool(ask.then))
+            live[number] = _Line(number, ask, state, chance, ids[shared:], ids, bool(ask.then))
         if not live:
             return
         lines = list(live.values())
@@ -248,6 +255,18 @@ def _states(target: Decoder) -> list[State]:
     if isinstance(pool, KVState):
         return [pool.line(place) for place in range(AT_ONCE)]
     return [target.new_state(LONGEST) for _ in range(AT_ONCE)]
+
+
+def _beginning(target: Decoder, asks: Sequence[Ask]) -> tuple[KVState | None, int]:
+    """The rows of what all asks begin with (a template's system prompt), read once; how many."""
+    places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
+    shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, places))
+    state = target.new_state(max(1, shared))
+    if not shared or not isinstance(state, KVState):
+        return None, 0
+    ids = torch.tensor([list(asks[0].ids[:shared])], device=target.device)
+    target.forward(Tokens(ids), state, logits_at=None)
+    return state, shared
 
 
 def _chosen(logits: Tensor, lines: Sequence[_Line]) -> list[int]:
