@@ -154,9 +154,18 @@ class Replies(Packed):
         self._drawn = 0
 
     def draw(self) -> Encoded:
-        """The next reply."""
+        """The next reply.
+
+        Raises:
+            UsageError: there is none.
+        """
         if self._replies is None:
             self._replies = self._make()
+        if not self._replies:
+            raise UsageError(
+                "none of the target's replies can be trained on: none ended in time",
+                "train the target for longer, or give another --target",
+            )
         self._drawn += 1
         return self._replies[(self._drawn - 1) % len(self._replies)]
 
