@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import COPIES, Layout
+from methods._heads.layouts import COPIES, CUT, Layout
 from methods._heads.module import DraftHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
+from methods._heads.vocabulary import Vocabulary
 
 
 class Eagle(DraftHead):
@@ -34,7 +35,7 @@ class Eagle(DraftHead):
             kind,
             "EAGLE-1 and EAGLE-2 (SafeAILab)",
             r"layers\.0\.self_attn\.q_proj\.weight",
-            COPIES | {"fc.": "fc.", "layers.0.": "layer."},
+            COPIES | CUT | {"fc.": "fc.", "layers.0.": "layer."},
             lacks=r"layers\.0\.hidden_norm\.weight",
         ),
         Layout(
@@ -55,9 +56,13 @@ class Eagle(DraftHead):
     )
 
     def __init__(
-        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        own: Vocabulary | None = None,
     ) -> None:
-        super().__init__(shape, rope)
+        super().__init__(shape, rope, own=own)
         width = shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
         self.layer = Layer(width, shape, rope, has, normed=False)
@@ -65,7 +70,7 @@ class Eagle(DraftHead):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """With a bias."""
-        return cls(shape, rope, ("fc.bias",))
+        return cls(shape, rope, ("fc.bias",), taught.vocabulary(cls.recipe.says))
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """A projection of both, the embedding first."""

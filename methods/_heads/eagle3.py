@@ -71,20 +71,19 @@ class Eagle3(DraftHead):
         size: Tensor | None = None,
         norm_first: bool = False,
     ) -> None:
-        super().__init__(shape, rope)
+        super().__init__(shape, rope, own=own)
         self.taps, self.norm_first = taps, norm_first
         self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in has)
         self.layer = Layer(2 * shape.hidden_size, shape, rope, has, normed=False)
         self.enorm, self.hnorm, self.norm = (self.new_norm() for _ in range(3))
         self.fc_norm = Norm(reads, shape.rms_norm_eps) if "fc_norm.weight" in has else None
-        self.speak(own)
         self.register_buffer("size", size, persistent=False)
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """The official code's taps; of few layers its last is no high one (of 8 it is the middle),
         so there the last layer is read."""
-        n, own = taught.n_layers, Vocabulary(taught.vocab_size, taught.says(cls.recipe.says))
+        n, own = taught.n_layers, taught.vocabulary(cls.recipe.says)
         taps = official_taps(n) if n >= 16 else (min(1, n - 1), n // 2, n - 1)
         size = taught.size(taps)
         return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)

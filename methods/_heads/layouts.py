@@ -62,6 +62,9 @@ OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t
 COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
 """The target's matrices, which many checkpoints hold once more."""
 
+CUT = {"d2t": "d2t", "t2d": "t2d"}
+"""A part of the target's vocabulary: what a head says by the target's own output matrix."""
+
 
 def under(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
     """The renames where all of their names begin with a prefix."""

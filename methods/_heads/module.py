@@ -49,6 +49,7 @@ class DraftHead(nn.Module, ABC):
     Args:
         shape, rope: of its layer.
         has: names of the tensors that are there; of those only that not every head has.
+        own: its vocabulary, where it is not the target's.
 
     Attributes:
         kind: its word under a model's `heads`.
@@ -74,12 +75,18 @@ class DraftHead(nn.Module, ABC):
     says: Tensor | None
 
     def __init__(
-        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        own: Vocabulary | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.lm_head = self.embed_tokens = None
         self.register_buffer("says", None, persistent=False)
+        if own is not None:
+            self.speak(own)
 
     # What a kind of head is.
 
@@ -98,7 +105,7 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """One to be trained, as torch's modules begin."""
-        return cls(shape, rope)
+        return cls(shape, rope, own=taught.vocabulary(cls.recipe.says))
 
     def begin(self, std: float) -> None:
         """Draw the first weights; `std` is how widely the target's own were drawn."""
@@ -118,7 +125,7 @@ class DraftHead(nn.Module, ABC):
             raise wrong_size(
                 files, f"fc is {list(found)}; this target's rows of {due} need {[due, 2 * due]}"
             )
-        return {}
+        return {"own": Vocabulary.of(files, target)}
 
     @classmethod
     def small(cls, shape: HeadShape, target: Decoder) -> Self:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import COPIES, DROPPED, Layout, under
+from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, under
 from methods._heads.module import DraftHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
+from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import LayerReader
 
 _MIMO = {
@@ -58,7 +59,7 @@ class Mtp(DraftHead):
             kind,
             "MTP (MiMo)",
             r"model\.mtp_layers\.0\.input_proj\.weight",
-            under("model.mtp_layers.0.", _MIMO),
+            CUT | under("model.mtp_layers.0.", _MIMO),
             in_target=True,
             hidden_first=True,
         ),
@@ -95,9 +96,13 @@ class Mtp(DraftHead):
     )
 
     def __init__(
-        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        own: Vocabulary | None = None,
     ) -> None:
-        super().__init__(shape, rope)
+        super().__init__(shape, rope, own=own)
         width = shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
@@ -107,7 +112,7 @@ class Mtp(DraftHead):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """In the first layout's order."""
-        head = cls(shape, rope)
+        head = cls(shape, rope, own=taught.vocabulary(cls.recipe.says))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 

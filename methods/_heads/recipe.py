@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from methods._heads.vocabulary import Vocabulary
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -61,3 +63,8 @@ class Taught:
     vocab_size: int
     says: Callable[[int | None], Tensor]
     size: Callable[[tuple[int, ...]], Tensor]
+
+    def vocabulary(self, n: int | None) -> Vocabulary:
+        """That of the `says(n)`."""
+        ids = self.says(n)
+        return Vocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)

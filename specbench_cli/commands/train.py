@@ -12,7 +12,7 @@ from specbench_cli.commands.quality import quality
 from specbench_cli.commands.train_acceptance import specdec
 from specbench_cli.commands.train_datastore import rest
 from specbench_cli.commands.train_heads import COMMANDS as HEADS
-from specbench_cli.commands.train_heads import stateless
+from specbench_cli.commands.train_heads import replies, stateless
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +113,10 @@ app.command(
     epilog="Example: [bold]specbench train quality --out results/quality[/bold] (all of mini; "
     "twenty minutes of one core) - shown by [bold]specbench list models embedded[/bold]"
 )(quality)
+app.command(
+    epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 "
+    "--out heads[/bold] (days of one core; it may be stopped at any time)"
+)(replies)
 for head in HEADS:
     app.command(
         epilog=f"Example: [bold]specbench train {head.__name__} --out heads[/bold] (for the "

@@ -1,17 +1,24 @@
-"""`specbench train eagle`, `eagle3`, `mtp` and `head`: draft heads for a finished target."""
+"""`specbench train replies`, `eagle`, `eagle3`, `mtp` and `head`: draft heads for a target."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench_cli import output
 from specbench_cli.commands import _training as shared
 from specbench_cli.commands._training import Data, Out, Resume, Scale, Seed, Smoke, Where
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.training.corpus import Chat
+    from specbench_cli.training.head_trainer import HeadTrainer
+    from specbench_cli.training.trainer import Report
+
+
+SAY_EVERY = 60
+"""Seconds between two words on replies in the making."""
 
 
 class Loss(StrEnum):
@@ -22,7 +29,20 @@ class Loss(StrEnum):
 
 
 Target = Annotated[
-    str, typer.Option(help="Model that the head drafts for: a Llama folder with the family's chat.")
+    str,
+    typer.Option(
+        help="Model that the head drafts for: a short name, a folder or a GGUF file; one of"
+        " Llama's kind that answers chats."
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--replies",
+        help="Questions that the target answers; more of them go on from fewer. Default: 3,000.",
+        min=8,
+        show_default=False,
+    ),
 ]
 Towards = Annotated[
     Loss,
@@ -33,6 +53,69 @@ Towards = Annotated[
 ]
 
 
+def _trainer(
+    out: Path,
+    target: str,
+    data: Path | None,
+    seed: int,
+    device: shared.Device,
+    smoke: bool,
+    count: int | None,
+    report: "Report",
+) -> "HeadTrainer":
+    from specbench_cli.models import resolve
+    from specbench_cli.training.corpus import load_gsm8k
+    from specbench_cli.training.head_trainer import N_REPLIES, HeadTrainer
+
+    found, place = resolve(target), shared.device(device)
+    trainer = HeadTrainer(
+        out,
+        found.path,
+        [] if smoke else load_gsm8k(data),
+        seed,
+        place,
+        n_replies=count or N_REPLIES,
+        report=report,
+        label=found.label,
+        template=found.template,
+    )
+    return trainer.smoke() if smoke else trainer
+
+
+def replies(
+    out: Out,
+    target: Target = "embedded",
+    count: Count = None,
+    seed: Seed = 0,
+    smoke: Smoke = False,
+    device: Where = shared.Device.AUTO,
+    data: Data = None,
+) -> None:
+    """Have a target answer the questions that its heads are trained on.
+
+    The other commands do this themselves where replies lack. Here it can be done before, or beside
+    them: GSM8K's training problems, and for other targets than the embedded ones questions that the
+    target asks itself (Magpie, arXiv:2406.08464). They lie in OUT/training/replies.jsonl, a line
+    each as soon as it is whole. Stop it as you like: the same command goes on, and a larger
+    --replies adds to what is there.
+    """
+    import time
+
+    started, last = time.monotonic(), 0.0
+
+    def progress(name: str, done: int, of: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > SAY_EVERY or done == of:
+            last = now
+            output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
+
+    trainer = _trainer(out, target, data, seed, device, smoke, count, lambda _name, _point: None)
+    chats = trainer.replies(progress)
+    said = sum(chat.weights.count(1.0) for chat in chats)
+    output.note(f"{len(chats)} replies, {said} tokens of answers")
+
+
 def _trains(kind: str, help_text: str) -> Callable[..., None]:
     """The command that trains heads of a kind."""
 
@@ -40,6 +123,7 @@ def _trains(kind: str, help_text: str) -> Callable[..., None]:
         out: Out,
         target: Target = "embedded",
         loss: Towards = Loss.TTT,
+        count: Count = None,
         seed: Seed = 0,
         resume: Resume = True,
         steps_scale: Scale = 1.0,
@@ -47,17 +131,13 @@ def _trains(kind: str, help_text: str) -> Callable[..., None]:
         device: Where = shared.Device.AUTO,
         data: Data = None,
     ) -> None:
-        from specbench_cli.models import resolve
-        from specbench_cli.training.corpus import load_gsm8k
         from specbench_cli.training.head_family import SCHEDULES
-        from specbench_cli.training.head_trainer import HeadTrainer
 
-        (recipe,) = shared.recipes((SCHEDULES[kind],), steps_scale, smoke, out, resume)
-        folder, place = resolve(target).path, shared.device(device)
-        problems: Sequence[Chat] = [] if smoke else load_gsm8k(data)
         with shared.bars() as report:
-            trainer = HeadTrainer(out, folder, problems, seed, place, report=report)
-            result = (trainer.smoke() if smoke else trainer).train(recipe, loss.value)
+            trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+            schedule = SCHEDULES[kind] if trainer.of_family else trainer.schedule(kind)
+            (recipe,) = shared.recipes((schedule,), steps_scale, smoke, out, resume)
+            result = trainer.train(recipe, loss.value)
             shared.finish({recipe.name: result}, out, {recipe.name: result.mat})
 
     command.__name__, command.__doc__ = kind, help_text
@@ -100,6 +180,7 @@ def stateless(
         typer.Argument(help="Its name, where the file holds several.", show_default=False),
     ] = None,
     target: Target = "embedded",
+    count: Count = None,
     seed: Seed = 0,
     resume: Resume = True,
     steps_scale: Scale = 1.0,
@@ -121,10 +202,7 @@ def stateless(
             f"which of {', '.join(names)}?", "specbench train head METHOD --plugin ..."
         )
     from specbench_cli.engine.models.head import FeatureHead
-    from specbench_cli.models import resolve
-    from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.head_family import schedule_of
-    from specbench_cli.training.head_trainer import HeadTrainer
 
     name = registry.resolve(method or names[0])
     asked = [wanted.kind for wanted in registry.build(name, {}).artifacts()]
@@ -134,11 +212,9 @@ def stateless(
             f"{name} asks for {len(kinds)} heads without a state (`FeatureHead`), not for one",
             "specbench train --help",
         )
-    (schedule,) = shared.recipes((schedule_of(kinds[0]),), steps_scale, smoke, out, resume)
-    folder, place = resolve(target).path, shared.device(device)
-    problems: Sequence[Chat] = [] if smoke else load_gsm8k(data)
     with shared.bars() as report:
-        trainer = HeadTrainer(out, folder, problems, seed, place, report=report)
-        trainer = trainer.smoke() if smoke else trainer
+        trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+        schedule = schedule_of(kinds[0], of_family=trainer.of_family)
+        (schedule,) = shared.recipes((schedule,), steps_scale, smoke, out, resume)
         result = trainer.train_stateless(kinds[0], schedule)
         shared.finish({schedule.name: result}, out, {schedule.name: result.mat})

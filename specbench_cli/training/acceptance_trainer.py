@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
 from specbench_cli.training.acceptance import (
     AcceptanceRecipe,
@@ -28,7 +30,7 @@ from specbench_cli.training.corpus import Chat, Encoder, reply_chats
 from specbench_cli.training.family import read
 from specbench_cli.training.head_trainer import GREEDY_SEED, claim
 from specbench_cli.training.packing import Batch
-from specbench_cli.training.replies import sample_replies
+from specbench_cli.training.replies import asked, sample_replies
 from specbench_cli.training.trainer import WORK, Report, deterministic
 
 N_REPLIES = 3000
@@ -165,12 +167,11 @@ class AcceptanceTrainer:
             seed = self.seed + (GREEDY_SEED if greedy else 1)
             chats = reply_chats(self.gsm8k, seed, self.n_replies)
             kept = self.out / WORK / ("replies-greedy.jsonl" if greedy else "replies.jsonl")
-            answers = sample_replies(target, encode, chats, kept, self.seed, greedy=greedy)
-            prompts = [encode.prompt(chat[0][0]) for chat in chats]
+            model = partial(load_decoder, self.target, name="target", device=self.device)
+            asks = asked(encode, chats, greedy)
+            found = sample_replies(model, asks, encode.ends, kept, self.seed).values()
             # Neighbours of one length need little padding.
-            pairs = sorted(
-                zip(prompts, answers, strict=True), key=lambda pair: len(pair[0]) + len(pair[1])
-            )
+            pairs = sorted(found, key=lambda reply: len(reply.prompt) + len(reply.answer))
             _write(
                 list(label(target, read(self.draft, self.device), pairs, self.labels, self.seed)),
                 file,

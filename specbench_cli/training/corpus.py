@@ -102,6 +102,7 @@ class Encoder:
         self._begin, self._user, self._assistant, self.end = (
             vocabulary[token] for token in (BEGIN, USER, ASSISTANT, END)
         )
+        self.ends = frozenset({self.end})
         self.padding = vocabulary[PAD]
         self.vocabulary = vocabulary
 
@@ -122,6 +123,56 @@ class Encoder:
             ids += [self._user, *asked, self._assistant, *said, self.end]
             weights += [PROMPT_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
         return Encoded(ids, weights)
+
+
+class TemplateEncoder:
+    """Prompts to token ids by a tokenizer's own chat template.
+
+    Args:
+        tokenizer: with a chat template.
+        ends: tokens that end an answer.
+
+    Attributes:
+        padding: an id to fill sequences with.
+        asks: ids of a prompt up to where the user's question begins.
+        answers: ids from its end to where the answer begins, if a token that is no text ends it;
+            else none, and a model cannot be asked for a question.
+
+    Raises:
+        UsageError: a tokenizer without a template, or one that leaves the question out.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: frozenset[int]) -> None:
+        self._tokenizer, self.ends = tokenizer, ends
+        mark = "a question"
+        text = self._written(mark) if tokenizer.chat_template else ""
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise UsageError(
+                "replies need a chat template that holds the user's question; this tokenizer's does"
+                " not",
+                "give a --target that answers chats: specbench list models",
+            )
+        pad = tokenizer.pad_token_id
+        self.padding: int = min(ends) if pad is None else pad
+        self.asks, answers = self.text(before), self.text(after)
+        said = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.answers = answers if answers and answers[0] in said else []
+
+    def text(self, text: str) -> list[int]:
+        """The ids of text that the template wrote."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def prompt(self, question: str) -> list[int]:
+        """The ids of a first question, up to where its answer begins."""
+        return self.text(self._written(question))
+
+    def _written(self, question: str) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+            )
+        )
 
 
 @dataclass

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from methods._heads.datastore import TOKENIZER, Datastore, write
 from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import Chat, Encoder, reply_chats
-from specbench_cli.training.family import read
 from specbench_cli.training.head_trainer import claim
-from specbench_cli.training.replies import sample_replies
+from specbench_cli.training.replies import asked, sample_replies
 from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, USER
 from specbench_cli.training.trainer import WORK
 
@@ -75,10 +76,10 @@ class DatastoreMaker:
         encode = Encoder(tokenizer)
         chats = reply_chats(gsm8k, seed + 1, n)
         file = self.out / WORK / "replies.jsonl"
-        target = read(self.target, device)
-        answers = sample_replies(target, encode, chats, file, seed, self.progress)
-        begin = encode.prompt("")[-1]
-        return self._write([[begin, *answer] for answer in answers], facts)
+        target = partial(load_decoder, self.target, name="target", device=device)
+        asks = asked(encode, chats)
+        found = sample_replies(target, asks, encode.ends, file, seed, self.progress)
+        return self._write([[each.prompt[-1], *each.answer] for each in found.values()], facts)
 
     def of_texts(self, files: Sequence[Path], *, fresh: bool) -> Path:
         """Make one of files in UTF-8: of `.jsonl` the `text` of each line, of others all as one

@@ -6,11 +6,12 @@ finished model reads it back first.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -176,9 +177,9 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
 
 
 def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
-    """A stored model upcast to fp32, frozen."""
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     nn.Module.to(model, device)
     model.requires_grad_(False)
-    model.eval()
-    return model
+    found: LlamaForCausalLM = model.eval()
+    return found

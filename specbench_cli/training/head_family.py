@@ -26,13 +26,22 @@ from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
 
+OWN_STEPS = 2000
+OWN_LR = 1e-3
+SAYS = 8192
+"""For a target that is not of the embedded family: updates of 2,048 tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSchedule(Schedule):
-    """How long a kind of head learns; `mlp` is the width of its layer's MLP."""
+    """How long a kind of head learns.
+
+    mlp: width of its layer's MLP. says: how many tokens it can say; None: what its recipe says.
+    """
 
     kind: str
     mlp: int
+    says: int | None = None
 
     @classmethod
     def of(cls, head: type[DraftHead]) -> "HeadSchedule":
@@ -50,13 +59,26 @@ class HeadSchedule(Schedule):
             peak_lr=recipe.peak_lr,
         )
 
+    @classmethod
+    def own(cls, head: type[DraftHead], label: str, mlp: int) -> "HeadSchedule":
+        """That for another target than the embedded one, on its replies alone.
 
-def schedule_of(kind: type[FeatureHead]) -> Schedule:
-    """That of a head without a state."""
-    stages = (
+        Args:
+            label: the target's name, which the head's begins with.
+            mlp: width of the target's MLPs, and of the head's.
+        """
+        name, stages = f"{label}-{head.kind}", (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
+        return cls(name=name, kind=head.kind, mlp=mlp, stages=stages, peak_lr=OWN_LR, says=SAYS)
+
+
+def schedule_of(kind: type[FeatureHead], *, of_family: bool = True) -> Schedule:
+    """That of a head without a state; other targets than the embedded ones have no corpus."""
+    stages: tuple[StagePlan, ...] = (
         StagePlan(500, 4, 512, "target", "corpus"),
         StagePlan(500, 4, 512, "target", "replies"),
     )
+    if not of_family:
+        stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
     return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
 
 
@@ -81,7 +103,7 @@ def build(
     taught = Taught(
         n_layers=target.num_hidden_layers,
         vocab_size=ids,
-        says=lambda n: most_frequent(answers, n or ids, ids),
+        says=lambda n: most_frequent(answers, schedule.says or n or ids, ids),
         size=size,
     )
     rope = {"rope_parameters": config.rope_parameters}

@@ -1,10 +1,13 @@
 """What draft heads are trained towards: the target's next distributions, drafted step by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -12,12 +15,16 @@ from methods._heads.module import DraftHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead, SequentialHead
-from specbench_cli.training.losses import Chats, Loss, chats_of, compiled
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
+from specbench_cli.training.packing import Batch, Encoded
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
 The others are still read."""
+
+
+ROWS_AT_ONCE = 512
+"""Rows whose logits over a whole vocabulary are held at a time."""
 
 
 class Read(NamedTuple):
@@ -29,6 +36,17 @@ class Read(NamedTuple):
     chats: Chats
     features: Tensor
     normed: Tensor
+
+
+class Said(NamedTuple):
+    """What the target says next.
+
+    logits: [sequences, n, r] of the ids that a head can say. known: [sequences, n], whether the
+    likeliest of all is among them.
+    """
+
+    logits: Tensor
+    known: Tensor
 
 
 class Step(NamedTuple):
@@ -44,12 +62,14 @@ class Step(NamedTuple):
     valid: Tensor
 
 
-def read_target(target: LlamaForCausalLM, ids: Tensor, taps: tuple[int, ...]) -> Read:
-    """The frozen target's rows; call it under autocast and no_grad."""
-    begin = target.config.bos_token_id
-    if begin is None:
-        raise ValueError("this model's config names no bos_token_id, and chats start with it")
-    chats = chats_of(ids, begin)
+def read_target(
+    target: LlamaForCausalLM,
+    ids: Tensor,
+    taps: tuple[int, ...],
+    starts: Tensor | None = None,
+) -> Read:
+    """The frozen target's rows; call it under autocast and no_grad. `starts` as of `Batch`."""
+    chats = chats_of(ids, starts)
     body = target.model
     rows = body.embed_tokens(ids)
     rotary = body.rotary_emb(rows, position_ids=chats.positions)
@@ -126,21 +146,104 @@ def _levels(
         yield logits
 
 
+class Kept:
+    """A large target's rows over replies, computed once: heads read them many times.
+
+    Two files that grow reply by reply, so that a stopped run, or one with more replies, goes on:
+    rows in fp16 [tokens, those of the taps and the normed ones], and the likeliest next tokens.
+
+    Args:
+        folder: where the files lie.
+        replies: packed from the first row on: `Encoded.first` counts their tokens.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: LlamaForCausalLM,
+        taps: tuple[int, ...],
+        replies: Sequence[Encoded],
+    ) -> None:
+        self._target, self._taps, width = target, taps, target.config.hidden_size
+        self._own = len(taps) * width
+        wide = self._own if taps == (NORMED,) else self._own + width
+        name = "rows" + "".join(f"-{tap}" for tap in taps if tap != NORMED)
+        file, best = folder / f"{name}.f16", folder / f"{name}.best.i32"
+        size = sum(len(reply.ids) for reply in replies)
+        have = min(_size(file) // (2 * wide), _size(best) // 4)
+        if have < size:
+            whole = max((r.first for r in replies if r.first <= have), default=0)
+            with file.open("ab") as rows, best.open("ab") as likeliest:
+                rows.truncate(2 * wide * whole)
+                likeliest.truncate(4 * whole)
+                for reply in replies:
+                    if reply.first >= whole:
+                        left, token = self._read_reply(reply)
+                        rows.write(left.tobytes())
+                        likeliest.write(token.tobytes())
+        self._rows = np.memmap(file, np.float16, "r", shape=(size, wide))
+        self._best = np.memmap(best, np.int32, "r", shape=(size,))
+
+    def read(self, batch: Batch) -> Read:
+        """As `read_target`."""
+        assert batch.rows is not None
+        device = batch.inputs.device
+        rows = torch.from_numpy(self._rows[batch.rows.cpu().numpy()]).to(device).float()
+        chats = chats_of(batch.inputs, batch.starts)
+        return Read(chats, rows[..., : self._own], rows[..., -self._target.config.hidden_size :])
+
+    def said(self, batch: Batch, normed: Tensor, says: Tensor | None) -> Said:
+        """As `what_is_said`."""
+        assert batch.rows is not None
+        weight = self._target.lm_head.weight
+        if says is None:
+            logits = F.linear(normed, weight)
+            return Said(logits, torch.ones_like(batch.inputs, dtype=torch.bool))
+        best = torch.from_numpy(self._best[batch.rows.cpu().numpy()]).to(batch.inputs)
+        among = torch.searchsorted(says, best).clamp(max=len(says) - 1)
+        return Said(F.linear(normed, weight[says]), says[among] == best)
+
+    @torch.no_grad()
+    def _read_reply(self, reply: Encoded) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+        target = self._target
+        ids = torch.tensor([reply.ids], device=target.device)
+        with autocast(ids.device):
+            read = read_target(target, ids, self._taps)
+            best = target.lm_head(read.normed)[0].argmax(-1)
+        parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
+        rows = torch.cat(parts, -1)[0].half().cpu().numpy()
+        return rows, best.to(torch.int32).cpu().numpy()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
+
+
 def head_loss(
-    head: DraftHead | FeatureHead, target: LlamaForCausalLM, aim: Objective, fast: bool
+    head: DraftHead | FeatureHead,
+    target: LlamaForCausalLM,
+    aim: Objective,
+    fast: bool,
+    kept: Kept | None = None,
 ) -> Loss:
-    """The loss of a packed batch; features are computed with it, none are stored.
+    """The loss of a packed batch.
 
     Args:
         fast: compile it; the noise is drawn outside.
+        kept: the target's rows; without them they are computed with the loss.
     """
+    says = said_by(head)
 
     def loss(batch: Batch, noise: Tensor | None) -> Tensor:
         ids = batch.inputs
-        with torch.autocast(ids.device.type, torch.bfloat16):
+        with autocast(ids.device):
             with torch.no_grad():
-                read = read_target(target, ids, head.taps)
-                said = target.lm_head(read.normed).float()
+                if kept is None:
+                    read = read_target(target, ids, head.taps, batch.starts)
+                    said = None if aim.text else what_is_said(target, read.normed, says)
+                else:
+                    read = kept.read(batch)
+                    said = None if aim.text else kept.said(batch, read.normed, says)
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = _within(batch, read.chats)
@@ -150,7 +253,7 @@ def head_loss(
                 weight = weights.gather(1, step.at) * step.valid
                 each = torch.zeros_like(weight)
                 if aim.ce:
-                    entropy, known = _cross_entropy(step, said, batch, said_by(head), aim.text)
+                    entropy, known = _cross_entropy(step, said, batch, says)
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:
@@ -165,7 +268,7 @@ def head_loss(
     device = target.device
 
     def drawn(batch: Batch) -> Tensor:
-        batch = Batch(*(part.to(device) for part in batch))
+        batch = batch.to(device)
         wide = len(head.taps) * target.config.hidden_size
         return step(batch, _noise(batch, wide, aim.noise) if aim.noise else None)
 
@@ -177,22 +280,33 @@ def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
     return None if isinstance(head, FeatureHead) else head.says
 
 
+def what_is_said(target: LlamaForCausalLM, normed: Tensor, says: Tensor | None) -> Said:
+    """The target's logits of rows [sequences, n, hidden], a block of rows at a time: what is not
+    kept of a large vocabulary is never held at once."""
+    rows, logits, known = normed.flatten(0, 1), [], []
+    for block in rows.split(len(rows) if says is None else ROWS_AT_ONCE):
+        all_ = target.lm_head(block).float()
+        kept = all_ if says is None else all_.index_select(-1, says)
+        logits.append(kept)
+        known.append(kept.amax(-1) >= all_.amax(-1))
+    return Said(*(torch.cat(part).unflatten(0, normed.shape[:2]) for part in (logits, known)))
+
+
 def _cross_entropy(
-    step: Step, said: Tensor, batch: Batch, says: Tensor | None, text: bool
+    step: Step, said: Said | None, batch: Batch, says: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy at each slot, and whether the head can say what it should."""
     logits = step.logits.float()
-    if text:
+    if said is None:
         labels = batch.targets.gather(1, step.at)
+        known = torch.ones_like(labels, dtype=torch.bool)
+        if says is not None:  # their places among those it can say, which rise
+            among = torch.searchsorted(says, labels).clamp(max=len(says) - 1)
+            known, labels = says[among] == labels, among
         entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return entropy.view_as(labels), torch.ones_like(labels, dtype=torch.bool)
-    wanted = take(said, step.at)
-    known = torch.ones(wanted.shape[:2], dtype=torch.bool, device=wanted.device)
-    if says is not None:
-        among = wanted[..., says]
-        known = among.amax(-1) >= wanted.amax(-1)
-        wanted = among
-    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), known
+        return entropy.view_as(labels), known
+    wanted = take(said.logits, step.at)
+    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), said.known.gather(1, step.at)
 
 
 def _within(batch: Batch, chats: Chats) -> Tensor:

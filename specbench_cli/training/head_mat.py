@@ -12,10 +12,11 @@ from transformers import LlamaForCausalLM
 from methods._heads.module import DraftHead
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.training.head_losses import read_target, said_by, unroll
+from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Encoded
 
 CHAIN = 5
-AT_ONCE = 32
+AT_ONCE = 8
 FILE = "mat.jsonl"
 
 
@@ -77,7 +78,7 @@ def _reach(
     ids = ids.to(target.device)
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
     says = said_by(head)
-    with torch.autocast(ids.device.type, torch.bfloat16):
+    with autocast(ids.device):
         read = read_target(target, ids, head.taps)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         reach = torch.zeros_like(ids)

@@ -5,24 +5,32 @@ features are computed on the fly.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead
+from methods._heads.module import DraftHead, heads
 from methods._heads.recipe import Objective
-from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights, config_facts
 from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
-from specbench_cli.training.corpus import Chat, Corpus, Encoder, generated_chats, reply_chats
+from specbench_cli.training.corpus import (
+    Chat,
+    Corpus,
+    Encoder,
+    TemplateEncoder,
+    generated_chats,
+    reply_chats,
+)
 from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.head_family import (
     HeadSchedule,
@@ -32,12 +40,25 @@ from specbench_cli.training.head_family import (
     export,
     head_config,
 )
-from specbench_cli.training.head_losses import head_loss, read_target
+from specbench_cli.training.head_losses import Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Replies, replied, sample_replies
+from specbench_cli.training.replies import Ask, Replies, asked, own_asks, sample_replies
+from specbench_cli.training.tokenizer import SPECIAL_TOKENS
 from specbench_cli.training.trainer import WORK, Report, deterministic
 
+Progress = Callable[[str, int, int], None]
+"""Told the name of the replies that are made, how many are done, and of how many."""
+
 N_REPLIES, N_HELD_OUT = 3000, 96
+N_OWN_HELD_OUT = 32
+"""Those of a target of another family, which are long."""
+
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose layers run one after another on rows alone, under one mask."""
+
+KEPT_BACK = 100
+"""Problems of GSM8K, the last ones, that a target of another family is measured on alone."""
+
 GREEDY_SEED, HELD_OUT_SEED = 4000, 5000
 """Added to the seed for the questions answered greedily, and for those that only measure."""
 MADE_FOR = "made_for.json"
@@ -64,6 +85,8 @@ class HeadTrainer:
         n_held_out: questions that the estimates of MAT are made on.
         fast: use torch.compile where this machine can.
         report: called after every step with the head's name.
+        label: the target's name in what is written; else its folder's.
+        template: a chat template for a tokenizer that has none.
     """
 
     out: Path
@@ -75,10 +98,17 @@ class HeadTrainer:
     n_held_out: int = N_HELD_OUT
     fast: bool = True
     report: Report = lambda _name, _point: None
+    label: str | None = None
+    template: str | None = None
 
     def smoke(self) -> Self:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
+
+    def schedule(self, kind: str) -> HeadSchedule:
+        """That of a kind of head for a target which is not of the embedded family."""
+        label = (self.label or self.target.name).removesuffix(".gguf").lower()
+        return HeadSchedule.own(heads()[kind], label, self._model.config.intermediate_size)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
@@ -87,7 +117,7 @@ class HeadTrainer:
             UsageError: the folder holds work for another target or with another loss.
         """
         folder = self._claimed(recipe, loss)
-        answers = (token for chat in self._sampled for token in _said(chat))
+        answers = (token for chat in self._trained_on for token in _said(chat))
         head = build(recipe, self._model.config, self.seed, answers, self._size).to(self.device)
         result = self._fit(head, recipe, head.recipe.losses[loss], folder)
         config = head_config(self._model.config, recipe.mlp)
@@ -111,18 +141,23 @@ class HeadTrainer:
         """The folder of the work."""
         folder = self.out / WORK / schedule.name
         claim(self.out / WORK, {"target_sha256": self._sha})
-        claim(folder, {"loss": loss})
+        claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
     def _fit(
         self, head: DraftHead | FeatureHead, schedule: Schedule, aim: Objective, folder: Path
     ) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        source = {
-            "corpus": Corpus(self._encode, self.gsm8k, self.seed),
-            "replies": Replies(self._encode.padding, lambda: [*self._sampled, *self._greedy]),
+        encode = self._encode
+        source: dict[str, loop.Source] = {
+            "replies": Replies(encode.padding, lambda: self._trained_on)
         }
-        step = head_loss(head, self._model, aim, self.fast)
+        if isinstance(encode, Encoder):
+            source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
+        kept = None
+        if not self.of_family:
+            kept = Kept(self.out / WORK, self._model, head.taps, self._trained_on)
+        step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages
@@ -130,7 +165,7 @@ class HeadTrainer:
         log = head_mat.Log(folder)
 
         def measure(after: int) -> None:
-            log.add(head_mat.estimate(head, self._model, self._held_out, after))
+            log.add(head_mat.estimate(head, self._model, self.held_out, after))
 
         def progress(point: loop.Point) -> None:
             if point.step % MEASURE_EVERY == 0:
@@ -158,7 +193,7 @@ class HeadTrainer:
     @torch.no_grad()
     def _size(self, taps: tuple[int, ...]) -> Tensor:
         """The root mean square of the target's rows at each tap, to the nearest power of two."""
-        ids = torch.tensor([self._sampled[0].ids], device=self.device)
+        ids = torch.tensor([self._trained_on[0].ids], device=self.device)
         rows = read_target(self._model, ids, taps).features[0].float()
         parts = rows.view(len(rows), len(taps), -1)
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
@@ -167,10 +202,17 @@ class HeadTrainer:
     @property
     def _facts(self) -> dict[str, Any]:
         """What `config.json` says of where a head comes from."""
-        return {"target": self.target.name, "target_sha256": self._sha}
+        return {"target": self.label or self.target.name, "target_sha256": self._sha}
 
     @cached_property
     def _model(self) -> LlamaForCausalLM:
+        family = config_facts(self.target).family
+        if family not in LLAMA_LIKE:
+            raise UsageError(
+                f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
+                f" target is a {family}",
+                "give another --target: specbench list models",
+            )
         return read(self.target, self.device)
 
     @cached_property
@@ -178,37 +220,84 @@ class HeadTrainer:
         return Weights(self.target).sha256()
 
     @cached_property
-    def _encode(self) -> Encoder:
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(self.target)
-        return Encoder(tokenizer)
+    def _tokenizer(self) -> PreTrainedTokenizerFast:
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.target, local_files_only=True)
+        if self.template and not tokenizer.chat_template:
+            tokenizer.chat_template = self.template
+        found: PreTrainedTokenizerFast = tokenizer
+        return found
 
     @cached_property
-    def _sampled(self) -> list[Encoded]:
-        """Replies at temperature 1, the same as those that a draft model is trained on."""
-        chats = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
-        return self._replies("replies.jsonl", chats, greedy=False)
+    def of_family(self) -> bool:
+        """Whether the target is of the embedded family, which reads the corpus that made it."""
+        return set(SPECIAL_TOKENS) <= set(self._tokenizer.get_vocab())
 
     @cached_property
-    def _greedy(self) -> list[Encoded]:
-        """Replies without chance, to other questions."""
-        chats = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
-        return self._replies("replies-greedy.jsonl", chats, greedy=True)
+    def _encode(self) -> Encoder | TemplateEncoder:
+        if self.of_family:
+            return Encoder(self._tokenizer)
+        return TemplateEncoder(self._tokenizer, config_facts(self.target).eos)
+
+    def replies(self, progress: Progress = lambda _name, _done, _of: None) -> list[Encoded]:
+        """Replies to train on, made where they lack.
+
+        Those of the embedded family: answers at temperature 1, the same that a draft model is
+        trained on, then greedy ones to other questions. Other targets': see `own_asks`.
+        """
+        encode = self._encode
+        if isinstance(encode, TemplateEncoder):
+            problems = self.gsm8k[:-KEPT_BACK]
+            asks = own_asks(encode, problems, self.seed, self.n_replies)
+            return self._replies("replies", asks, progress)
+        sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
+        greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
+        return [
+            *self._replies("replies", asked(encode, sampled), progress),
+            *self._replies("replies-greedy", asked(encode, greedy, greedy=True), progress),
+        ]
 
     @cached_property
-    def _held_out(self) -> list[Encoded]:
+    def _trained_on(self) -> list[Encoded]:
+        return self.replies()
+
+    @cached_property
+    def held_out(self) -> list[Encoded]:
         """Greedy replies that nothing is trained on."""
-        chats = list(islice(generated_chats(self.seed + HELD_OUT_SEED), self.n_held_out))
-        return self._replies("replies-held-out.jsonl", chats, greedy=True)
+        encode, seed = self._encode, self.seed + HELD_OUT_SEED
+        if isinstance(encode, TemplateEncoder):
+            problems = self.gsm8k[-KEPT_BACK:]
+            asks = own_asks(encode, problems, seed, min(self.n_held_out, N_OWN_HELD_OUT))
+            asks = [ask._replace(greedy=True) for ask in asks]
+        else:
+            chats = list(islice(generated_chats(seed), self.n_held_out))
+            asks = asked(encode, chats, greedy=True)
+        return self._replies("replies-held-out", asks)
 
-    def _replies(self, name: str, chats: Sequence[Chat], greedy: bool) -> list[Encoded]:
-        file = self.out / WORK / name
-        answers = sample_replies(self._model, self._encode, chats, file, self.seed, greedy=greedy)
-        return replied(self._encode, chats, answers)
+    def _replies(
+        self, name: str, asks: Sequence[Ask], progress: Progress = lambda _name, _done, _of: None
+    ) -> list[Encoded]:
+        claim(self.out / WORK, {"target_sha256": self._sha})
+        found = sample_replies(
+            partial(load_decoder, self.target, name="target", device=self.device),
+            asks,
+            self._encode.ends,
+            self.out / WORK / f"{name}.jsonl",
+            self.seed,
+            lambda done: progress(name, done, len(asks)),
+        )
+        if not found:
+            raise UsageError(
+                f"the target answered none of {len(asks)} questions: none of its own ended in time",
+                "more of them: --replies N; or another --target",
+            )
+        chats = [reply.encoded() for reply in found.values()]
+        firsts = accumulate((len(chat.ids) for chat in chats), initial=0)
+        return [chat._replace(first=first) for chat, first in zip(chats, firsts, strict=False)]
 
 
 def _said(chat: Encoded) -> Iterator[int]:
     """The answer's tokens."""
-    return (token for token, weight in zip(*chat, strict=True) if weight == 1.0)
+    return (token for token, weight in zip(chat.ids, chat.weights, strict=True) if weight == 1.0)
 
 
 def claim(folder: Path, facts: dict[str, str]) -> None:

@@ -22,6 +22,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.training.packing import Batch
 
 CURVE = "loss.jsonl"
+LOST_SECONDS = 300
+"""Work that a killed run may lose: where steps are slow, checkpoints are made more often."""
 
 
 class Source(Protocol):
@@ -114,7 +116,7 @@ def train(
     """Run `stages` over `model` in place, continuing from the newest checkpoint in `folder`.
 
     The folder gets a line of `loss.jsonl` for each step and one checkpoint, replaced every
-    `checkpoint_every` steps and at the end.
+    `checkpoint_every` steps, after `LOST_SECONDS` at the latest, and at the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     steps = sum(stage.steps for stage in stages)
@@ -127,7 +129,8 @@ def train(
     curve = _read_curve(folder, at.step)
     tokens, seconds = at.tokens, at.seconds
     started = time.monotonic() - seconds
-    with (folder / CURVE).open("a", encoding="utf-8") as log:
+    saved = time.monotonic()
+    with (folder / CURVE).open("a", encoding="utf-8", buffering=1) as log:
         for step, stage in _remaining(stages, at.step):
             lr = optimization.lr(step, steps)
             for group in optimizer.param_groups:
@@ -141,9 +144,10 @@ def train(
             point = Point(step + 1, steps, round(loss.item(), 6), lr, tokens)
             curve.append(point)
             log.write(json.dumps(asdict(point)) + "\n")
-            if point.step % checkpoint_every == 0 or point.step == steps:
-                log.flush()
-                seconds = time.monotonic() - started
+            late = time.monotonic() - saved > LOST_SECONDS
+            if point.step % checkpoint_every == 0 or point.step == steps or late:
+                saved = time.monotonic()
+                seconds = saved - started
                 at = Progress(point.step, tokens, seconds, plan, [s.state() for s in sources])
                 _save(folder, model, optimizer, at)
             progress(point)

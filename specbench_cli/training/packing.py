@@ -13,18 +13,34 @@ MOST_PASSED_OVER = 10_000  # in a row, for being too long; then there is none th
 
 
 class Encoded(NamedTuple):
-    """A chat's token ids and the weight of each in the loss."""
+    """A chat's token ids and the weight of each in the loss.
+
+    first: the row of its first token, where features of all chats are kept.
+    """
 
     ids: list[int]
     weights: list[float]
+    first: int = 0
 
 
 class Batch(NamedTuple):
-    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length]."""
+    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length].
+
+    starts: [sequences, length], the place where each input's chat begins; None: a sequence is one.
+    rows: [sequences, length], the inputs' rows where features are kept; of padding, any.
+    """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
+    starts: Tensor | None = None
+    rows: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        inputs, targets, weights = (part.to(device) for part in self[:3])
+        rest = (None if part is None else part.to(device) for part in self[3:])
+        return Batch(inputs, targets, weights, *rest)
 
 
 class Packed(ABC):
@@ -52,9 +68,9 @@ class Packed(ABC):
     def batch(self, sequences: int, length: int) -> Batch:
         """The next `sequences` x `length` tokens; the target of each is the one that follows."""
         filled = [self._fill(length + 1) for _ in range(sequences)]
-        ids = torch.tensor([ids for ids, _ in filled])
-        weights = torch.tensor([weights for _, weights in filled])
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous())
+        ids, weights, starts, rows = (torch.tensor(part) for part in zip(*filled, strict=True))
+        parts = (ids[:, :-1], ids[:, 1:], weights[:, 1:], starts[:, :-1], rows[:, :-1])
+        return Batch(*(part.contiguous() for part in parts))
 
     def state(self) -> dict[str, Any]:
         """The place in the data as JSON."""
@@ -66,25 +82,29 @@ class Packed(ABC):
         self._waiting = [Encoded(*chat) for chat in place.pop("waiting")]
         self.go_to(place)
 
-    def _fill(self, length: int) -> Encoded:
-        """One sequence: of the waiting chats always the first that fits, then padding (about 2%).
+    def _fill(self, length: int) -> tuple[list[int], list[float], list[int], list[int]]:
+        """Ids, weights, starts and rows of one sequence: of the waiting chats always the first
+        that fits, then padding (about 2%).
 
         A chat longer than a whole sequence is passed over; stages with long ones read such too.
         """
-        sequence = Encoded([], [])
+        ids, weights, starts, rows = list[int](), list[float](), list[int](), list[int]()
         waiting = self._waiting
         while True:
             while len(waiting) < WAITING:
                 waiting.append(self._draw_within(length))
-            room = length - len(sequence.ids)
+            begin = len(ids)
+            room = length - begin
             first = next((i for i, chat in enumerate(waiting) if len(chat.ids) <= room), None)
             if first is None:
-                return Encoded(
-                    sequence.ids + [self._padding] * room, sequence.weights + [0.0] * room
-                )
+                padding = [self._padding] * room
+                begins = starts + [begin] * room
+                return ids + padding, weights + [0.0] * room, begins, rows + [0] * room
             chat = waiting.pop(first)
-            sequence.ids.extend(chat.ids)
-            sequence.weights.extend(chat.weights)
+            ids += chat.ids
+            weights += chat.weights
+            starts += [begin] * len(chat.ids)
+            rows += range(chat.first, chat.first + len(chat.ids))
 
     def _draw_within(self, length: int) -> Encoded:
         """The next chat that fits in a sequence."""

@@ -1,71 +1,147 @@
 """A target's own answers to training questions: what its draft has to agree with.
 
 Sampled at temperature 1 (DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461, trains on samples
-of the models, not on the data alone), or greedy. Kept as JSON lines, so that a stopped run goes on
-where it was.
+of the models, not on the data alone), or greedy. The question may be the model's own too: given the
+beginning of its user's turn it goes on with one (Magpie, Xu et al., arXiv:2406.08464). Kept as JSON
+lines, so that a stopped run goes on where it was.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import LlamaForCausalLM
+from filelock import FileLock, Timeout
+from torch import Tensor
 
-from specbench_cli.training.corpus import PROMPT_WEIGHT, Chat, Encoder
+from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.state import KVState
+from specbench_cli.engine.types import Tokens
+from specbench_cli.errors import UsageError
+from specbench_cli.training.corpus import (
+    GSM8K_FILE,
+    PROMPT_WEIGHT,
+    Chat,
+    Encoder,
+    TemplateEncoder,
+)
 from specbench_cli.training.packing import Encoded, Packed
 
-AT_ONCE = 64
-MAX_ANSWER = 128
+AT_ONCE = 48
+"""Sequences decoded together: each forward reads the weights once for all."""
+
+MAX_ANSWER = 256
+MAX_QUESTION = 160
+MIN_QUESTION = 4
+LONGEST = 512
+"""Tokens of a question and its answer at most: a packed sequence holds as many."""
+
+
+class Ask(NamedTuple):
+    """What a target goes on from.
+
+    ids: the prompt up to where the answer begins; with `then`, to where the question does.
+    then: what ends a question and begins its answer; the model says the question itself up to the
+        first of these tokens, and is given the others.
+    greedy: whether the answer is the likeliest token each time. A question is drawn in any case.
+    """
+
+    ids: Sequence[int]
+    then: Sequence[int] = ()
+    greedy: bool = False
+
+
+class Reply(NamedTuple):
+    """Token ids of a prompt and of the answer, which ends by an EOS where that came in time."""
+
+    prompt: list[int]
+    answer: list[int]
+
+    def encoded(self) -> Encoded:
+        """The reply with its weights in a loss."""
+        weights = [PROMPT_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
+        return Encoded([*self.prompt, *self.answer], weights)
+
+
+def asked(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[Ask]:
+    """The first questions of chats."""
+    return [Ask(encode.prompt(chat[0][0]), greedy=greedy) for chat in chats]
+
+
+PROBLEMS_SHARE = 4
+SAMPLED_SHARE = 4
+"""One ask in so many is a problem of GSM8K, one answer in so many is drawn."""
+
+
+def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int) -> list[Ask]:
+    """`n` asks for a model of any kind: GSM8K's problems among questions of its own.
+
+    The first ones are the same for any `n`. Once all problems were asked, their answers are drawn.
+
+    Args:
+        problems: read in a seeded order, over and over; none: its own questions alone.
+
+    Raises:
+        UsageError: there is nothing to ask.
+    """
+    if not problems and not encode.answers:
+        raise UsageError(
+            "by this chat template a model cannot be asked for questions of its own",
+            f"give problems to ask: --data DIR with {GSM8K_FILE}",
+        )
+    order = list(range(len(problems)))
+    random.Random(f"problems/{seed}").shuffle(order)
+    asks, asked_before = list[Ask](), 0
+    for number in range(n):
+        if problems and (number % PROBLEMS_SHARE == 0 or not encode.answers):
+            question = problems[order[asked_before % len(order)]][0][0]
+            greedy = asked_before < len(order) and asked_before % SAMPLED_SHARE > 0
+            asks.append(Ask(encode.prompt(question), greedy=greedy))
+            asked_before += 1
+        else:
+            asks.append(Ask(encode.asks, encode.answers, number % (SAMPLED_SHARE + 1) > 0))
+    return asks
 
 
 def sample_replies(
-    target: LlamaForCausalLM,
-    encode: Encoder,
-    chats: Sequence[Chat],
+    target: Callable[[], Decoder],
+    asks: Sequence[Ask],
+    ends: Collection[int],
     file: Path,
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
-    greedy: bool = False,
-) -> list[list[int]]:
-    """The target's answer to each chat's first question; those that `file` holds are kept.
+) -> dict[int, Reply]:
+    """The target's replies by their number in `asks`; those that `file` holds are kept.
+
+    Each has draws of its own, whatever was decoded beside it.
 
     Args:
-        target: in evaluation mode.
-        progress: told how many answers there are, after each batch.
-        greedy: the likeliest token each time; nothing is drawn.
+        target: what makes the model, called if a reply is lacking.
+        ends: tokens that end an answer.
+        progress: told how many are done, after each.
 
     Returns:
-        Token ids of each answer, ending by the EOS where that came within `MAX_ANSWER` tokens.
+        those to asks that led to one: a question that does not end in time, or that the sequence
+        has no room for, leads to none.
     """
-    prompts = [encode.prompt(chat[0][0]) for chat in chats]
-    # Neighbours of one length need little padding.
-    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
-    batches = [order[first : first + AT_ONCE] for first in range(0, len(order), AT_ONCE)]
     done = _read(file)
-    with file.open("a", encoding="utf-8") as log:
-        for number, batch in enumerate(batches):
-            if not any(index not in done for index in batch):
-                continue
-            torch.manual_seed(seed * len(batches) + number)
-            for index, ids in zip(
-                batch, _answers(target, encode, [prompts[i] for i in batch], greedy), strict=True
-            ):
-                done[index] = ids
-                log.write(json.dumps({"chat": index, "answer": ids}) + "\n")
-            log.flush()
-            progress(len(done))
-    return [done[index] for index in range(len(prompts))]
-
-
-def replied(encode: Encoder, chats: Sequence[Chat], answers: Sequence[list[int]]) -> list[Encoded]:
-    """First questions with the answers given, for a model with the target's tokenizer."""
-    prompts = [encode.prompt(chat[0][0]) for chat in chats]
-    return [
-        Encoded([*prompt, *answer], [PROMPT_WEIGHT] * len(prompt) + [1.0] * len(answer))
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    if len(done.keys() & range(len(asks))) < len(asks):
+        with _alone(file), file.open("a", encoding="utf-8") as log:
+            log.truncate(_whole(file))
+            done = _read(file)
+            lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
+            for number, reply in _replies(target(), lacking, ends, seed):
+                done[number] = reply
+                row = {"chat": number, "prompt": reply.prompt, "answer": reply.answer}
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+                progress(len(done))
+    return {number: done[number] for number in range(len(asks)) if done[number].answer}
 
 
 class Replies(Packed):
@@ -78,9 +154,18 @@ class Replies(Packed):
         self._drawn = 0
 
     def draw(self) -> Encoded:
-        """The next reply."""
+        """The next reply.
+
+        Raises:
+            UsageError: there is none.
+        """
         if self._replies is None:
             self._replies = self._make()
+        if not self._replies:
+            raise UsageError(
+                "none of the target's replies can be trained on: none ended in time",
+                "train the target for longer, or give another --target",
+            )
         self._drawn += 1
         return self._replies[(self._drawn - 1) % len(self._replies)]
 
@@ -93,32 +178,139 @@ class Replies(Packed):
         self._drawn = place["drawn"]
 
 
-@torch.no_grad()
-def _answers(
-    target: LlamaForCausalLM, encode: Encoder, prompts: Sequence[Sequence[int]], greedy: bool
-) -> Iterator[list[int]]:
-    """One answer a prompt, cut after its EOS."""
-    pad, end = encode.padding, encode.end
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
-    model: Any = target  # transformers' generation mixin does not type its own classes
-    with torch.autocast(target.device.type, torch.bfloat16):
-        answered = model.generate(
-            ids.to(target.device),
-            attention_mask=ids.ne(pad).long().to(target.device),
-            **({"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}),
-            max_new_tokens=MAX_ANSWER,
-        )
-    for answer in answered[:, longest:].tolist():
-        yield answer[: answer.index(end) + 1] if end in answer else answer
+@dataclass(slots=True)
+class _Line:
+    """A reply in the making. fed: what its next forward reads; said: tokens of the answer, or of
+    the question while that is being asked."""
+
+    number: int
+    ask: Ask
+    state: State
+    chance: random.Random
+    fed: list[int]
+    prompt: list[int]
+    asking: bool
+    said: list[int] = field(default_factory=list)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the next token is drawn."""
+        return self.asking or not self.ask.greedy
+
+    def take(self, token: int, ends: Collection[int]) -> Reply | None:
+        """Go on with a token; the reply, once it is whole or nothing will come of it."""
+        room = LONGEST - len(self.prompt) - len(self.said) - 1
+        if not self.asking:
+            self.said.append(token)
+            self.fed = [token]
+            whole = token in ends or len(self.said) >= MAX_ANSWER or not room
+            return Reply(self.prompt, self.said) if whole else None
+        if token == self.ask.then[0]:
+            self.prompt += [*self.said, *self.ask.then]
+            self.fed = list(self.ask.then)
+            short = len(self.said) < MIN_QUESTION
+            self.said, self.asking = [], False
+            return Reply(self.prompt, []) if short else None
+        self.said.append(token)
+        self.fed = [token]
+        fails = token in ends or len(self.said) > MAX_QUESTION
+        return Reply([*self.prompt, *self.said], []) if fails else None
 
 
-def _read(file: Path) -> dict[int, list[int]]:
-    """The whole lines of the file; a half-written last one is cut off."""
-    if not file.is_file():
-        return {}
-    text = file.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    file.write_text(whole, encoding="utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return {row["chat"]: row["answer"] for row in rows}
+@torch.inference_mode()
+def _replies(
+    target: Decoder, asks: Sequence[tuple[int, Ask]], ends: Collection[int], seed: int
+) -> Iterator[tuple[int, Reply]]:
+    """The replies, each as soon as it is whole; the next ask takes its place."""
+    free = _states(target)
+    begin, shared = _beginning(target, [ask for _, ask in asks])
+    waiting, live = iter(asks), dict[int, _Line]()
+    while True:
+        while free and (following := next(waiting, None)) is not None:
+            number, ask = following
+            if len(ask.ids) > LONGEST // 2:
+                yield number, Reply(list(ask.ids), [])
+                continue
+            state, chance = free.pop(), random.Random(f"reply/{seed}/{number}")
+            state.clear()
+            if begin is not None and isinstance(state, KVState):
+                for mine, read in zip(state.buffers, begin.buffers, strict=True):
+                    mine[..., :shared, :].copy_(read[..., :shared, :])
+                state.extend(0, range(target.n_layers), shared)
+                state.commit(0, range(shared))
+            ids = list(ask.ids)
+            live[number] = _Line(number, ask, state, chance, ids[shared:], ids, bool(ask.then))
+        if not live:
+            return
+        lines = list(live.values())
+        parts = [
+            Part(Tokens(torch.tensor([line.fed], device=target.device)), line.state)
+            for line in lines
+        ]
+        logits = [
+            out.logits[0, -1] for out in target.forward_batch(parts) if out.logits is not None
+        ]
+        for line, token in zip(lines, _chosen(torch.stack(logits), lines), strict=True):
+            line.state.commit(0, range(len(line.fed)))
+            reply = line.take(token, ends)
+            if reply is not None:
+                free.append(live.pop(line.number).state)
+                yield line.number, reply
+
+
+def _states(target: Decoder) -> list[State]:
+    """Room for `AT_ONCE` sequences, in one piece of memory where a decoder's states can."""
+    pool = target.new_state(LONGEST, AT_ONCE)
+    if isinstance(pool, KVState):
+        return [pool.line(place) for place in range(AT_ONCE)]
+    return [target.new_state(LONGEST) for _ in range(AT_ONCE)]
+
+
+def _beginning(target: Decoder, asks: Sequence[Ask]) -> tuple[KVState | None, int]:
+    """The rows of what all asks begin with (a template's system prompt), read once; how many."""
+    places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
+    shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, places))
+    state = target.new_state(max(1, shared))
+    if not shared or not isinstance(state, KVState):
+        return None, 0
+    ids = torch.tensor([list(asks[0].ids[:shared])], device=target.device)
+    target.forward(Tokens(ids), state, logits_at=None)
+    return state, shared
+
+
+def _chosen(logits: Tensor, lines: Sequence[_Line]) -> list[int]:
+    """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
+    best: list[int] = logits.argmax(-1).tolist()
+    drawn = [at for at, line in enumerate(lines) if line.draws]
+    if drawn:
+        sums = logits[drawn].float().softmax(-1).cumsum(-1)
+        chances = torch.tensor([[lines[at].chance.random()] for at in drawn]).to(sums)
+        found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
+        for at, token in zip(drawn, found[:, 0].tolist(), strict=True):
+            best[at] = min(token, logits.shape[-1] - 1)
+    return best
+
+
+def _whole(file: Path) -> int:
+    """Bytes of the whole lines; a run that was killed may leave half a line more."""
+    return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
+
+
+def _read(file: Path) -> dict[int, Reply]:
+    """The whole lines of the file."""
+    lines = file.read_bytes()[: _whole(file)].splitlines() if file.is_file() else []
+    rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
+    return {row["chat"]: Reply(row["prompt"], row["answer"]) for row in rows}
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keeps other processes from writing replies; raises UsageError where one does."""
+    try:
+        with FileLock(f"{file}.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UsageError(
+            f"another process is writing {file.name} in {file.parent}",
+            f"wait for it, or train on the first of its {len(_read(file))} replies: --replies N",
+        ) from None

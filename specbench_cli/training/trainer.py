@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, reply_chats, tokenizer_texts
 from specbench_cli.training.family import HARD, Recipe, build, export, read
 from specbench_cli.training.losses import Loss, compiled, exit_loss, target_loss, text_loss
 from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Replies, replied, sample_replies
+from specbench_cli.training.replies import Replies, asked, sample_replies
 from specbench_cli.training.tokenizer import train_tokenizer
 
 Report = Callable[[str, loop.Point], None]
@@ -132,16 +133,13 @@ class Trainer:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(target)
         own = Encoder(tokenizer)
         file = self.out / WORK / "replies.jsonl"
-        answers = sample_replies(read(target, self.device), own, chats, file, self.seed)
+        model = partial(load_decoder, target, name="target", device=self.device)
+        found = sample_replies(model, asked(own, chats), own.ends, file, self.seed)
         if encode.vocabulary == own.vocabulary:
-            return replied(own, chats, answers)
-        texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-        ended = [answer[-1] == own.end for answer in answers]
-        return [
-            encode([(chat[0][0], text)])
-            for chat, text, whole in zip(chats, texts, ended, strict=True)
-            if whole
-        ]
+            return [reply.encoded() for reply in found.values()]
+        whole = {at: reply.answer for at, reply in found.items() if reply.answer[-1] == own.end}
+        texts = tokenizer.batch_decode(list(whole.values()), skip_special_tokens=True)
+        return [encode([(chats[at][0][0], text)]) for at, text in zip(whole, texts, strict=True)]
 
     def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
         """The tokenizer kept in the work folder, trained first where there is none."""

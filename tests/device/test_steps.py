@@ -112,6 +112,7 @@ CASES = {
     "specdec++": [({"max": 3}, each_token)],
     "pld": [({"length": 4, "ngram": 1}, nothing)],
     "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
+    "rest": [({"shortest": 1, "nodes": 12}, nothing)],
     "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
     "lookahead": [({"ngram": 2, "window": 40}, choices)],
     "stand": [({"nodes": 12, "depth": 3}, laws)],

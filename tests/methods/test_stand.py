@@ -76,6 +76,24 @@ def test_under_rejection_siblings_come_in_the_order_of_draws_without_replacement
     assert len(orders) == 6
 
 
+def test_nodes_of_one_level_are_told_with_the_law_behind_their_own_parent(open_session):
+    """No walk of the audit is long enough for a table with two n-grams of one level."""
+    session = open_session(0, Sampling("rejection", 1.0, seed=1))
+    session.prefill()
+    method = Stand(StandParams(nodes=12, depth=2))
+    method.start(session)
+    laws = {session.tokens()[-1]: {1: 0.5, 2: 0.5}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.2, 5: 0.8}}
+    method.table |= {(token,): (1, law) for token, law in laws.items()}
+    draft = method.propose(session, 2)
+    ids, seen = draft.tokens.tolist(), set()
+    for node, parent in enumerate(draft.parents):
+        token = ids[parent] if parent >= 0 else session.tokens()[-1]
+        seen.add(token)
+        law = {at: float(draft.q[node, at]) for at in draft.q[node].nonzero().flatten().tolist()}
+        assert law == pytest.approx(laws[token])
+    assert seen == set(laws)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
 def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
     open_session, plain, sampling

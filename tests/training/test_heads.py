@@ -67,7 +67,7 @@ def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -
     taught = Taught(
         n_layers,
         target.vocab_size,
-        lambda _n: says,
+        lambda n: says if n else torch.arange(target.vocab_size),
         lambda taps: torch.full((len(taps) * target.hidden_size,), 4.0),
     )
     shape = head_family.shape_of(config)
@@ -84,6 +84,12 @@ def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
     return ids
 
 
+def starts_of(ids: Tensor) -> Tensor:
+    """Where each token's chat begins."""
+    places = torch.arange(ids.shape[1])
+    return torch.where(ids == BEGIN, places, 0).cummax(-1).values
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -92,7 +98,7 @@ def batch(seed: int = 0, answers: slice = slice(14, 23)) -> Batch:
     ids = text(seed)
     weights = torch.full((1, LENGTH), 0.1)
     weights[:, answers] = 1.0
-    return Batch(ids[:, :-1], ids[:, 1:], weights)
+    return Batch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
 
 
 def drafted(
@@ -101,7 +107,7 @@ def drafted(
     if slots is None:
         slots = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps)
+        read = read_target(target, ids, head.taps, starts_of(ids))
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
@@ -114,7 +120,7 @@ def chain_of_one_slot(
     the target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
-        read = read_target(target, ids, head.taps)
+        read = read_target(target, ids, head.taps, starts_of(ids))
         known = head.read(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
@@ -161,7 +167,7 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps)
+        read = read_target(target, ids, head.taps, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         out = dense(head, target.model.embed_tokens(following), head.read(read.features))
     weight = target.lm_head.weight if head.says is None else target.lm_head.weight[head.says]
@@ -215,9 +221,9 @@ def test_labels_that_weigh_nothing_do_not_move_the_loss(
     loss, given = head_loss(head, target, aim, fast=False), batch()
     weights = given.weights.clone()
     weights[:, 20:] = 0.0
-    one = Batch(given.inputs, given.targets, weights)
+    one = given._replace(weights=weights)
     other = batch()
-    changed = Batch(other.inputs.clone(), other.targets.clone(), weights)
+    changed = Batch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
     changed.inputs[:, 22:], changed.targets[:, 21:] = 9, 9
     assert loss(one).item() == pytest.approx(loss(changed).item(), abs=1e-6)
     assert loss(one).item() != pytest.approx(loss(given).item(), abs=1e-6)
@@ -234,7 +240,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
     weights[:, [at for at in unknown if at > 12]] = 1.0
     loss = head_loss(head, target, Objective(steps=1), fast=False)
     assert weights.any()
-    assert loss(Batch(given.inputs, given.targets, weights)).item() == 0.0
+    assert loss(given._replace(weights=weights)).item() == 0.0
 
 
 def test_noise_is_drawn_from_the_batch_and_moves_the_loss(

@@ -92,6 +92,19 @@ def test_a_killed_and_resumed_run_equals_one_without_a_stop(
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
 
 
+def test_where_steps_are_slow_a_kill_loses_minutes_and_not_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_cli.training.loop.LOST_SECONDS", 0)
+    losses, _ = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "parts", 5)
+    found = latest_checkpoint(tmp_path / "parts")
+    assert found is not None
+    assert found.name == "step-0000005"
+    assert run(tmp_path / "parts")[0] == losses
+
+
 def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     losses, net = run(tmp_path)
     again, other = run(tmp_path)

@@ -27,6 +27,7 @@ from specbench_cli.training.head_losses import head_loss, read_target, unroll
 from specbench_cli.training.head_mat import estimate
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
+from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Batch, Encoded
 
 FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
@@ -89,7 +90,7 @@ def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausa
     head, ids = Lines(TorchTarget(target)), text()[:, :-1]
     slots = torch.tensor([[2, 9, 15]])
     with torch.no_grad():
-        read = read_target(target, ids, head.taps)
+        read = read_target(target, ids, head.taps, torch.tensor([[0] * 11 + [11] * 13]))
         said = head(read.features[0, slots[0]])
         steps = list(unroll(head, target, ids, read, slots, 3))
     assert len(steps) == 3
@@ -111,8 +112,8 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     weights[:, 10:15] = 1.0
     batch = Batch(ids[:, :-1], ids[:, 1:], weights)
     loss = head_loss(head, target, Objective(steps=3, decay=0.5), fast=False)(batch)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        read = read_target(target, batch.inputs, head.taps)
+    with torch.no_grad(), autocast(ids.device):
+        read = read_target(target, batch.inputs, head.taps, batch.starts)
         wanted = target.lm_head(read.normed).float()[0].softmax(-1)
         said = head(read.features[0]).float().log_softmax(-1)
     total = 0.0

@@ -63,7 +63,7 @@ class SuffixTree:
         self._parent, self._begin, self._end = [_NONE], [-1], [0]
         self._count, self._best = [0], [_NONE]
         self._text, self._from = [list[int]()], [0]
-        self._newest = [0]  # the number of the sequence that entered it last
+        self._newest = [_NONE]  # the number of the closed sequence that it came with last
         self._free: list[int] = []
 
     # ---- what comes in and goes out -------------------------------------------------------------
@@ -110,6 +110,11 @@ class SuffixTree:
                 self._split(node, depth, 1)
         self._leaves.clear()
         self.ends = []
+        for start in range(len(text)):  # what ends now ends at a node: all on its way are whole
+            node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
+            while depth < last:
+                node = self._kids[node][text[start + depth]]
+                self._newest[node], depth = self._number, self._end[node]
         self._sequences[self._number] = text
         self._policy.request(self._number)
         self._number, self._open = self._number + 1, []
@@ -184,7 +189,8 @@ class SuffixTree:
         return on
 
     def source(self, point: Point) -> int | None:
-        """The closed sequence that a string came with last; None where that was taken out."""
+        """A closed sequence that a string stands in: the last one that it came with, where that is
+        still held; else another one, or None."""
         number = self._newest[self._home(*point)]
         return number if number in self._sequences else None
 
@@ -204,15 +210,14 @@ class SuffixTree:
         node, depth = self._home(*point), point[1]
         stops = self._stops()
         tokens: list[int] = []
-        p, score, before = 1.0, 0.0, self._passing(node, depth, stops)
+        score, whole = 0.0, self._passing(node, depth, stops)
         while len(tokens) < n:
             node = self._best[node] if depth == self._end[node] else node
             token = _NONE if node == _NONE else self._next(node, depth)
             if token == _NONE:
                 break
             depth += 1
-            passing = self._passing(node, depth, stops)
-            p, before = p * passing / before, passing
+            p = self._passing(node, depth, stops) / whole  # the shares before it cancel out
             if p < least:
                 break
             tokens.append(token)
@@ -225,25 +230,26 @@ class SuffixTree:
         stops = self._stops()
         tokens, parents, score = list[int](), list[int](), 0.0
         numbers, heap = count(), list[tuple[float, int, int, int, int, int]]()
+        home = self._home(*point)
+        whole = self._passing(home, point[1], stops)
 
-        def offer(node: int, depth: int, p: float, parent: int, level: int) -> None:
+        def offer(node: int, depth: int, parent: int, level: int) -> None:
             """All that comes behind a node of the draft, `parent`, in the heap."""
             if level > levels:
                 return
-            before = self._passing(node, depth, stops)
             ends = depth == self._end[node]
             for child in self._kids[node].values() if ends else (node,):
-                worth = p * self._passing(child, depth + 1, stops) / before
+                worth = self._passing(child, depth + 1, stops) / whole
                 if worth >= least and self._next(child, depth) != _NONE:
                     heappush(heap, (-worth, next(numbers), parent, child, depth + 1, level))
 
-        offer(self._home(*point), point[1], 1.0, -1, 1)
+        offer(home, point[1], -1, 1)
         while heap and len(tokens) < n:
             worth, _, parent, node, depth, level = heappop(heap)
             tokens.append(self._next(node, depth - 1))
             parents.append(parent)
             score -= worth
-            offer(node, depth, -worth, len(tokens) - 1, level + 1)
+            offer(node, depth, len(tokens) - 1, level + 1)
         return tokens, parents, score
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixTree:
@@ -295,7 +301,6 @@ class SuffixTree:
 
     def _enter(self, node: int, above: int) -> None:
         times = self._count[node] = self._count[node] + 1
-        self._newest[node] = self._number
         best = self._best[above]
         if best == _NONE or times > self._count[best]:
             self._best[above] = node
@@ -304,7 +309,7 @@ class SuffixTree:
         columns: Any = (
             (self._kids, {}), (self._parent, parent), (self._begin, self._end[parent]),
             (self._end, end), (self._count, times), (self._best, _NONE), (self._text, text),
-            (self._from, first), (self._newest, self._number),
+            (self._from, first), (self._newest, _NONE),
         )  # fmt: skip
         if self._free:
             node = self._free.pop()

@@ -1,0 +1,334 @@
+"""Heads for a target of any family: its chat template, its own questions, its rows kept."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from methods._heads.eagle import EagleHead
+from methods._heads.eagle3 import Eagle3Head
+from methods._heads.mtp import MtpHead
+from specbench_cli.commands.train import app
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks import render
+from specbench_cli.training import head_trainer
+from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
+from specbench_cli.training.head_losses import Kept, read_target, what_is_said
+from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.loop import Point
+from specbench_cli.training.packing import Encoded
+from specbench_cli.training.replies import Ask, Reply, own_asks, sample_replies
+from specbench_cli.training.trainer import WORK
+
+END, BEGIN = 0, 1
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PROBLEMS = [[(f"What is {n} plus {n}?", str(2 * n))] for n in range(120)]
+CPU = torch.device("cpu")
+
+
+class Killed(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lengths() -> Iterator[None]:
+    """An untrained target seldom ends by itself: short answers, long questions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 12)
+        patch.setattr("specbench_cli.training.replies.MAX_QUESTION", 120)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One whose chats begin with a token that each turn begins with too."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    named = ["<|im_end|>", "<|im_start|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=named,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(islice(tokenizer_texts([], 0, 20), 40), trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=named[0], bos_token=named[1], pad_token=named[0]
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of eight layers with shared keys, and its EOS in a list."""
+    place = tmp_path_factory.mktemp("targets") / "tiny"
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        max_position_embeddings=1024,
+        bos_token_id=BEGIN,
+        eos_token_id=[END],
+        pad_token_id=END,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [END]
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> LlamaForCausalLM:
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def encode(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
+    return TemplateEncoder(tokenizer, frozenset({END}))
+
+
+def sample(folder: Path, asks: list[Ask], file: Path) -> dict[int, Reply]:
+    return sample_replies(lambda: load_decoder(folder, name="target"), asks, {END}, file, 0)
+
+
+@pytest.fixture(scope="module")
+def asks(encode: TemplateEncoder) -> list[Ask]:
+    return own_asks(encode, PROBLEMS, 0, 40)
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("replies") / "replies.jsonl"
+    assert sample(folder, asks, file)
+    return file
+
+
+def replies_of(file: Path) -> list[Reply]:
+    rows = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["chat"])
+    return [Reply(row["prompt"], row["answer"]) for row in rows]
+
+
+# ---- prompts and replies ------------------------------------------------------------------------
+
+
+def test_a_prompt_is_what_the_harness_renders(
+    encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    question = "How far is it?"
+    assert encode.prompt(question) == render(tokenizer, [("user", question)], raw=False)
+    whole = [*encode.asks, *encode.text(question), *encode.answers]
+    assert tokenizer.decode(whole) == tokenizer.decode(encode.prompt(question))
+    assert encode.answers[0] == END
+
+
+def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(UsageError, match="chat template"):
+        TemplateEncoder(bare, frozenset({END}))
+
+
+def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[Ask]) -> None:
+    assert own_asks(encode, PROBLEMS, 0, 60)[:40] == asks
+    assert sum(not ask.then for ask in asks) == 10
+    assert {ask.greedy for ask in asks if ask.then} == {True, False}
+
+
+def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
+    plain.chat_template = "USER: {{ messages[0]['content'] }} ASSISTANT:"
+    encode = TemplateEncoder(plain, frozenset({END}))
+    assert not any(ask.then for ask in own_asks(encode, PROBLEMS, 0, 9))
+    with pytest.raises(UsageError, match="questions of its own"):
+        own_asks(encode, [], 0, 9)
+
+
+def test_greedy_answers_are_what_transformers_generates(
+    made: Path, asks: list[Ask], target: LlamaForCausalLM
+) -> None:
+    replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
+    assert len(replies) > 9
+    for prompt, answer in replies:
+        ids = torch.tensor([prompt])
+        theirs = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=END,
+            pad_token_id=END,
+        )
+        assert theirs[0, len(prompt) :].tolist() == answer
+
+
+def test_a_question_of_its_own_stands_where_the_users_would(
+    made: Path, asks: list[Ask], encode: TemplateEncoder
+) -> None:
+    own = [reply for reply, ask in zip(replies_of(made), asks, strict=True) if ask.then]
+    answered = [reply.prompt for reply in own if reply.answer]
+    assert 0 < len(answered) < len(own)  # a question that does not end leads to no answer
+    assert len({tuple(prompt) for prompt in answered}) == len(answered)
+    first, last = len(encode.asks), len(encode.answers)
+    for prompt in answered:
+        assert (prompt[:first], prompt[-last:]) == (encode.asks, encode.answers)
+        assert END not in prompt[first:-last]
+
+
+def test_an_answer_is_drawn_as_likely_as_the_target_says(
+    folder: Path, target: LlamaForCausalLM, encode: TemplateEncoder, tmp_path: Path
+) -> None:
+    prompt, n = encode.prompt("And?"), 1500
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 1)
+        found = sample(folder, [Ask(prompt)] * n, tmp_path / "replies.jsonl")
+    counts = torch.bincount(torch.tensor([r.answer[0] for r in found.values()]), minlength=280)
+    chances = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    often = chances * n > 8
+    apart = (counts - chances * n)[often] / (chances * n * (1 - chances))[often].sqrt()
+    assert often.sum() > 5
+    assert apart.abs().max() < 4.5
+
+
+def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
+    made: Path, folder: Path, asks: list[Ask], tmp_path: Path
+) -> None:
+    file, whole = tmp_path / "replies.jsonl", made.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
+    sample(folder, asks, file)
+    assert replies_of(file) == replies_of(made)
+
+
+def test_two_processes_do_not_write_the_same_replies(
+    made: Path, folder: Path, asks: list[Ask], tmp_path: Path
+) -> None:
+    file = tmp_path / "replies.jsonl"
+    file.write_bytes(made.read_bytes())
+    with FileLock(f"{file}.lock"):
+        assert sample(folder, asks, file)  # nothing lacks: nothing is written
+        with pytest.raises(UsageError, match="another process"):
+            sample(folder, [*asks, asks[0]], file)
+
+
+# ---- rows that are kept -------------------------------------------------------------------------
+
+
+def chats(file: Path) -> list[Encoded]:
+    found = [reply.encoded() for reply in replies_of(file) if reply.answer]
+    firsts = accumulate((len(chat.ids) for chat in found), initial=0)
+    return [chat._replace(first=first) for chat, first in zip(found, firsts, strict=False)]
+
+
+@pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
+def test_kept_rows_are_the_targets(
+    taps: tuple[int, ...], made: Path, target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    given = chats(made)
+    Kept(tmp_path, target, taps, given[:3])
+    file = next(tmp_path.glob("*.f16"))
+    file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
+    kept, says = Kept(tmp_path, target, taps, given), torch.arange(0, 280, 3)
+    source = head_trainer.Replies(END, lambda: given)
+    batch = source.batch(2, 128)
+    true = read_target(target, batch.inputs, taps, batch.starts)
+    read, real = kept.read(batch), batch.weights > 0
+    torch.testing.assert_close(read.features[real], true.features[real], atol=2e-2, rtol=2e-3)
+    torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-2, rtol=2e-3)
+    ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
+    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-2, rtol=5e-3)
+    assert torch.equal(ours.known[real], theirs.known[real])
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def trainer(out: Path, folder: Path, kill_after: int | None = None) -> HeadTrainer:
+    def report(_name: str, point: Point) -> None:
+        if point.step == kill_after:
+            raise Killed
+
+    return HeadTrainer(out, folder, PROBLEMS, 0, CPU, 16, n_held_out=4, report=report)
+
+
+@pytest.fixture(scope="module")
+def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The replies that all of these trainings read, and their measures."""
+    out = tmp_path_factory.mktemp("answered")
+    made = trainer(out, folder)
+    assert made.replies()
+    assert made.held_out
+    return out
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
+    kind: str, folder: Path, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for out in (whole, parts):
+        shutil.copytree(answered, out)
+    plan = trainer(whole, folder).schedule(kind)
+    stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
+    plan = replace(plan, stages=stages, warmup_steps=1, says=100)
+    straight = trainer(whole, folder).train(plan, "ttt")
+    with pytest.raises(Killed):
+        trainer(parts, folder, kill_after=3).train(plan, "ttt")
+    resumed = trainer(parts, folder).train(plan, "ttt")
+    assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
+    ours, theirs = (load_file(out / plan.name / "model.safetensors") for out in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert plan.name == f"tiny-{kind}"
+    decoder = load_decoder(folder, name="target")
+    loads: Any = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead}[kind]
+    said = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
+    assert said.isfinite().sum() == len(ours["d2t"]) == 100
+
+
+def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
+    with pytest.raises(UsageError, match="this target is a phi3"):
+        trainer(tmp_path / "out", other).schedule("eagle")
+
+
+def test_the_commands_train_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 4)
+    options = ["--target", str(folder), "--out", str(tmp_path), "--smoke", "--device", "cpu"]
+    for command in ("replies", "eagle"):
+        done = CliRunner().invoke(app, [command, *options], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "tiny-eagle" / "model.safetensors").is_file()
+    assert (tmp_path / WORK / "replies.jsonl").is_file()
+    assert "tiny-eagle" in json.loads((tmp_path / "training_curve.json").read_text())
