@@ -55,8 +55,8 @@ class Clover(Method):
     target shares: a node is one of the likeliest tokens at its parent, which stands with the
     target's own probability of it, and in greedy and coupled decoding iff it is the target's own
     choice. `accept=typical` changes that, and says so.
-    Differs from the paper, which decodes greedily: under rejection too tokens are chosen, not drawn;
-    nothing is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
+    Differs from the paper, which decodes greedily: under rejection too tokens are chosen; nothing
+    is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
 
     One step:
     1. The augmenting block, a layer of the head's own, reads the target's rows of what was

@@ -190,7 +190,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise EnvironmentFault(
             f"{folder} holds no head: it has no config.json", "specbench list methods"
         )
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",

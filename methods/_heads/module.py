@@ -194,6 +194,9 @@ class DraftHead(nn.Module, ABC):
         lacking = next((name for name in names if name not in files.tensors), None)
         if lacking is not None:
             raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
+        if wild is not None:
+            raise wrong_size(files, f"{wild} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
