@@ -39,8 +39,8 @@ class CloverParams(AcceptParams, MethodParams):
 
 
 class Node(NamedTuple):
-    """worth: log-probability of its path. above: its parent among the nodes fed last; parent: that
-    one's place in the draft."""
+    """worth: its path's log-probability. above, parent: its parent's place among those fed last,
+    and in the draft."""
 
     worth: float
     above: int
@@ -54,17 +54,15 @@ class Clover(Method):
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
     target shares: a node is one of the likeliest tokens at its parent, which stands with the
     target's own probability of it, and in greedy and coupled decoding iff it is the target's own
-    choice. `accept=typical` changes that, and says so.
-    Differs from the paper, which decodes greedily: under rejection too tokens are chosen; nothing
-    is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
+    choice. `accept=typical` changes that, and says so. Differs from the paper, which is greedy:
+    nothing is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
 
     One step:
     1. The augmenting block, a layer of the head's own, reads the target's rows of what was
        committed; regressive attention brings the last committed token into what leaves it.
     2. Token level: of a node's children keep the likeliest ones up to `nucleus`, none with less
        than `share` of the best one's probability.
-    3. Tree level: of all these keep those whose paths are likeliest; head level: no more than the
-       levels before have left of `nodes`.
+    3. Tree level: of these keep the likeliest paths; head level: no more than is left of `nodes`.
     4. Bring each node's token into its parent's state by regressive attention, one call a level.
     5. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -81,17 +79,16 @@ class Clover(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep the rows that the head reads."""
-        head, nodes = session.artifact(*self.artifacts()), self.params.nodes
+        head = session.artifact(*self.artifacts())
         session.tap(head.taps)
-        session.reserve(nodes)
-        self.levels = Levels(session, head, session.new_state(head, slack=nodes))
+        session.reserve(self.params.nodes)
+        self.levels = Levels(session, head, session.new_state(head, slack=self.params.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 4."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
-        tree: list[Node] = []
-        level = [Node(0.0, 0, ROOT, ROOT)]
+        tree, level = list[Node](), [Node(0.0, 0, ROOT, ROOT)]
         if depth < 1:
             return session.chain(())
         out = levels.begin(session.unread(levels.state.length()))
