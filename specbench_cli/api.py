@@ -97,11 +97,13 @@ from specbench_cli.engine.models.head import (
     Artifact,
     FeatureHead,
     Head,
+    LookAhead,
     Said,
     SequentialHead,
     Trained,
 )
 from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.state import KVState, LayerShape
 
 # The fused path of heads: a stack of layers, and how they are read.
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedStack
@@ -141,15 +143,18 @@ __all__ = [
     "HeadLevels",
     "Hidden",
     "Input",
+    "KVState",
     "KatzModel",
     "Law",
     "Layer",
     "LayerReader",
+    "LayerShape",
     "Length",
     "LengthParams",
     "LengthRule",
     "Levels",
     "LogitsAt",
+    "LookAhead",
     "Message",
     "Metered",
     "Method",

@@ -168,6 +168,19 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2402.05109",
     ),
+    "chimera": Entry(
+        "methods.chimera:Chimera",
+        "Chimera: trigrams of what is drafted, and one layer over all of the target's rows, draft.",
+        needs=("head",),
+        source="arXiv:2402.15758",
+    ),
+    "hidden-transfer": Entry(
+        "methods.hidden_transfer:HiddenTransfer",
+        "Hidden Transfer: pseudo states, mapped from a middle layer, say ahead through the upper"
+        " ones.",
+        needs=("head",),
+        source="arXiv:2404.12022",
+    ),
     "mtp": Entry(
         "methods.mtp:Mtp",
         "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"

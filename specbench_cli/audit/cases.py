@@ -10,6 +10,7 @@ from typing import Any
 
 from specbench_cli.audit.models.head import (
     TableFeatureHead,
+    TableLookAhead,
     TableSequentialHead,
     make_on_tables,
 )
@@ -92,7 +93,7 @@ class Watched(Session):
     def drafted_by_tables(self) -> bool:
         """Whether models drafted, and all of them say what their tables do."""
         exact = (
-            isinstance(head, TableSequentialHead)
+            isinstance(head, TableSequentialHead | TableLookAhead)
             or (isinstance(head, TableFeatureHead) and head.exact)
             for head in self.stateless
         )

@@ -340,6 +340,17 @@ class Session:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
 
+    def look_ahead(self, head: MeteredHead, nodes: int) -> None:
+        """Have the target's forwards carry a `LookAhead`'s rows behind the last committed token and
+        all nodes of a draft, and reserve room for drafts of so many; before prefill.
+
+        Raises:
+            MethodFault: the target runs whole forwards alone.
+        """
+        beside = self._scoring.look_ahead(head)
+        self._drafts.slack = nodes
+        self._scoring.state = self.new_state(self.target, beside.room(nodes))
+
     # ---- the text -------------------------------------------------------------------------------
 
     def tokens(self) -> Sequence[int]:
@@ -384,6 +395,15 @@ class Session:
             MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
         return self._scoring.newest(n)
+
+    def foreseen(self) -> Tensor:
+        """What the rows that look ahead said: logits [levels, V], of level k about the token k + 1
+        places behind the last committed one. They stood behind the row that chose that one.
+
+        Raises:
+            MethodFault: `look_ahead` was not called, or there was no prefill.
+        """
+        return self._scoring.foreseen()
 
     # ---- drafts ---------------------------------------------------------------------------------
 

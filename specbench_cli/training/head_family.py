@@ -21,7 +21,7 @@ from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, heads
 from methods._heads.recipe import Taught
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, SequentialHead
+from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
@@ -157,7 +157,7 @@ def build_stateless(
     torch.manual_seed(seed)
     head = kind(TorchTarget(target)).to(target.device)
     rows = torch.zeros(1, head.width, device=target.device)
-    if isinstance(head, SequentialHead):
+    if isinstance(head, SequentialHead | LookAhead):
         return head, head.sizes["levels"]
     with torch.no_grad():
         said = head(rows)

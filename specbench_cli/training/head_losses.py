@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from methods._heads.module import DraftHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
-from specbench_cli.engine.models.head import NORMED, FeatureHead, SequentialHead
+from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
 
@@ -104,7 +104,10 @@ def unroll(
     start = starts.gather(1, slots)
     if isinstance(head, FeatureHead):
         rows = take(read.features, slots)
-        said = _levels(head, rows.flatten(0, 1), ids, slots, steps)
+        if isinstance(head, LookAhead):
+            said = _foreseen(head, target, ids, read, slots)
+        else:
+            said = _levels(head, rows.flatten(0, 1), ids, slots, steps)
         for step, logits in enumerate(said):
             at = slots + step + 1
             inside = at.clamp(max=last)
@@ -144,6 +147,35 @@ def _levels(
         token = ids.gather(1, (slots + level + 1).clamp(max=last)).flatten()
         logits, rows = head(rows, token, level)
         yield logits
+
+
+def _foreseen(
+    head: LookAhead, target: LlamaForCausalLM, ids: Tensor, read: Read, slots: Tensor
+) -> Iterator[Tensor]:
+    """What the rows that a head sends through the target say at slots, level by level: [n, V]."""
+    body, k = target.model, head.sizes["levels"]
+    rows = read.features if head.layer else body.embed_tokens(ids)
+    made = head(take(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
+    n, device = ids.shape[1], ids.device
+    seen = read.chats.mask[:, 0]
+    at = slots[..., None].expand(-1, -1, n)
+    chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
+    own = torch.block_diag(*[chain] * slots.shape[1]).expand(len(ids), -1, -1)
+    sight = torch.cat(
+        (
+            F.pad(seen, (0, own.shape[-1])),
+            torch.cat((seen.gather(1, at).repeat_interleave(k, 1), own), -1),
+        ),
+        1,
+    )
+    ahead = torch.arange(1, k + 1, device=device)
+    behind = (read.chats.positions.gather(1, slots)[..., None] + ahead).flatten(1)
+    rows = torch.cat((rows, made), 1)
+    rotary = body.rotary_emb(rows, position_ids=torch.cat((read.chats.positions, behind), 1))
+    for layer in body.layers[head.layer :]:
+        rows = layer(rows, attention_mask=sight[:, None], position_embeddings=rotary)
+    said = target.lm_head(body.norm(rows[:, n:])).unflatten(1, (-1, k))
+    yield from said.flatten(0, 1).unbind(1)
 
 
 class Kept:

@@ -137,6 +137,8 @@ CASES = {
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],
     "eagle3": [({"depth": 4, "width": 3}, once)],
+    "hidden-transfer": [({"nodes": 6}, once)],
+    "chimera": [({"depth": 3, "nodes": 8}, nothing)],
     "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],

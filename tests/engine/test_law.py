@@ -39,6 +39,8 @@ CONFIGURED = {
     "eagle": [{"depth": 2, "nodes": 6}],
     "eagle2": [{"nodes": 4, "depth": 2, "width": 2}],
     "eagle3": [{"nodes": 4, "depth": 1, "width": 2}],
+    "hidden-transfer": [{"nodes": 4}],
+    "chimera": [{"depth": 2, "nodes": 6}],
     "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
@@ -59,6 +61,8 @@ TREES = (
     "eagle",
     "eagle2",
     "eagle3",
+    "hidden-transfer",
+    "chimera",
 )
 """Methods that draft trees, which block verification does not take."""
 

@@ -15,6 +15,7 @@ from specbench_cli.engine.models.head import (
     Artifact,
     FeatureHead,
     Head,
+    LookAhead,
     Said,
     SequentialHead,
     Trained,
@@ -76,22 +77,36 @@ class TableFeatureHead(FeatureHead):
         if not isinstance(said, Tensor) or said.shape[1:] != (len(rows), self.vocab_size):
             self.exact = False
             return said
-        ways = [self._way(row[-self.vocab_size :], len(said)) for row in rows]
+        draft, target = self.tables
+        ways = [_way(draft, target, target, row[-self.vocab_size :], len(said)) for row in rows]
         return torch.stack(ways, 1)
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
         """See `FeatureHead`; `forward` counts."""
         return nn.Module.__call__(self, *rows, **named)
 
-    def _way(self, row: Tensor, levels: int) -> Tensor:
-        """Logits [levels, V] of the tokens behind the one that the target's row says."""
-        draft, target = self.tables
-        _, last = divmod(_place(target.flatten(0, 1), row), self.vocab_size)
-        token, way = int(row.argmax()), []
-        for _ in range(levels):
-            way.append(draft[last, token])
-            last, token = token, int(way[-1].argmax())
-        return torch.stack(way)
+
+class TableLookAhead(LookAhead):
+    """Mixed into a head whose rows go through the target, it has these be what a draft with the
+    table would say: a target that is a table lets them pass, if they see and stand where they
+    should.
+
+    Attributes:
+        tables: of the draft, and of the target; below: of what enters the layer.
+    """
+
+    tables: tuple[Tensor, Tensor]
+    below: Tensor
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See the class."""
+        self.__dict__["ran"] += 1  # whoever calls it, and however
+        ways = [_way(*self.tables, self.below, row, self.sizes["levels"]) for row in rows]
+        return torch.stack(ways)
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """See `FeatureHead`; `forward` counts."""
+        return nn.Module.__call__(self, *rows, **named)
 
 
 class TableSequentialHead(SequentialHead):
@@ -129,7 +144,11 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
         decoders: tables by role, "target" and "draft".
     """
     kind: type[Artifact] = wanted.kind
-    if issubclass(kind, FeatureHead):
+    if issubclass(kind, LookAhead):
+        below = cast(TableDecoder, decoders["target"]).layers[0]
+        own = {"tables": _tables(decoders), "below": below}
+        kind = type(kind.__name__, (TableLookAhead, kind), own)
+    elif issubclass(kind, FeatureHead):
         mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
         kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
     return TableHead(*_tables(decoders)) if issubclass(kind, Head) else kind.random(decoders)
@@ -154,6 +173,21 @@ def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> st
         if held.features is not None and not torch.equal(held.features, target[before, text[row]]):
             return f"row {row} was made of features that are not the target's of token {row}"
     return None
+
+
+def _way(draft: Tensor, target: Tensor, known: Tensor, row: Tensor, levels: int) -> Tensor:
+    """Logits [levels, V] of the tokens behind the one that the target says next.
+
+    Args:
+        known, row: a table, and the row of it at the place in question.
+    """
+    last, token = divmod(_place(known.flatten(0, 1), row), draft.shape[-1])
+    last, token = token, int(target[last, token].argmax())
+    way: list[Tensor] = []
+    for _ in range(levels):
+        way.append(draft[last, token])
+        last, token = token, int(way[-1].argmax())
+    return torch.stack(way)
 
 
 def _place(rows: Tensor, row: Tensor) -> int:

@@ -302,6 +302,46 @@ class SequentialHead(FeatureHead):
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
 
+class LookAhead(FeatureHead):
+    """A draft head that is rows of the target's own forward, and says ahead through its layers
+    (Parallel Decoding via Hidden Transfer, Wu et al., arXiv:2404.12022).
+
+    Behind the root and each node of a draft `levels` rows enter the target at `layer`: row k stands
+    k + 1 places behind its node, sees what that sees, the node and the rows before it, and says the
+    token behind its own place. No row of the text sees them, and nothing is kept of them
+    (`Session.look_ahead`).
+
+    Args:
+        levels: rows behind each node.
+        layer: the target's first layer that they go through; default: the middle one.
+
+    Attributes:
+        taps: the layer whose outgoing rows `forward` reads; of layer 0, which reads embeddings, a
+            matter of form.
+
+    Raises:
+        MethodFault: the target has no such layer.
+    """
+
+    def __init__(self, target: Decoder, levels: int, layer: int | None = None, **sizes: Any):
+        layer = target.n_layers // 2 if layer is None else layer
+        if not 0 <= layer < target.n_layers:
+            raise MethodFault(
+                f"no row enters {target.name} at layer {layer}: it has {target.n_layers}",
+                f"choose one of 0 to {target.n_layers - 1}",
+            )
+        super().__init__(target, levels=levels, layer=layer, **sizes)
+        self.layer, self.taps = layer, (max(0, layer - 1),)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [n, levels, hidden] that enter layer `layer`.
+
+        Args:
+            rows: [n, hidden] of the n nodes that they stand behind, as these enter that layer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
+
+
 def _sha256_of(decoder: Decoder) -> str | None:
     # What loads models takes a second to import; whoever has a decoder has imported it already.
     from specbench_cli.engine.models.load import sha256_of
