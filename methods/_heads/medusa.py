@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class MedusaHeads(FeatureHead):
     """
 
     kind: ClassVar[str] = "medusa"
+    trained: ClassVar[Mapping[str, Any]] = {"own_output": False}
 
     def __init__(
         self, target: Decoder, levels: int = 4, blocks: int = 1, own_output: bool = True

@@ -182,11 +182,13 @@ class FeatureHead(nn.Module, Artifact):
         ran: how often it was called; see `Decoder`.
         peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
             level's loss beside that of the level before it.
+        trained: the sizes of heads that are trained here, where they are not `__init__`'s defaults.
     """
 
     taps: tuple[int, ...] = (NORMED,)
     peak_lr: ClassVar[float] = 1e-3
     decay: ClassVar[float] = 0.8
+    trained: ClassVar[Mapping[str, Any]] = {}
     n_layers = 1
     ran: int
 
