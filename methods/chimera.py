@@ -29,6 +29,7 @@ class ChimeraParams(MethodParams):
     head: str = Field("auto", description="auto: the target's own draft model; else its folder")
     depth: int = Field(LEVELS, ge=1, le=LEVELS, description="levels: one forward and head each")
     nodes: int = Field(24, ge=1, description="size of the tree, made of the likeliest ranks")
+    width: int = Field(8, ge=1, le=10, description="most children of a node")
 
 
 class Chimera(Method):
@@ -58,7 +59,7 @@ class Chimera(Method):
     Params: ClassVar[type[MethodParams]] = ChimeraParams
     params: ChimeraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
-    tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The draft model."""
@@ -66,8 +67,8 @@ class Chimera(Method):
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the context is of."""
-        whole = best_tree(self.params.nodes, depth=self.params.depth)
-        self.tree = whole.within(self.params.depth, session.target.vocab_size)
+        depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
+        self.tree = best_tree(self.params.nodes, depth=depth, width=width)
         size = len(self.tree.nodes)
         session.reserve(size)
         model = session.artifact(*self.artifacts())
@@ -76,7 +77,7 @@ class Chimera(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        tree = self.tree.within(limit, session.target.vocab_size)
+        tree = self.tree.within(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels

@@ -168,6 +168,12 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2402.05109",
     ),
+    "falcon": Entry(
+        "methods.falcon:Falcon",
+        "Falcon: a head that predicts a block of features a pass drafts a tree, block by block.",
+        needs=("head",),
+        source="arXiv:2412.12639",
+    ),
     "chimera": Entry(
         "methods.chimera:Chimera",
         "Chimera: trigrams of what is drafted, and one layer over all of the target's rows, draft.",

@@ -26,17 +26,17 @@ from torch.nn.functional import silu
 
 from methods._heads.files import HeadFiles, HeadShape
 from methods._heads.layouts import Layout
-from methods._heads.module import DraftHead, Out
+from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
-from methods._heads.unfused import Drafted, UnfusedHead
+from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
 from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import Decoder
 
 LEVELS = 3
 
 
-class Chimera(DraftHead):
+class Chimera(OwnWay):
     """The torch module. `fc` is W_1; `last` is W_2."""
 
     kind: ClassVar[str] = "chimera"
@@ -50,9 +50,11 @@ class Chimera(DraftHead):
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["ChimeraHeads"]}
     left: ClassVar[int] = 3
+    back: ClassVar[int] = 2
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=500,
-        replies=500,
+        corpus=20,
+        replies=80,
+        sequences=2,
         mlp=256,
         losses={"paper": Objective(steps=LEVELS, decay=1.0, text=True), "ttt": Objective(LEVELS)},
     )
@@ -82,7 +84,7 @@ class Chimera(DraftHead):
         """Nothing; all sizes are in the tensors."""
         return {}
 
-    def context(self, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of H [sequences, n, width] at their places."""
         return self.layer.self_attn.remember(self._normed(features), places)
 
@@ -90,7 +92,8 @@ class Chimera(DraftHead):
         """The last three embeddings at each of n places, [sequences, n, 3 width]; before the
         beginning the first one comes again."""
         at = torch.arange(embedded.shape[1], device=embedded.device)
-        before = [take(embedded, at - places.clamp(max=back)) for back in (2, 1)]
+        backs = [(at - places.clamp(max=back)).clamp(min=0) for back in (2, 1)]
+        before = [take(embedded, back) for back in backs]
         return torch.cat((*before, embedded), -1)
 
     def say(self, grams: Tensor, features: Tensor, places: Tensor, past: Past) -> Out:
@@ -123,7 +126,7 @@ class Chimera(DraftHead):
             width = embedded.shape[-1]
             grams = torch.cat((features[..., width:], embedded), -1)
             return self.say(grams, features[..., :width], places + 1, past)
-        past.text = self.context(features, places)
+        past.text = self.context(embedded, features, places)
         grams = take(self.trigrams(embedded, places), slots)
         return self.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
 
@@ -132,27 +135,20 @@ class Chimera(DraftHead):
         normed: Tensor = self.layer.input_layernorm(rows)
         return normed
 
-    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Nothing joins a token and H: they are rows of their own."""
-        raise NotImplementedError
-
-    def out(self, rows: Tensor) -> Out:
-        """See `say`."""
-        raise NotImplementedError
-
 
 class ChimeraHead(UnfusedHead):
     """The head in decoding: the same module."""
 
     kind: ClassVar[str] = Chimera.kind
-    module: ClassVar[type[DraftHead]] = Chimera
+    module: ClassVar[type[OwnWay]] = Chimera
     own: Chimera
 
-    def begin_at(self, embedded: Tensor, features: Tensor, at: Tensor, past: Past) -> Out:
+    def begin_at(
+        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Out:
         """See `UnfusedHead.begin_at`."""
-        places = torch.arange(embedded.shape[1], device=self.device)[None]
-        grams = take(self.own.trigrams(embedded, places), at)
-        return self.own.say(grams, take(features, at), at + 1, past)
+        grams = take(self.own.trigrams(embedded, places), slots)
+        return self.own.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
 
     def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
         """See `UnfusedHead.go_on`."""

@@ -238,4 +238,4 @@ def heads() -> Mapping[str, type[DraftHead]]:
     names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
     found = [each for name in names for each in vars(import_module(name)).values()]
     kinds = [each for each in found if isinstance(each, type) and issubclass(each, DraftHead)]
-    return {kind.kind: kind for kind in kinds if kind is not DraftHead}
+    return {kind.kind: kind for kind in kinds if hasattr(kind, "kind")}

@@ -37,6 +37,31 @@ class Drafted(NamedTuple):
     past: Past
 
 
+class OwnWay(DraftHead):
+    """A `DraftHead` whose `forward` is its own: drafted rows are not made of a token and a feature
+    by `join`, and do not leave by `out`.
+
+    Attributes:
+        left: how many times the target's width `Out.hidden` is, where a draft goes on from it.
+        back: rows of the text before a new one, or before a draft, that it looks back on.
+    """
+
+    left: ClassVar[int]
+    back: ClassVar[int]
+
+    @abstractmethod
+    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a text's rows [sequences, n, width] at their places."""
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """None."""
+        raise NotImplementedError
+
+    def out(self, rows: Tensor) -> Said:
+        """None."""
+        raise NotImplementedError
+
+
 class UnfusedHead(Head, Artifact):
     """A `DraftHead` as a decoder: it writes a row for each token of the text and none for drafted
     ones, whose keys and values go with what is left for their children.
@@ -51,10 +76,10 @@ class UnfusedHead(Head, Artifact):
         module: computes on the target's device, in its dtype.
     """
 
-    module: ClassVar[type[DraftHead]]
+    module: ClassVar[type[OwnWay]]
     n_layers = 2
 
-    def __init__(self, module: DraftHead, target: Decoder) -> None:
+    def __init__(self, module: OwnWay, target: Decoder) -> None:
         self.own: Any = module.to(target.device, target.dtype).requires_grad_(False).eval()
         self.target, self.name, self.taps = target, self.kind, module.taps
         self.device, self.dtype = target.device, target.dtype
@@ -65,12 +90,14 @@ class UnfusedHead(Head, Artifact):
         self._heads, self._wide = shape.num_attention_heads, shape.head_dim
 
     @abstractmethod
-    def begin_at(self, embedded: Tensor, features: Tensor, at: Tensor, past: Past) -> Said:
-        """What is drafted behind rows `at` [1, m] of the text.
+    def begin_at(
+        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Said:
+        """What is drafted behind the `slots` [1, m] of n rows of the text.
 
         Args:
-            embedded, features: of all rows of the text, [1, n, width].
-            past: the text's keys and values, and which of them each of the m sees.
+            embedded, features: of the n rows, [1, n, width]; places: [1, n].
+            past: the whole text's keys and values, and which of them each of the m sees.
         """
 
     @abstractmethod
@@ -123,32 +150,37 @@ class UnfusedHead(Head, Artifact):
         self.ran += 1
         embedded = self.target.embed(x.ids)
         if x.rows.shape[-1] == self.hidden_size * len(self.taps):
-            n = x.ids.shape[1]
-            m = n if logits_at == "all" else 1
-            first = state.length()
+            n, first = x.ids.shape[1], state.length()
             self._write(state, embedded, x.rows)
-            at = torch.arange(first + n - m, first + n, device=self.device)[None]
-            seen = torch.arange(first + n, device=self.device) <= at[0, :, None]
-            past = Past(seen[None, None], self._text(state, first + n))
-            read = (rows(1)[:, 0, : first + n] for rows in (state.keys, state.values))
-            said = self.begin_at(*read, at, past)
+            asked = n if logits_at == "all" else 1
+            places = torch.arange(first + n, device=self.device)[None]
+            seen = places[..., None, :] <= places[:, -asked:, None]
+            past = Past(seen[:, None], self._text(state, first + n))
+            read = self._read(state, first + n - asked)
+            slots = torch.arange(read[0].shape[1] - asked, read[0].shape[1], device=self.device)
+            said = self.begin_at(*read, slots[None], past)
         else:
             said, past = self._drafted(embedded, x.rows, state)
         left = [said.hidden]
         left += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
-        logits = self.target.unembed(said.normed)
-        return Out(logits, torch.cat(left, -1))
+        return Out(self.target.unembed(said.normed), torch.cat(left, -1))
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
         """Write rows of the text."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
-        places = torch.arange(first, first + n, device=self.device)[None]
-        pairs = (self.own.context(features, places), (embedded[:, None], features[:, None]))
-        for layer, (keys, values) in enumerate(pairs):
-            state.keys(layer)[:, :, first : first + n] = keys
-            state.values(layer)[:, :, first : first + n] = values
+        new = slice(first, first + n)
+        state.keys(1)[:, :, new], state.values(1)[:, :, new] = embedded[:, None], features[:, None]
         state.extend(0, range(2), n)
+        keys, values = self.own.context(*self._read(state, first))
+        state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
+
+    def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings and features [1, n, width] that were read from a row on, and of so many before
+        it as a head looks back on, with their places [1, n]."""
+        rows = slice(max(0, since - self.own.back), state.length())
+        embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
+        return embedded, features, torch.arange(rows.start, rows.stop, device=self.device)[None]
 
     def _text(self, state: KVState, n: int) -> tuple[Tensor, Tensor]:
         return state.keys(0)[:, :, :n], state.values(0)[:, :, :n]

@@ -53,10 +53,11 @@ class HeadSchedule(Schedule):
             kind=head.kind,
             mlp=recipe.mlp,
             stages=(
-                StagePlan(recipe.corpus, 4, 512, "target", "corpus"),
-                StagePlan(recipe.replies, 4, 512, "target", "replies"),
+                StagePlan(recipe.corpus, recipe.sequences, 512, "target", "corpus"),
+                StagePlan(recipe.replies, recipe.sequences, 512, "target", "replies"),
             ),
             peak_lr=recipe.peak_lr,
+            warmup_steps=min(100, (recipe.corpus + recipe.replies) // 10),
         )
 
     @classmethod

@@ -52,8 +52,8 @@ class Said(NamedTuple):
 class Step(NamedTuple):
     """A drafted step at slots [sequences, slots].
 
-    logits: over what the head says; at: the place whose next token is drafted; hidden: fed back;
-    valid: whether that token is in the slot's chat.
+    logits: over what the head says; at: the place whose next token is drafted; hidden: the rows
+    that they are of; valid: whether that token is in the slot's chat.
     """
 
     logits: Tensor
@@ -126,7 +126,7 @@ def unroll(
         at = slots + step + 1
         inside = at.clamp(max=last)
         valid = (at <= last) & (starts.gather(1, inside) == start)
-        yield Step(F.linear(out.normed, weight), out.hidden, inside, valid)
+        yield Step(F.linear(out.normed, weight), out.normed, inside, valid)
         if step + 1 < steps:
             token = following.gather(1, inside)
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)

@@ -139,6 +139,7 @@ CASES = {
     "eagle3": [({"depth": 4, "width": 3}, once)],
     "hidden-transfer": [({"nodes": 6}, once)],
     "chimera": [({"depth": 3, "nodes": 8}, nothing)],
+    "falcon": [({"nodes": 12}, nothing)],
     "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],

@@ -41,6 +41,7 @@ CONFIGURED = {
     "eagle3": [{"nodes": 4, "depth": 1, "width": 2}],
     "hidden-transfer": [{"nodes": 4}],
     "chimera": [{"depth": 2, "nodes": 6}],
+    "falcon": [{"depth": 2, "nodes": 6}],
     "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
@@ -63,6 +64,7 @@ TREES = (
     "eagle3",
     "hidden-transfer",
     "chimera",
+    "falcon",
 )
 """Methods that draft trees, which block verification does not take."""
 
