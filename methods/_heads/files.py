@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from methods._heads.layouts import Layout, recognise, renamed
-from specbench_cli.api import ROPE_TYPES, Decoder, EnvironmentFault, Weights, sha256_of
+from specbench_cli.api import (
+    ROPE_TYPES,
+    Decoder,
+    EnvironmentFault,
+    Weights,
+    config_of,
+    sha256_of,
+)
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
@@ -93,6 +101,39 @@ def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
+@torch.no_grad()
+def fill(
+    places: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str, kind: str
+) -> None:
+    """Copy the tensors of a checkpoint to the places that they have in a head, by their names.
+
+    Raises:
+        EnvironmentFault: one lacks, has no place, has another size, or holds a number that is not
+            finite.
+    """
+    lacking = [name for name in places if name not in weights]
+    odd = [name for name in weights if name not in places]
+    what = None
+    if lacking or odd:
+        told = [("lacks", lacking), ("has no place for", odd)]
+        what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in told if names)
+    for name, place in () if what else places.items():
+        tensor = weights[name]
+        if tensor.shape != place.shape:
+            what = f"{name} is {list(tensor.shape)}; this target needs {list(place.shape)}"
+        elif not tensor.isfinite().all():
+            what = f"{name} holds numbers that are not finite"
+        if what:
+            break
+        place.copy_(tensor)
+    if what:
+        raise EnvironmentFault(
+            f"{where}: {what}",
+            f"give the folder of another: --set {kind}.head=DIR, or train one: specbench train"
+            f" {kind}",
+        )
+
+
 def official_taps(n_layers: int) -> tuple[int, ...]:
     """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
 
@@ -102,12 +143,15 @@ def official_taps(n_layers: int) -> tuple[int, ...]:
     return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
 
 
-def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
+def read_head(
+    folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
+) -> HeadFiles:
     """Read the head in a folder, whatever its layout.
 
     Args:
         kind: what it must be ("eagle", "eagle3", "mtp").
         layouts: all that are known.
+        target: whose config.json tells the sizes of a layer where the head's tells none.
 
     Raises:
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
@@ -123,6 +167,13 @@ def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
         )
     tensors = renamed(folder, layout, caught, weights)
     inner = config.get("transformer_layer_config") or config.get("text_config") or config
+    if "num_attention_heads" not in inner:
+        inner = {**(config_of(target) if target is not None else {}), **inner}
+    if "num_attention_heads" not in inner:
+        raise EnvironmentFault(
+            f"{folder}: neither its config.json nor the target's says num_attention_heads",
+            "add it to the head's config.json",
+        )
     return HeadFiles(
         source=f"{folder} ({layout.name})",
         tensors=tensors,
@@ -139,7 +190,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise EnvironmentFault(
             f"{folder} holds no head: it has no config.json", "specbench list methods"
         )
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from methods._heads.files import HeadFiles, read_head
-from methods._heads.module import DraftHead, heads
+from methods._heads.module import DraftHead, Out, PrefixHead, heads
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -19,11 +19,15 @@ from specbench_cli.api import (
     FusedStack,
     Head,
     Input,
+    KVState,
     Layer,
     LayerReader,
+    LogitsAt,
     Scratch,
+    State,
     layer_bytes,
 )
+from specbench_cli.api import Out as Forwarded
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""
@@ -54,14 +58,16 @@ class LayerHead(FusedStack, Head, Artifact):
             device=target.device,
             dtype=target.dtype,
         )
-        self.target, self.taps = target, module.taps
+        self.target, self.taps, self.levels = target, module.taps, module.levels
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None
         self.layer = read.layer("layer.", norm="input_layernorm" if normed else None)
-        bias = read.get("fc.bias") if "fc.bias" in read else None
-        self.fc = read.linear(read.get("fc.weight"), bias)
-        self.weight_bytes = layer_bytes(self.layer) + self.fc.nbytes
+        self.weight_bytes = layer_bytes(self.layer)
+        if "fc.weight" in read:
+            bias = read.get("fc.bias") if "fc.bias" in read else None
+            self.fc = read.linear(read.get("fc.weight"), bias)
+            self.weight_bytes += self.fc.nbytes
         self._read_rest(read, module)
         self._read_vocabulary(read, module)
 
@@ -75,7 +81,8 @@ class LayerHead(FusedStack, Head, Artifact):
         """The head in a folder, in whatever layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in heads().values() if head is not own))
-        files = read_head(folder, cls.kind, [each for head in known for each in head.layouts])
+        layouts = [each for head in known for each in head.layouts]
+        files = read_head(folder, cls.kind, layouts, target)
         files.check_target(target)
         return cls.of(files, target)
 
@@ -146,6 +153,57 @@ class LayerHead(FusedStack, Head, Artifact):
         elif at == "last":
             rows = rows[:, -1:]
         return self.unembed(self.norm(rows))
+
+
+class PrefixLayerHead(LayerHead):
+    """The fused form of a `PrefixHead`: its state holds the target's rows. Drafted ones see nothing
+    but what their parents left; they take room in the state, as any rows, until they are dropped.
+
+    Attributes:
+        steps: the torch module, without its layer.
+    """
+
+    module: ClassVar[type[PrefixHead]]
+    steps: PrefixHead
+
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+        assert isinstance(module, PrefixHead)
+        self._final = read.norm("norm")
+        del module.layer  # which is fused
+        self.steps = module.to(self.device, self.dtype).requires_grad_(False).eval()
+        self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
+
+    @torch.inference_mode()
+    def forward(
+        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
+    ) -> Forwarded:
+        """See `Decoder`; rows of the target's width are its own, wider ones were left here."""
+        assert isinstance(x, Features)
+        assert isinstance(state, KVState)
+        rows, ids = x.rows, x.ids
+        if rows.shape[-1] == self.hidden_size:
+            said = super().forward(x, state, logits_at=None, **how)
+            if logits_at is None:
+                return said
+            rows, ids = (
+                (said.hidden, ids) if logits_at == "all" else (said.hidden[:, -1:], ids[:, -1:])
+            )
+        else:
+            self.ran += 1
+            state.extend(0, (0,), ids.shape[1])
+        out = self.steps.step(self.embed(ids), rows)
+        return Forwarded(self._spoken(out), out.hidden)
+
+    def _spoken(self, out: Out) -> Tensor:
+        """Logits of what a step made."""
+        return self.target.unembed(out.normed)
+
+    def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        return rows.clone()  # the layer adds to it
+
+    def _run_layer(self, *given: Any) -> Tensor:
+        """The norm ends the layer."""
+        return self._norm(super()._run_layer(*given), self._final)
 
 
 def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:

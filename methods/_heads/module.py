@@ -58,6 +58,7 @@ class DraftHead(nn.Module, ABC):
         recipe: how training makes it.
         taps: layers of the target whose outgoing rows it reads side by side, or `NORMED`.
         hidden_first: whether `fc` reads the features before the embedding.
+        levels: how many steps it can draft; None: as many as are wanted.
         says: ids of the target's vocabulary that it can say; None: all.
     """
 
@@ -72,6 +73,7 @@ class DraftHead(nn.Module, ABC):
     vocabulary: Vocabulary | None = None
     taps: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
+    levels: int | None = None
     says: Tensor | None
 
     def __init__(
@@ -192,6 +194,9 @@ class DraftHead(nn.Module, ABC):
         lacking = next((name for name in names if name not in files.tensors), None)
         if lacking is not None:
             raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
+        if wild is not None:
+            raise wrong_size(files, f"{wild} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
@@ -224,6 +229,61 @@ class DraftHead(nn.Module, ABC):
         return HeadFiles(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
+class PrefixHead(DraftHead):
+    """A head whose layer reads the target's rows alone, and no token: prefix attention (Hydra++),
+    an augmenting block (Clover). What is drafted is made, step by step, of the row that leaves the
+    layer and of the tokens so far.
+    """
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope)
+        self.layer = Layer(shape.hidden_size, shape, rope, has, normed=True)
+        self.norm = self.new_norm()
+
+    @abstractmethod
+    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+        """What follows tokens, of their embeddings [..., width] and what their parents left.
+
+        Args:
+            rows: [..., w], at the first level what leaves the layer; later `Out.hidden`, wider than
+                those.
+        """
+
+    def begin(self, std: float) -> None:
+        """The layer's matrices; it begins by passing on what it reads."""
+        for module in self.layer.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        for last in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The features alone."""
+        assert self.layer.input_layernorm is not None
+        return self.layer.input_layernorm(features), features
+
+    def out(self, rows: Tensor) -> Out:
+        """Normed."""
+        normed = self.norm(rows)
+        return Out(normed, normed)
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead`; nothing is added to `past` after the first step."""
+        if slots is not None:
+            features = super().forward(embedded, features, places, past, slots).hidden
+            embedded = take(embedded, slots)
+        return self.step(embedded, features)
+
+
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
     """A matrix of that shape, which about keeps the size of what it is multiplied with."""
     drawn = torch.randn(like.shape, generator=generator)
@@ -238,4 +298,4 @@ def heads() -> Mapping[str, type[DraftHead]]:
     names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
     found = [each for name in names for each in vars(import_module(name)).values()]
     kinds = [each for each in found if isinstance(each, type) and issubclass(each, DraftHead)]
-    return {kind.kind: kind for kind in kinds if hasattr(kind, "kind")}
+    return {kind.kind: kind for kind in kinds if "kind" in vars(kind)}

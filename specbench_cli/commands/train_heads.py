@@ -141,6 +141,8 @@ KINDS = {
         "as `train eagle`. They share the target's output matrix, which the paper's have each.",
     ),
     "hydra": ("Hydra's heads, which read the tokens drafted before", "as `train medusa`."),
+    "hydra++": ("Hydra++'s, which read a layer of their own too", "as `train medusa`."),
+    "clover": ("Clover's head, which keeps a state over the tokens drafted", "as `train eagle`."),
 }
 """What has a command of its own: what it makes, and more to say of it."""
 

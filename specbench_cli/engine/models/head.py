@@ -36,9 +36,11 @@ class Head(Decoder):
 
     Attributes:
         taps: layers of the target whose outgoing rows it reads, side by side, or `NORMED`.
+        levels: how many it can draft; None: as many as are wanted.
     """
 
     taps: tuple[int, ...]
+    levels: int | None = None
     first = 1
 
 
