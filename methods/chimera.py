@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from methods._heads.chimera import LEVELS, ChimeraHead
+from methods._heads.unfused.chimera import LEVELS, ChimeraHead
 from specbench_cli.api import (
     Draft,
     Field,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from methods._heads.falcon import FalconHead
+from methods._heads.unfused.falcon import FalconHead
 from specbench_cli.api import (
     Draft,
     Field,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from methods._heads.hidden_transfer import TransferMaps
+from methods._heads.unfused.hidden_transfer import TransferMaps
 from specbench_cli.api import (
     Draft,
     Field,

@@ -111,7 +111,6 @@ from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedStack
 from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
 from specbench_cli.engine.models.plan import Scratch
-from specbench_cli.engine.models.state import KVState
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError

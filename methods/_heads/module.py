@@ -295,7 +295,7 @@ def heads() -> Mapping[str, type[DraftHead]]:
     """The heads of this folder, by kind: a file that defines one needs no entry anywhere."""
     import methods._heads as here
 
-    names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
+    names = sorted(each.name for each in pkgutil.walk_packages(here.__path__, f"{here.__name__}."))
     found = [each for name in names for each in vars(import_module(name)).values()]
     kinds = [each for each in found if isinstance(each, type) and issubclass(each, DraftHead)]
     return {kind.kind: kind for kind in kinds if "kind" in vars(kind)}

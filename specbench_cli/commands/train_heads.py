@@ -143,6 +143,12 @@ KINDS = {
     "hydra": ("Hydra's heads, which read the tokens drafted before", "as `train medusa`."),
     "hydra++": ("Hydra++'s, which read a layer of their own too", "as `train medusa`."),
     "clover": ("Clover's head, which keeps a state over the tokens drafted", "as `train eagle`."),
+    "hidden-transfer": (
+        "Hidden Transfer's maps to pseudo states",
+        "as `train eagle`, through the target's upper layers, for fewer tokens.",
+    ),
+    "falcon": ("Falcon's head, which drafts two tokens a pass", "as `train eagle`, for fewer."),
+    "chimera": ("Chimera's two encoders and heads", "as `train eagle`, for fewer tokens."),
 }
 """What has a command of its own: what it makes, and more to say of it."""
 

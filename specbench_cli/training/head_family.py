@@ -7,7 +7,7 @@ Files have the tensor names of the published releases, in fp16, and **the upcast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,19 @@ def schedule_of(
     )
     if not of_family:
         stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
+    name = kind.kind if label is None else f"{label}-{kind.kind}"
+    if issubclass(kind, LookAhead) and of_family:
+        pairs = zip(kind.updates, stages, strict=True)
+        stages = tuple(
+            replace(each, steps=steps, sequences=kind.sequences) for steps, each in pairs
+        )
+        return Schedule(
+            name=name, stages=stages, peak_lr=kind.peak_lr, warmup_steps=sum(kind.updates) // 15
+        )
     if label is None:
-        return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
+        return Schedule(name=name, stages=stages, peak_lr=kind.peak_lr)
     peak_lr = HeadRecipe.peak_lr if of_family else OWN_LR
-    return Schedule(name=f"{label}-{kind.kind}", stages=stages, peak_lr=peak_lr)
+    return Schedule(name=name, stages=stages, peak_lr=peak_lr)
 
 
 SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}

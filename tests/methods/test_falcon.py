@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods._heads.falcon import BLOCK, Falcon, FalconHead
+from methods._heads.unfused.falcon import BLOCK, Falcon, FalconHead
 from methods.falcon import Falcon as Method
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.sequence import StopRule

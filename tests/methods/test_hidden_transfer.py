@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods._heads.hidden_transfer import TransferMaps
+from methods._heads.unfused.hidden_transfer import TransferMaps
 from methods.hidden_transfer import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds

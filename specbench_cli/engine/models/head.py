@@ -320,12 +320,18 @@ class LookAhead(FeatureHead):
         layer: the target's first layer that they go through; default: the middle one.
 
     Attributes:
+        updates, sequences: of its training: on the corpus and on replies, of 512 tokens each. Its
+            rows go through the target, which costs more than reading kept ones.
         taps: the layer whose outgoing rows `forward` reads; of layer 0, which reads embeddings, a
             matter of form.
 
     Raises:
         MethodFault: the target has no such layer.
     """
+
+    updates: ClassVar[tuple[int, int]] = (60, 240)
+    sequences: ClassVar[int] = 2
+    peak_lr: ClassVar[float] = 3e-3
 
     def __init__(self, target: Decoder, levels: int, layer: int | None = None, **sizes: Any):
         layer = target.n_layers // 2 if layer is None else layer

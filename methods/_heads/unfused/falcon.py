@@ -30,7 +30,7 @@ from methods._heads.layouts import Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
-from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
+from methods._heads.unfused.head import Drafted, OwnWay, UnfusedHead
 from methods._heads.vocabulary import Vocabulary
 
 BLOCK = 2
@@ -40,11 +40,8 @@ INNER = 64
 
 
 class Falcon(OwnWay):
-    """The torch module.
-
-    `Out.hidden` is the k features that a pass predicted, the k - 1 pairs before them, and the
-    embeddings of those of their tokens that have been drafted since.
-    """
+    """The torch module. `Out.hidden` is the k features that a pass predicted, the k - 1 pairs
+    before them, and the embeddings of those of their tokens that have been drafted since."""
 
     kind: ClassVar[str] = "falcon"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -101,36 +98,28 @@ class Falcon(OwnWay):
         return self.layer.self_attn.remember(rows, places)
 
     def block(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
-        """A pass: the features [sequences, slots, k, width] of the next k places.
-
-        Args:
-            rows: [sequences, slots, k, width] at `places` [sequences, slots, k]; what they see is
-                in `past`, themselves included.
-        """
+        """A pass over `rows` [sequences, slots, k, width] at `places` [sequences, slots, k], which
+        see `past`, themselves included: the features of the next k places, of the rows' shape."""
         made = []
         for row, place in zip(rows.unbind(2), places.unbind(2), strict=True):
             seen = row + self.layer.self_attn(row, place, past)
             made.append(seen + self.layer.mlp(self.layer.post_attention_layernorm(seen)))
         return torch.stack(made, 2)
 
-    def begin_block(self, pairs: Tensor, places: Tensor, slots: Tensor, past: Past) -> Tensor:
-        """The first pass behind `slots` of texts whose pairs [sequences, n, 2 width] are in
-        `past`: what is left of it."""
+    def begin_block(
+        self, pairs: Tensor, rows: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Tensor:
+        """The first pass behind `slots` of texts: what is left of it."""
         at = places.gather(1, slots)
-        back = torch.stack([at.clamp(max=ago) for ago in reversed(range(BLOCK))], 2)
-        rows = self.text(pairs, places)
-        of_block = torch.stack([take(rows, slots - ago) for ago in back.unbind(2)], 2)
-        features = self.block(of_block, at[..., None] - back, past)
-        tail = [take(pairs, slots - ago) for ago in back.unbind(2)[1:]]
+        back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
+        of_block = torch.stack([take(rows, slots - ago) for ago in back], 2)
+        features = self.block(of_block, torch.stack([at - ago for ago in back], 2), past)
+        tail = [take(pairs, slots - ago) for ago in back[1:]]
         return torch.cat((features.flatten(2), *tail), -1)
 
     def next_block(self, left: Tensor, embedded: Tensor, places: Tensor, past: Past) -> Tensor:
-        """A further pass, of the k tokens that were drafted from the last: what is left of it.
-
-        Args:
-            left: of the last pass. embedded: [sequences, slots, k, width] of the tokens.
-            places: [sequences, slots] of the last of them.
-        """
+        """A further pass, over the k tokens [sequences, slots, k, width] drafted from what is
+        `left` of the last, the last of them at `places` [sequences, slots]: what is left of it."""
         width = embedded.shape[-1]
         features = left[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
         tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
@@ -155,8 +144,9 @@ class Falcon(OwnWay):
         width = embedded.shape[-1]
         if slots is not None:
             pairs = torch.cat((embedded, features), -1)
-            past.text = self.context(embedded, features, places)
-            left = self.begin_block(pairs, places, slots, past)
+            rows = self.text(pairs, places)
+            past.text = self.layer.self_attn.remember(rows, places)
+            left = self.begin_block(pairs, rows, places, slots, past)
             return Out(left, left[..., :width])
         left = torch.cat((features, embedded), -1)
         own = self.left * width
@@ -181,20 +171,18 @@ class FalconHead(UnfusedHead):
     ) -> Out:
         """See `UnfusedHead.begin_at`."""
         pairs = torch.cat((embedded, features), -1)
-        return self._said(self.own.begin_block(pairs, places, slots, past))
+        rows = self.own.text(pairs, places)
+        return self._said(self.own.begin_block(pairs, rows, places, slots, past))
 
     def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
         """See `UnfusedHead.go_on`."""
-        past = drafted.past
+        past, blocks = drafted.past, embedded.unflatten(1, (-1, BLOCK))
         mine = Past(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
-        blocks = embedded.unflatten(1, (-1, BLOCK))
         places = drafted.places[:, ::BLOCK] + BLOCK
         left = self.own.next_block(drafted.rows[:, ::BLOCK], blocks, places, mine)
-        past.own[:] = [
-            (keys.repeat_interleave(BLOCK, 2), values.repeat_interleave(BLOCK, 2))
-            for keys, values in mine.own
-        ]
+        pairs = [[part.repeat_interleave(BLOCK, 2) for part in pair] for pair in mine.own]
+        past.own[:] = [(keys, values) for keys, values in pairs]
         return self._said(left)
 
     def _said(self, left: Tensor) -> Out:

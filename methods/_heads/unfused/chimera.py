@@ -29,7 +29,7 @@ from methods._heads.layouts import Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
-from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
+from methods._heads.unfused.head import Drafted, OwnWay, UnfusedHead
 from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import Decoder
 
