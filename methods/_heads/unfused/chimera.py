@@ -51,6 +51,7 @@ class Chimera(OwnWay):
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["ChimeraHeads"]}
     left: ClassVar[int] = 3
     back: ClassVar[int] = 2
+    levels = LEVELS
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
         corpus=20,
         replies=80,
