@@ -69,8 +69,8 @@ class HiddenTransfer(Method):
         """Choose the tree, and have pseudo states stand behind its nodes (steps 3 and 4)."""
         maps = session.artifact(*self.artifacts())
         self.tree = best_tree(self.params.nodes, depth=maps.sizes["levels"])
-        session.look_ahead(maps, self.params.nodes)
+        self.ahead = session.reserve(self.params.nodes, maps)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        return fill_from(self.tree, session.foreseen(), session)
+        return fill_from(self.tree, self.ahead.newest(), session)

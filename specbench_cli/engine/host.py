@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -94,10 +94,15 @@ def places(values: tuple[int, ...], device: torch.device) -> Tensor:
     return ids(values, device)
 
 
-Some = TypeVar("Some", list[int], Tensor)
+@overload
+def taken(values: Tensor, at: tuple[int, ...]) -> Tensor: ...
 
 
-def taken(values: Some, at: tuple[int, ...]) -> Some:
+@overload
+def taken(values: Ids, at: tuple[int, ...]) -> Ids: ...
+
+
+def taken(values: Ids, at: tuple[int, ...]) -> Ids:
     """Ids, or rows of a tensor, at places that come again and again."""
     if isinstance(values, Tensor):
         return values.index_select(0, places(at, values.device))

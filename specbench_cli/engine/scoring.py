@@ -280,10 +280,17 @@ class Beside:
             positions: [1, n]; mask: [n, n].
         """
         n, layer = x.ids.shape[1], self._layer
-        how = {"positions": positions, "mask": mask, "logits_at": None}
         if layer:
             early = [at for at in taps if at < layer]
-            first = self._target.forward(x, state, layers=(0, layer), taps=early, **how)
+            first = self._target.forward(
+                x,
+                state,
+                layers=(0, layer),
+                positions=positions,
+                mask=mask,
+                logits_at=None,
+                taps=early,
+            )
             rows, below = first.hidden, dict(first.taps)
         else:
             rows, below = self._target.embed(x.ids), {}
@@ -309,7 +316,12 @@ class Beside:
         self._newest = self._written[path[-1] if len(self._written) > 1 else 0]
 
     def newest(self) -> Tensor:
-        """See `Session.foreseen`."""
+        """What the rows behind the row that chose the last committed token said: logits [levels,
+        V], of level k about the token k + 1 places behind that token.
+
+        Raises:
+            MethodFault: there was no prefill.
+        """
         if self._newest is None:
             raise MethodFault("nothing was foreseen before the prefill", "ask in `propose`")
         return self._newest
@@ -409,7 +421,7 @@ class Scoring:
         self._tape = Tape(self.target.decoder, taps)
 
     def look_ahead(self, head: MeteredHead) -> Beside:
-        """See `Session.look_ahead`."""
+        """See `Session.reserve`."""
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} cannot look ahead: its state only knows the ends of forwards",
@@ -417,12 +429,6 @@ class Scoring:
             )
         self.beside = Beside(self.target, head)
         return self.beside
-
-    def foreseen(self) -> Tensor:
-        """See `Session.foreseen`."""
-        if self.beside is None:
-            raise MethodFault("nothing looks ahead: `session.look_ahead` in `start` has rows do so")
-        return self.beside.newest()
 
     def features(self, tokens: Tokens) -> Features:
         """Tokens beside the features that are kept; see `Session.unread`."""

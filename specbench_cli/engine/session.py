@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Partial, Scoring
+from specbench_cli.engine.scoring import Beside, Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -253,10 +253,28 @@ class Session:
                 )
         return state
 
-    def reserve(self, nodes: int) -> None:
-        """Have rows in the target's state for trees of so many nodes; only before prefill."""
+    @overload
+    def reserve(self, nodes: int) -> None: ...
+
+    @overload
+    def reserve(self, nodes: int, ahead: MeteredHead) -> Beside: ...
+
+    def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> Beside | None:
+        """Have rows in the target's state for trees of so many nodes; only before prefill.
+
+        Args:
+            ahead: a `LookAhead`, whose rows the target's forwards shall carry behind the last
+                committed token and all nodes.
+        Returns:
+            of `ahead`, what keeps what its rows said: see `Beside.newest`.
+        Raises:
+            MethodFault: nothing looks ahead in a target that runs whole forwards alone.
+        """
+        beside = None if ahead is None else self._scoring.look_ahead(ahead)
         self._drafts.slack = nodes
-        self._scoring.state = self.new_state(self.target, nodes)
+        rows = nodes if beside is None else beside.room(nodes)
+        self._scoring.state = self.new_state(self.target, rows)
+        return beside
 
     def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
         """A drafter that works beside the target, where the run has it work; its prefill has begun.
@@ -340,17 +358,6 @@ class Session:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
 
-    def look_ahead(self, head: MeteredHead, nodes: int) -> None:
-        """Have the target's forwards carry a `LookAhead`'s rows behind the last committed token and
-        all nodes of a draft, and reserve room for drafts of so many; before prefill.
-
-        Raises:
-            MethodFault: the target runs whole forwards alone.
-        """
-        beside = self._scoring.look_ahead(head)
-        self._drafts.slack = nodes
-        self._scoring.state = self.new_state(self.target, beside.room(nodes))
-
     # ---- the text -------------------------------------------------------------------------------
 
     def tokens(self) -> Sequence[int]:
@@ -395,15 +402,6 @@ class Session:
             MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
         return self._scoring.newest(n)
-
-    def foreseen(self) -> Tensor:
-        """What the rows that look ahead said: logits [levels, V], of level k about the token k + 1
-        places behind the last committed one. They stood behind the row that chose that one.
-
-        Raises:
-            MethodFault: `look_ahead` was not called, or there was no prefill.
-        """
-        return self._scoring.foreseen()
 
     # ---- drafts ---------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class Chimera(OwnWay):
         """Heads begin by saying what the target says next."""
         super().begin(std)
         for head in self.mixed:
+            assert isinstance(head, nn.Linear)
             nn.init.eye_(head.weight)
 
     @classmethod
@@ -153,4 +154,5 @@ class ChimeraHead(UnfusedHead):
 
     def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
         """See `UnfusedHead.go_on`."""
-        return self.own(embedded, drafted.rows, drafted.places, drafted.past)
+        said: Out = self.own(embedded, drafted.rows, drafted.places, drafted.past)
+        return said

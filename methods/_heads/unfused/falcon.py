@@ -5,16 +5,14 @@ Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designe
 AAAI 2025, arXiv:2412.12639.
 
 As EAGLE's it joins the feature f_j, which the target's output matrix reads, and the token x_{j+1}
-to a pair; but a pass over the last k pairs predicts the next k features at once. Pairs go through
-an LSTM of two layers, then through one Llama layer under the relaxed causal mask: the k pairs of a
-block see each other, and all before them. What leaves at pair j is f_{j+k}, whose logits by the
-target's output matrix are those of x_{j+k+1}.
+to a pair; but a pass over the last k pairs predicts the next k features. Pairs go through an LSTM
+of two layers, then one Llama layer under the relaxed causal mask: the k pairs of a block see each
+other, and all before. What leaves at pair j is f_{j+k}, which gives logits of x_{j+k+1}.
 
-The paper's: all of that, and k = 2. Ours: the LSTM runs over the k pairs that end in its own, from
-nothing, so that a row does not depend on where blocks began (the authors' module is not told that
-its first axis is the batch, so theirs recurs over no tokens); it is `INNER` wide and adds to a
-linear map of the pair; and training drafts on from the head's own features in place of the coupled
-glancing distillation.
+The paper's: all of that, and k = 2. Ours: the LSTM runs over the k pairs that end in its own (the
+authors' is not told that its first axis is the batch, so it recurs over no tokens), is `INNER` wide
+and adds to a linear map of the pair; training drafts on from the head's own features, without the
+coupled glancing distillation.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class Falcon(OwnWay):
         return rows
 
     def text(self, pairs: Tensor, places: Tensor) -> Tensor:
-        """`rows` of all pairs [sequences, n, 2 width] of texts; before the first it comes again."""
+        """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
         at = torch.arange(pairs.shape[1], device=pairs.device)
         ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
         return self.rows(torch.stack([take(pairs, (at - each).clamp(min=0)) for each in ago], 2))
@@ -106,11 +104,9 @@ class Falcon(OwnWay):
             made.append(seen + self.layer.mlp(self.layer.post_attention_layernorm(seen)))
         return torch.stack(made, 2)
 
-    def begin_block(
-        self, pairs: Tensor, rows: Tensor, places: Tensor, slots: Tensor, past: Past
-    ) -> Tensor:
+    def begin_block(self, pairs: Tensor, places: Tensor, slots: Tensor, past: Past) -> Tensor:
         """The first pass behind `slots` of texts: what is left of it."""
-        at = places.gather(1, slots)
+        rows, at = self.text(pairs, places), places.gather(1, slots)
         back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
         of_block = torch.stack([take(rows, slots - ago) for ago in back], 2)
         features = self.block(of_block, torch.stack([at - ago for ago in back], 2), past)
@@ -125,8 +121,7 @@ class Falcon(OwnWay):
         tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
         pairs = torch.cat((tail, torch.cat((embedded, features), -1)), 2)
         rows = self.rows(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
-        ago = torch.arange(BLOCK - 1, -1, -1, device=left.device)
-        each = places[..., None] - ago
+        each = places[..., None] + torch.arange(1 - BLOCK, 1, device=left.device)
         for row, place in zip(rows.unbind(2), each.unbind(2), strict=True):
             past.own.append(self.layer.self_attn.remember(row, place))
         made = self.block(rows, each, past)
@@ -143,10 +138,8 @@ class Falcon(OwnWay):
         """See `DraftHead.forward`: every k-th step is a pass, the others read what it left."""
         width = embedded.shape[-1]
         if slots is not None:
-            pairs = torch.cat((embedded, features), -1)
-            rows = self.text(pairs, places)
-            past.text = self.layer.self_attn.remember(rows, places)
-            left = self.begin_block(pairs, rows, places, slots, past)
+            past.text = self.context(embedded, features, places)
+            left = self.begin_block(torch.cat((embedded, features), -1), places, slots, past)
             return Out(left, left[..., :width])
         left = torch.cat((features, embedded), -1)
         own = self.left * width
@@ -159,8 +152,7 @@ class Falcon(OwnWay):
 
 
 class FalconHead(UnfusedHead):
-    """The head in decoding: the same module. A forward says k tokens: behind the text, or of every
-    k rows fed, the drafted tokens of a block, behind them."""
+    """The head in decoding: a forward says k tokens behind the text, or behind each k rows fed."""
 
     kind: ClassVar[str] = Falcon.kind
     module: ClassVar[type[OwnWay]] = Falcon
@@ -171,18 +163,16 @@ class FalconHead(UnfusedHead):
     ) -> Out:
         """See `UnfusedHead.begin_at`."""
         pairs = torch.cat((embedded, features), -1)
-        rows = self.own.text(pairs, places)
-        return self._said(self.own.begin_block(pairs, rows, places, slots, past))
+        return self._said(self.own.begin_block(pairs, places, slots, past))
 
     def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
         """See `UnfusedHead.go_on`."""
-        past, blocks = drafted.past, embedded.unflatten(1, (-1, BLOCK))
+        past, n, blocks = drafted.past, BLOCK, embedded.unflatten(1, (-1, BLOCK))
         mine = Past(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
         places = drafted.places[:, ::BLOCK] + BLOCK
         left = self.own.next_block(drafted.rows[:, ::BLOCK], blocks, places, mine)
-        pairs = [[part.repeat_interleave(BLOCK, 2) for part in pair] for pair in mine.own]
-        past.own[:] = [(keys, values) for keys, values in pairs]
+        past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
         return self._said(left)
 
     def _said(self, left: Tensor) -> Out:

@@ -197,6 +197,7 @@ class TableDecoder(Decoder):
         beyond = x.rows[0, n:] if isinstance(x, Hidden) else self.table.new_empty(0)
         if len(beyond):
             assert positions is not None
+            assert isinstance(x, Hidden)
             if mask is None:  # one chain, behind the last row there is
                 node = torch.tensor([state.rows[-1].position])
                 mask = torch.ones(len(beyond) + 1, len(beyond) + 1, dtype=torch.bool).tril()

@@ -313,7 +313,7 @@ class LookAhead(FeatureHead):
     Behind the root and each node of a draft `levels` rows enter the target at `layer`: row k stands
     k + 1 places behind its node, sees what that sees, the node and the rows before it, and says the
     token behind its own place. No row of the text sees them, and nothing is kept of them
-    (`Session.look_ahead`).
+    (`Session.reserve`).
 
     Args:
         levels: rows behind each node.
