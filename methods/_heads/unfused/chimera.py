@@ -56,7 +56,7 @@ class Chimera(OwnWay):
         corpus=20,
         replies=80,
         sequences=2,
-        mlp=256,
+        mlp=96,
         losses={"paper": Objective(steps=LEVELS, decay=1.0, text=True), "ttt": Objective(LEVELS)},
     )
 
