@@ -48,6 +48,10 @@ def test_the_relaxed_mask_of_five_pairs_in_blocks_of_two():
 def by_definition(head, target, text, path):
     """Logits [k, V] behind a path of whole blocks drafted after a text: one pass over all pairs."""
     module, n = head.own, len(text) - 1
+    lstm = torch.nn.LSTM(2 * target.hidden_size, 64, num_layers=2, batch_first=True)
+    for layer, cell in enumerate(module.lstm):
+        for name, value in cell.named_parameters():
+            getattr(lstm, f"{name}_l{layer}").data.copy_(value)
     with torch.no_grad():
         out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n))
         known = list(features(out, (-1,), target))
@@ -63,7 +67,7 @@ def by_definition(head, target, text, path):
                 pairs[[max(0, at - back) for back in range(BLOCK)][::-1]] for at in range(len(ids))
             ]
             rows = torch.stack(
-                [module.fc(w[-1]) + module.up(module.lstm(w[None])[0][0, -1]) for w in windows]
+                [module.fc(w[-1]) + module.up(lstm(w[None])[0][0, -1]) for w in windows]
             )
             attention, places = module.layer.self_attn, torch.arange(len(rows))[None]
             keys, values = attention.remember(rows[None], places)

@@ -46,7 +46,7 @@ class Falcon(OwnWay):
         Layout(
             kind,
             "Falcon (specbench)",
-            r"lstm\.weight_ih_l0",
+            r"lstm\.0\.weight_ih",
             {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
         ),
     )
@@ -74,14 +74,20 @@ class Falcon(OwnWay):
         super().__init__(shape, rope, own=own)
         width = shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.lstm = nn.LSTM(2 * width, INNER, num_layers=2, batch_first=True)
+        self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
         self.up = nn.Linear(INNER, width, bias=False)
         self.layer = Layer(width, shape, rope, has, normed=False)
 
     def rows(self, windows: Tensor) -> Tensor:
         """What enters the layer, [..., width], of the last k pairs at each, [..., k, 2 width]."""
-        recurred = self.lstm(windows.flatten(0, -3))[0][:, -1].unflatten(0, windows.shape[:-2])
-        rows: Tensor = self.fc(windows[..., -1, :]) + self.up(recurred)
+        steps = list(windows.flatten(0, -3).unbind(1))
+        for cell in self.lstm:
+            state = None
+            for at, step in enumerate(steps):
+                state = cell(step, state)
+                steps[at] = state[0]
+        recurred = self.up(steps[-1]).unflatten(0, windows.shape[:-2])
+        rows: Tensor = self.fc(windows[..., -1, :]) + recurred
         return rows
 
     def text(self, pairs: Tensor, places: Tensor) -> Tensor:
