@@ -101,10 +101,10 @@ from specbench_cli.engine.models.head import (
     SequentialHead,
     Trained,
 )
-from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.checkpoint import Weights, read_config
 
-# The fused path of heads: a stack of layers, and how they are read.
-from specbench_cli.engine.models.fused import ROPE_TYPES, FusedStack
+# The fused path of heads and draft models: a stack of layers, how they are read, a whole decoder.
+from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
 from specbench_cli.engine.models.plan import Scratch
 
@@ -132,6 +132,7 @@ __all__ = [
     "FeatureHead",
     "Features",
     "Field",
+    "FusedDecoder",
     "FusedStack",
     "Grown",
     "GrowthParams",
@@ -193,6 +194,7 @@ __all__ = [
     "expand",
     "fill",
     "fill_from",
+    "fits",
     "grow",
     "guesses",
     "host",
@@ -201,6 +203,7 @@ __all__ = [
     "merge",
     "most",
     "ranking",
+    "read_config",
     "rows_of",
     "rule_of",
     "select",

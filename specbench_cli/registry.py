@@ -168,6 +168,18 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2402.05109",
     ),
+    "dflash": Entry(
+        "methods.dflash:DFlash",
+        "DFlash: a block of mask tokens beside the target's features is denoised in one forward.",
+        needs=("head",),
+        source="arXiv:2602.06036",
+    ),
+    "pard": Entry(
+        "methods.pard:Pard",
+        "PARD: a draft model adapted to mask tokens says a whole chain in one forward.",
+        needs=("head",),
+        source="arXiv:2504.18583",
+    ),
     "mtp": Entry(
         "methods.mtp:Mtp",
         "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"

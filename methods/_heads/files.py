@@ -52,10 +52,10 @@ class HeadFiles:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def taps(self, n_layers: int) -> tuple[int, ...]:
-        """The target's layers whose outgoing rows an EAGLE-3 head reads.
+        """The target's layers whose outgoing rows an EAGLE-3 or DFlash head reads.
 
-        We and SpecForge count the layers that rows leave; vLLM, whose numbers speculators stores,
-        those that they enter. Without numbers: the official three.
+        We, SpecForge and z-lab count the layers that rows leave; vLLM, whose numbers speculators
+        stores, those that they enter. Without numbers: the official three.
 
         Raises:
             EnvironmentFault: a number that is not a layer's.
@@ -63,6 +63,7 @@ class HeadFiles:
         config, ids = self.config, "eagle_aux_hidden_state_layer_ids"
         leaving = (config.get("specbench") or {}).get("taps")
         leaving = leaving or (config.get("eagle_config") or {}).get(ids)
+        leaving = leaving or (config.get("dflash_config") or config).get("target_layer_ids")
         if leaving is None and config.get(ids):
             leaving = [layer - 1 for layer in config[ids]]
         taps = tuple(leaving or official_taps(n_layers))
@@ -73,6 +74,28 @@ class HeadFiles:
                 "specbench list models",
             )
         return taps
+
+    def only(
+        self, said: Mapping[str, Any], plain: Mapping[str, Any], kinds: Mapping[str, set[str]]
+    ) -> None:
+        """Raise EnvironmentFault for a setting that is not computed.
+
+        Args:
+            said: settings. plain: the value of each that is computed. kinds: of lists.
+        """
+        for name, value in plain.items():
+            if said.get(name) not in (None, value):
+                raise wrong_size(self, f"{name} is {said[name]!r}; computed is {value!r} alone")
+        for name, known in kinds.items():
+            if odd := sorted({*(said.get(name) or ())} - known):
+                raise wrong_size(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
+
+    def token(self, said: Mapping[str, Any], name: str, target: Decoder) -> int:
+        """The target's id that a setting names; raises EnvironmentFault where that is none."""
+        token = said.get(name)
+        if not isinstance(token, int) or not 0 <= token < target.vocab_size:
+            raise wrong_size(self, f"{name} is {token}; ids are below {target.vocab_size}")
+        return token
 
     def check_target(self, target: Decoder) -> None:
         """Raise EnvironmentFault if the head says that it was trained for another target."""
@@ -91,6 +114,42 @@ class HeadFiles:
 def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
     """A head that does not go with the target."""
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
+
+
+def checked(
+    source: str,
+    tensors: Mapping[str, Tensor],
+    due: Mapping[str, tuple[int, ...]],
+    *,
+    whole: bool = False,
+) -> dict[str, Tensor]:
+    """The tensors that are due, by name.
+
+    Args:
+        source: where they are from, for messages.
+        whole: whether others have no place.
+
+    Raises:
+        EnvironmentFault: one is missing, has another size, or holds numbers that are not finite.
+    """
+    found = {}
+    if odd := whole and sorted(tensors.keys() - due.keys()):
+        raise _unfit(source, f"{odd[0]} has no place in it")
+    for name, size in due.items():
+        if name not in tensors:
+            raise _unfit(source, f"has no {name}")
+        tensor = found[name] = tensors[name]
+        if tuple(tensor.shape) != size:
+            raise _unfit(source, f"{name} is {list(tensor.shape)}; needed is {list(size)}")
+        if not tensor.isfinite().all():
+            raise _unfit(source, f"{name} holds numbers that are not finite")
+    return found
+
+
+def _unfit(source: str, what: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{source}: {what}", "fetch it once more, or train one: specbench train --help"
+    )
 
 
 def official_taps(n_layers: int) -> tuple[int, ...]:
@@ -113,7 +172,7 @@ def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
             kind, or a layer that is not a Llama's.
     """
-    config = _config(folder)
+    config = config_of(folder)
     weights = Weights(folder)
     layout, caught = recognise(folder, weights, layouts)
     if layout.kind != kind:
@@ -127,13 +186,36 @@ def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
         source=f"{folder} ({layout.name})",
         tensors=tensors,
         shape=_shape(folder, inner, tensors),
-        rope=_rope(folder, inner),
+        rope=rope_of(folder, inner),
         hidden_first=layout.hidden_first,
         config=config,
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def by_config(folder: Path, target: Decoder) -> HeadFiles:
+    """The head in a folder, as wide as the target: its tensors under the names that its files have,
+    its sizes as config.json says.
+
+    Raises:
+        EnvironmentFault: no config.json, no safetensors, a size left out, or made for another
+            target.
+    """
+    config = config_of(folder)
+    sizes = {name: config[name] for name in HeadShape.__dataclass_fields__ if name in config}
+    try:
+        shape = HeadShape(**sizes)
+    except TypeError:
+        lacking = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
+        raise _unfit(folder.name, f"config.json lacks {', '.join(lacking)}") from None
+    files = HeadFiles(folder.name, Weights(folder), shape, rope_of(folder, config), config=config)
+    files.check_target(target)
+    if shape.hidden_size != target.hidden_size:
+        found = f"rows of {shape.hidden_size} where the target's are {target.hidden_size}"
+        raise wrong_size(files, found)
+    return files
+
+
+def config_of(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EnvironmentFault(
@@ -180,7 +262,7 @@ def _shape(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     )
 
 
-def _rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = {key: config[key] for key in _ROPE if config.get(key) is not None}
     scaling = rope.get("rope_parameters") or rope.get("rope_scaling") or {}
     variant = scaling.get("rope_type", scaling.get("type", "default"))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, read_head
+from methods._heads.files import HeadFiles, HeadShape, read_head
 from methods._heads.module import DraftHead, heads
 from specbench_cli.api import (
     Artifact,
@@ -29,7 +29,55 @@ ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""
 
 
-class LayerHead(FusedStack, Head, Artifact):
+class HeadStack(FusedStack, Head, Artifact):
+    """Fused layers that embed and speak through their target, in whose dtype they compute.
+
+    Args:
+        shape, rotary: of the layers.
+        taps: see `Head`.
+
+    Attributes:
+        layers: which a subclass reads.
+    """
+
+    layers: Sequence[Layer]
+
+    def __init__(
+        self, shape: HeadShape, rotary: nn.Module, target: Decoder, taps: tuple[int, ...]
+    ) -> None:
+        device, dtype = target.device, target.dtype
+        super().__init__(shape, rotary, name=self.kind, device=device, dtype=dtype)
+        self.target, self.taps = target, taps
+        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`: the target's."""
+        return self.target.embed(ids)
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: rows that leave the last layer are what the output matrix reads."""
+        return rows
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: the target's."""
+        return self.target.unembed(rows)
+
+    @property
+    def _stack(self) -> Sequence[Layer]:
+        return self.layers
+
+    def _logits(
+        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
+    ) -> Tensor:
+        rows = h.view(b, -1, self.hidden_size)
+        if isinstance(at, Tensor):
+            rows = rows.index_select(1, at)
+        elif at == "last":
+            rows = rows[:, -1:]
+        return self.unembed(self.norm(rows))
+
+
+class LayerHead(HeadStack):
     """The fused form of a `DraftHead`: what enters its layer and is read from it, a subclass says.
 
     Embedding and output matrix are the target's own, which cost no memory twice, unless the head
@@ -47,21 +95,13 @@ class LayerHead(FusedStack, Head, Artifact):
 
     def __init__(self, module: DraftHead, target: Decoder) -> None:
         shape, own = module.shape, module.layer
-        super().__init__(
-            shape,
-            own.self_attn.rotary,
-            name=self.kind,
-            device=target.device,
-            dtype=target.dtype,
-        )
-        self.target, self.taps = target, module.taps
-        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
+        super().__init__(shape, own.self_attn.rotary, target, module.taps)
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None
-        self.layer = read.layer("layer.", norm="input_layernorm" if normed else None)
+        self.layers = (read.layer("layer.", norm="input_layernorm" if normed else None),)
         bias = read.get("fc.bias") if "fc.bias" in read else None
         self.fc = read.linear(read.get("fc.weight"), bias)
-        self.weight_bytes = layer_bytes(self.layer) + self.fc.nbytes
+        self.weight_bytes = layer_bytes(self.layers[0]) + self.fc.nbytes
         self._read_rest(read, module)
         self._read_vocabulary(read, module)
 
@@ -109,10 +149,6 @@ class LayerHead(FusedStack, Head, Artifact):
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)
 
-    def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: rows that leave the layer are what the output matrix reads."""
-        return rows
-
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: the target's, or its own; ids that the head cannot say get -inf."""
         if self._own_output is None:
@@ -123,10 +159,6 @@ class LayerHead(FusedStack, Head, Artifact):
         logits = said.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
         return logits.index_copy_(-1, self._ids, said)
 
-    @property
-    def _stack(self) -> Sequence[Layer]:
-        return (self.layer,)
-
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
@@ -136,16 +168,6 @@ class LayerHead(FusedStack, Head, Artifact):
     @abstractmethod
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Rows [b n, hidden] of our own that enter the layer, of embeddings and features."""
-
-    def _logits(
-        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
-    ) -> Tensor:
-        rows = h.view(b, -1, self.hidden_size)
-        if isinstance(at, Tensor):
-            rows = rows.index_select(1, at)
-        elif at == "last":
-            rows = rows[:, -1:]
-        return self.unembed(self.norm(rows))
 
 
 def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:

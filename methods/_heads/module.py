@@ -7,18 +7,22 @@ steps are trained too: see `DraftHead.forward`.
 
 from __future__ import annotations
 
+import json
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Self
+from inspect import isabstract
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, wrong_size
+from methods._heads.files import HeadFiles, HeadShape, checked, wrong_size
 from methods._heads.layouts import Layout
 from methods._heads.recipe import HeadRecipe, Taught
 from methods._heads.slots import Layer, Norm, Past, take
@@ -160,9 +164,7 @@ class DraftHead(nn.Module, ABC):
             past.text = seen
             rows, residual = take(rows, slots), take(residual, slots)
             places = places.gather(1, slots)
-        residual = residual + layer.self_attn(rows, places, past)
-        residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
-        return self.out(residual)
+        return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
 
     def speak(self, own: Vocabulary) -> None:
         """Have another vocabulary than the target's, or matrices of its own for it."""
@@ -224,6 +226,87 @@ class DraftHead(nn.Module, ABC):
         return HeadFiles(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
+class ParallelHead(nn.Module, ABC):
+    """A drafter in training that says all tokens of a draft at once.
+
+    Attributes:
+        kind, recipe, taps: as of `DraftHead`.
+    """
+
+    kind: ClassVar[str]
+    recipe: ClassVar[HeadRecipe]
+    taps: tuple[int, ...] = (NORMED,)
+
+    @classmethod
+    @abstractmethod
+    def new(cls, target: Any, draft: Path | None) -> Self:
+        """One to be trained.
+
+        Args:
+            target: transformers' config of the target.
+            draft: the folder of its customary draft model.
+        """
+
+    @abstractmethod
+    def words(self) -> dict[str, Any]:
+        """What config.json says of it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What files hold of it, by the names of the published releases: the module's own."""
+        return self.state_dict()
+
+    @abstractmethod
+    def draft(
+        self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each of `steps` tokens, at which slots it is drafted [sequences, m], and its logits
+        [sequences, m, V] there.
+
+        Args:
+            target: transformers' module of the target, frozen.
+            ids: [sequences, n].
+            read: what the target gives for these ids (`head_losses.Read`).
+            slots: [sequences, slots]: from slot t the first step says token t + 2, knowing the
+                tokens up to t + 1 and the target's features up to t.
+        """
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write model.safetensors, in fp16, and config.json; `facts` go under "specbench"."""
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
+        save_file(held, folder / "model.safetensors", {"format": "pt"})
+        words = {**self.words(), "dtype": "float16", "specbench": dict(facts)}
+        text = json.dumps(words, indent=2, sort_keys=True) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@torch.no_grad()
+def drawn(module: Module, seed: int) -> Module:
+    """A module with random matrices, for audits."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.requires_grad_(False).parameters():
+        if part.dim() == 2:
+            part.copy_(_random(part, generator))
+    return module
+
+
+def filled(make: Callable[[], Module], files: HeadFiles) -> Module:
+    """A module whose tensors are those that files hold, under its own names.
+
+    Raises:
+        EnvironmentFault: one is missing, has no place or another size, or is not finite.
+    """
+    with torch.device("meta"):  # nothing is drawn for what is to be replaced
+        module = make()
+    due = {name: tuple(part.shape) for name, part in module.state_dict().items()}
+    found = checked(files.source, files.tensors, due, whole=True)
+    module.load_state_dict(found, assign=True)
+    return module
+
+
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
     """A matrix of that shape, which about keeps the size of what it is multiplied with."""
     drawn = torch.randn(like.shape, generator=generator)
@@ -233,9 +316,19 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 @cache
 def heads() -> Mapping[str, type[DraftHead]]:
     """The heads of this folder, by kind: a file that defines one needs no entry anywhere."""
+    return {kind.kind: kind for kind in _here() if issubclass(kind, DraftHead)}
+
+
+@cache
+def parallel_heads() -> Mapping[str, type[ParallelHead]]:
+    """The same of those that say all tokens of a draft at once."""
+    return {kind.kind: kind for kind in _here() if issubclass(kind, ParallelHead)}
+
+
+def _here() -> list[type]:
+    """The classes of this folder's files, but for those that all have in common."""
     import methods._heads as here
 
     names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
     found = [each for name in names for each in vars(import_module(name)).values()]
-    kinds = [each for each in found if isinstance(each, type) and issubclass(each, DraftHead)]
-    return {kind.kind: kind for kind in kinds if kind is not DraftHead}
+    return [each for each in found if isinstance(each, type) and not isabstract(each)]

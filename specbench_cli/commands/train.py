@@ -12,7 +12,7 @@ from specbench_cli.commands.quality import quality
 from specbench_cli.commands.train_acceptance import specdec
 from specbench_cli.commands.train_datastore import rest
 from specbench_cli.commands.train_heads import COMMANDS as HEADS
-from specbench_cli.commands.train_heads import replies, stateless
+from specbench_cli.commands.train_heads import PARALLEL, replies, stateless
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ app.command(
     epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 "
     "--out heads[/bold] (days of one core; it may be stopped at any time)"
 )(replies)
-for head in HEADS:
+for head in (*HEADS, *PARALLEL):
     app.command(
         epilog=f"Example: [bold]specbench train {head.__name__} --out heads[/bold] (for the "
         "shipped target; a quarter of an hour of one core) - [bold]--smoke[/bold] (seconds, no "

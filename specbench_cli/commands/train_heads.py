@@ -172,6 +172,63 @@ COMMANDS = (
 )
 
 
+def _trains_parallel(kind: str, help_text: str) -> Callable[..., None]:
+    """The command that trains drafters of a kind that say all tokens of a draft at once."""
+
+    def command(
+        out: Out,
+        target: Target = "embedded",
+        draft: Annotated[
+            str | None,
+            typer.Option(help="Draft model to adapt; else the target's.", show_default=False),
+        ] = None,
+        loss: Towards = Loss.TTT,
+        count: Count = None,
+        seed: Seed = 0,
+        resume: Resume = True,
+        steps_scale: Scale = 1.0,
+        smoke: Smoke = False,
+        device: Where = shared.Device.AUTO,
+        data: Data = None,
+    ) -> None:
+        from methods._heads.module import parallel_heads
+        from specbench_cli.models import resolve
+        from specbench_cli.training.head_family import schedule_of_parallel
+
+        known = draft or resolve(target).draft
+        with shared.bars() as report:
+            trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+            head = parallel_heads()[kind]
+            plan = schedule_of_parallel(head, None if trainer.of_family else trainer.short)
+            (plan,) = shared.recipes((plan,), steps_scale, smoke, out, resume)
+            from_ = resolve(known).path if known else None
+            result = trainer.train_parallel(head, plan, loss.value, from_)
+            shared.finish({plan.name: result}, out, {plan.name: result.mat})
+
+    command.__name__, command.__doc__ = kind, help_text
+    return command
+
+
+PARALLEL = (
+    _trains_parallel(
+        "pard",
+        """Adapt a target's draft model to mask tokens, for PARD (embedded-pard).
+
+        It learns to say several tokens in one forward, behind the target's own replies. Otherwise
+        as [bold]specbench train eagle[/bold].
+        """,
+    ),
+    _trains_parallel(
+        "dflash",
+        """Train a DFlash head for a target (embedded-dflash).
+
+        It reads three of the target's layers, and denoises a block of tokens at once.
+        Otherwise as [bold]specbench train eagle[/bold].
+        """,
+    ),
+)
+
+
 def stateless(
     out: Out,
     plugin: Annotated[list[str], typer.Option(metavar="FILE", help="Python file with the method.")],

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.files import HeadShape
 from methods._heads.layouts import stored
-from methods._heads.module import DraftHead, heads
+from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Taught
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, SequentialHead
@@ -80,6 +80,19 @@ def schedule_of(kind: type[FeatureHead], *, of_family: bool = True) -> Schedule:
     if not of_family:
         stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
     return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
+
+
+def schedule_of_parallel(kind: type[ParallelHead], label: str | None) -> Schedule:
+    """That of a drafter that says a whole draft at once; `label`: of a target that is not of the
+    embedded family."""
+    recipe, name = kind.recipe, f"{label or 'embedded'}-{kind.kind}"
+    stages: tuple[StagePlan, ...] = (
+        StagePlan(recipe.corpus, 4, 256, "target", "corpus"),
+        StagePlan(recipe.replies, 4, 256, "target", "replies"),
+    )
+    if label is not None:
+        stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
+    return Schedule(name=name, stages=tuple(s for s in stages if s.steps), peak_lr=recipe.peak_lr)
 
 
 SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}

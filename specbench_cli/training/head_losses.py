@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from methods._heads.module import DraftHead
+from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead, SequentialHead
@@ -25,6 +25,10 @@ The others are still read."""
 
 ROWS_AT_ONCE = 512
 """Rows whose logits over a whole vocabulary are held at a time."""
+
+
+Drafter = DraftHead | FeatureHead | ParallelHead
+"""What is trained to draft."""
 
 
 class Read(NamedTuple):
@@ -83,7 +87,7 @@ def read_target(
 
 
 def unroll(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     ids: Tensor,
     read: Read,
@@ -110,6 +114,13 @@ def unroll(
             inside = at.clamp(max=last)
             valid = (at <= last) & (starts.gather(1, inside) == start)
             yield Step(logits.unflatten(0, slots.shape), rows, inside, valid)
+        return
+    if isinstance(head, ParallelHead):
+        for step, (logits, kept) in enumerate(head.draft(target, ids, read, slots, steps)):
+            at = kept + step + 1
+            inside = at.clamp(max=last)
+            valid = (at <= last) & (starts.gather(1, inside) == starts.gather(1, kept))
+            yield Step(logits, logits, inside, valid)
         return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
@@ -220,7 +231,7 @@ def _size(file: Path) -> int:
 
 
 def head_loss(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     aim: Objective,
     fast: bool,
@@ -275,9 +286,9 @@ def head_loss(
     return drawn
 
 
-def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
+def said_by(head: Drafter) -> Tensor | None:
     """The ids that a head's logits are about; None: all."""
-    return None if isinstance(head, FeatureHead) else head.says
+    return head.says if isinstance(head, DraftHead) else None
 
 
 def what_is_said(target: LlamaForCausalLM, normed: Tensor, says: Tensor | None) -> Said:

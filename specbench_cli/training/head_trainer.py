@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead, heads
+from methods._heads.module import ParallelHead, heads
 from methods._heads.recipe import Objective
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
 from specbench_cli.engine.models.head import FeatureHead
@@ -40,7 +40,7 @@ from specbench_cli.training.head_family import (
     export,
     head_config,
 )
-from specbench_cli.training.head_losses import Kept, head_loss, read_target
+from specbench_cli.training.head_losses import Drafter, Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import Ask, Replies, asked, own_asks, sample_replies
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
@@ -107,8 +107,12 @@ class HeadTrainer:
 
     def schedule(self, kind: str) -> HeadSchedule:
         """That of a kind of head for a target which is not of the embedded family."""
-        label = (self.label or self.target.name).removesuffix(".gguf").lower()
-        return HeadSchedule.own(heads()[kind], label, self._model.config.intermediate_size)
+        return HeadSchedule.own(heads()[kind], self.short, self._model.config.intermediate_size)
+
+    @property
+    def short(self) -> str:
+        """The target's name as a head's begins with it."""
+        return (self.label or self.target.name).removesuffix(".gguf").lower()
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
@@ -137,6 +141,24 @@ class HeadTrainer:
         head.half().save(self.out / schedule.name, **self._facts)
         return result
 
+    def train_parallel(
+        self, kind: type[ParallelHead], schedule: Schedule, loss: str, draft: Path | None
+    ) -> HeadResult:
+        """Train and export one drafter that says all tokens of a draft at once.
+
+        Args:
+            draft: folder of the draft model, which some are adapted from.
+
+        Raises:
+            UsageError: as `train`; or there is nothing to adapt.
+        """
+        folder = self._claimed(schedule, loss)
+        torch.manual_seed(self.seed)
+        head = kind.new(self._model.config, draft).to(self.device)
+        result = self._fit(head, schedule, kind.recipe.losses[loss], folder)
+        head.save(self.out / schedule.name, {"kind": kind.kind, **self._facts, "loss": loss})
+        return result
+
     def _claimed(self, schedule: Schedule, loss: str) -> Path:
         """The folder of the work."""
         folder = self.out / WORK / schedule.name
@@ -144,9 +166,7 @@ class HeadTrainer:
         claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
-    def _fit(
-        self, head: DraftHead | FeatureHead, schedule: Schedule, aim: Objective, folder: Path
-    ) -> HeadResult:
+    def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
         encode = self._encode
         source: dict[str, loop.Source] = {
@@ -157,7 +177,8 @@ class HeadTrainer:
         kept = None
         if not self.of_family:
             kept = Kept(self.out / WORK, self._model, head.taps, self._trained_on)
-        step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
+        fast = self.fast and self.of_family and not isinstance(head, ParallelHead)
+        step = head_loss(head, self._model, aim, fast, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages

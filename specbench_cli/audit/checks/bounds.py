@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
 from specbench_cli.engine.models.head import SequentialHead
@@ -42,8 +43,8 @@ def _twin(subject: Subject) -> Finding | None:
 
     Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
     doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
-    a state foresees what follows the target's own choice, so that it is no twin where that is drawn
-    or noise decides.
+    a state foresees what follows the target's own choice, and a parallel draft what follows its own
+    first one, so that they are no twins where tokens are drawn or noise decides.
     """
     return _full(
         subject,
@@ -115,6 +116,7 @@ def _full(
         seen += 1
         # Only those that read the tokens drafted so far know what the target chose.
         guess = any(not isinstance(head, SequentialHead) for head in session.stateless)
+        guess |= any(isinstance(model, TableParallel | TableBlockHead) for model, _ in session.held)
         blind = guess and case.sampling.rule != "greedy"
         if not by_tables or (session.drafted_by_tables and not blind):
             decoded.append((params, case, taken))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState
-from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.models.head import (
     NORMED,
     Artifact,
@@ -19,7 +19,7 @@ from specbench_cli.engine.models.head import (
     SequentialHead,
     Trained,
 )
-from specbench_cli.engine.types import Features
+from specbench_cli.engine.types import Features, Input, Out
 
 
 class TableHead(TableDecoder, Head):
@@ -52,6 +52,39 @@ class TableHead(TableDecoder, Head):
             before = at[1] if due else (at[1] + 1) % self.vocab_size
         state.rows[row] = state.rows[row]._replace(before=before)
         return before
+
+
+class TableBlockHead(TableHead):
+    """The same of a parallel head: a mask's row says what a draft with the table would that goes
+    its own greedy way from the last token.
+
+    Attributes:
+        block: places of a block. mask: an id that no text holds.
+    """
+
+    parallel = True
+    block = 6
+
+    def __init__(self, table: Tensor, target: Tensor) -> None:
+        super().__init__(table, target)
+        self.mask = self.vocab_size
+
+    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+        """See `Decoder`; logits are of the last token's row and of the masks'."""
+        assert isinstance(x, Features)
+        n, held = x.rows.shape[1], cast(TableState, state)
+        out = super().forward(Features(x.ids[:, :n], x.rows), state, logits_at=None, **how)
+        row = len(held.rows) - 1
+        before, last = self.before(held, row), self.read(held, row)
+        said = [out.hidden[0, -1]]
+        for token in x.ids[0, n:].tolist():
+            said.append(self.table[before, last if token == self.mask else token])
+            before, last = last, int(said[-1].argmax())
+        logits = torch.stack(said)[None]
+        return Out(
+            None if logits_at is None else logits[:, -1:] if logits_at == "last" else logits,
+            out.hidden,
+        )
 
 
 class TableFeatureHead(FeatureHead):
@@ -122,8 +155,37 @@ class TableSequentialHead(SequentialHead):
         return nn.Module.__call__(self, *rows, **named)
 
 
+class TableParallel(TableDecoder):
+    """A draft model that reads mask tokens: a mask's row says what a draft with the table would
+    that goes its own greedy way from the last token before the masks.
+
+    Attributes:
+        mask: an id that no text holds.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__("head", table)
+        self.mask = self.vocab_size
+
+    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+        """See `Decoder`."""
+        out = super().forward(x, state, logits_at=None, **how)
+        rows, held = out.hidden[0].clone(), cast(TableState, state)
+        start = len(held.rows) - len(rows)
+        for at, row in enumerate(range(start, len(held.rows))):
+            if held.rows[row].id != self.mask:
+                way = self.before(held, row), self.read(held, row)
+            else:
+                way = way[1], int(self.table[way].argmax())
+                rows[at] = self.table[way]
+        logits = (
+            None if logits_at is None else rows[None, -1:] if logits_at == "last" else rows[None]
+        )
+        return Out(logits, rows[None])
+
+
 def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
-    """A trained module for a run on tables: any head speaks from the draft's table.
+    """A trained module for a run on tables: any head or draft speaks from the draft's table.
 
     Args:
         decoders: tables by role, "target" and "draft".
@@ -132,7 +194,11 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     if issubclass(kind, FeatureHead):
         mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
         kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
-    return TableHead(*_tables(decoders)) if issubclass(kind, Head) else kind.random(decoders)
+    if issubclass(kind, Head):
+        return (TableBlockHead if kind.parallel else TableHead)(*_tables(decoders))
+    return (
+        TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)
+    )
 
 
 def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:

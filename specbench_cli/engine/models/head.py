@@ -36,9 +36,13 @@ class Head(Decoder):
 
     Attributes:
         taps: layers of the target whose outgoing rows it reads, side by side, or `NORMED`.
+        parallel: whether it reads more ids than features: those beyond are masks, each of whose
+            rows says the token at its own place, and nothing of them is kept (DFlash, Chen et al.,
+            arXiv:2602.06036).
     """
 
     taps: tuple[int, ...]
+    parallel: ClassVar[bool] = False
     first = 1
 
 
