@@ -256,7 +256,7 @@ METHODS: dict[str, Entry] = {
     ),
     "hf:vanilla": Entry(
         "methods.hf:HfVanilla",
-        "transformers' plain decoding; the other two add candidates to it.",
+        "transformers' plain decoding; the others add candidates to it.",
         peer=True,
         source="transformers",
     ),
@@ -264,6 +264,20 @@ METHODS: dict[str, Entry] = {
         "methods.hf:HfAssisted",
         "transformers' assisted generation: constant schedule, no stop at low confidence.",
         needs=("draft",),
+        peer=True,
+        source="transformers",
+    ),
+    "hf:early-exit": Entry(
+        "methods.hf:HfEarlyExit",
+        "transformers' early exit: the target's first layers are the assistant, with a cache"
+        " apart.",
+        peer=True,
+        source="transformers",
+    ),
+    "hf:dflash": Entry(
+        "methods.hf:HfDFlash",
+        "transformers' DFlash: its candidate generator with our head's weights in its own module.",
+        needs=("head",),
         peer=True,
         source="transformers",
     ),

@@ -4,10 +4,9 @@ Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Specula
 arXiv:2602.06036; files as github.com/z-lab/dflash publishes them.
 
 The target's rows of a token at several layers, side by side, become one row c through `fc` and a
-norm. In every layer keys and values are made of c (the same c in all), at the token's place, and of
-the block; queries are the block's. The block, [x_t, m, m, ...] by the target's embedding, sees all
-of c_0 ... c_{t-1} and all of itself. Row k of it, normed, through the target's output matrix says
-x_{t+k}.
+norm. In every layer keys and values are made of c, at the token's place, and of the block; queries
+are the block's. The block, [x_t, m, m, ...] by the target's embedding, sees c_0 ... c_{t-1} and all
+of itself. Row k of it, normed, through the target's output matrix says x_{t+k}.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from methods._heads.files import HeadShape, by_config
 from methods._heads.layer import HeadStack
 from methods._heads.module import ParallelHead, drawn, filled
-from methods._heads.recipe import HeadRecipe, Objective
+from methods._heads.recipe import HeadRecipe, in_parallel
 from methods._heads.slots import Layer, Norm, Past, rotary_of, take
 from specbench_cli.api import (
     Artifact,
@@ -43,7 +42,7 @@ PLAIN |= {"input_embedding_scale": 1.0, "output_multiplier": 1.0}
 NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # its layers are like a Qwen3's
 
 
-class DFlash(ParallelHead, Artifact):
+class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     """The torch module.
 
     Args:
@@ -53,11 +52,7 @@ class DFlash(ParallelHead, Artifact):
 
     kind: ClassVar[str] = "dflash"
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0,
-        replies=240,
-        losses={"paper": Objective(7, text=True), "ttt": Objective(7)},
-        mlp=384,
-        peak_lr=3e-3,
+        corpus=0, replies=240, losses=in_parallel(7), mlp=384, peak_lr=3e-3
     )
 
     def __init__(
@@ -125,7 +120,8 @@ class DFlash(ParallelHead, Artifact):
         mask, block = files.token(said, "mask_token_id", target), said.get("block_size", 16)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
         facts = files.shape, files.rope, files.taps(target.n_layers), block, mask, has
-        return filled(lambda: cls(*facts), files).requires_grad_(False).eval()
+        made = filled(lambda: cls(*facts), files).requires_grad_(False).eval()
+        return made.to(target.device, target.dtype)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -133,12 +129,7 @@ class DFlash(ParallelHead, Artifact):
         target = decoders["target"]
         shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
         facts = (0, target.n_layers - 1), 6, target.vocab_size - 1
-        return drawn(cls(shape, {}, *facts), seed).eval()
-
-    @property
-    def weight_bytes(self) -> int:  # type: ignore[override]
-        """See `Artifact`."""
-        return sum(part.nbytes for part in self.parameters())
+        return drawn(cls(shape, {}, *facts), seed).to(target.device, target.dtype).eval()
 
 
 class DFlashHead(HeadStack):
@@ -152,28 +143,17 @@ class DFlashHead(HeadStack):
     """
 
     kind: ClassVar[str] = DFlash.kind
+    module: ClassVar[type[DFlash]] = DFlash
     parallel: ClassVar[bool] = True
 
     def __init__(self, module: DFlash, target: Decoder) -> None:
-        shape = module.shape
-        super().__init__(shape, rotary_of(shape, module.rope), target, module.taps)
+        super().__init__(module.shape, rotary_of(module.shape, module.rope), target, module.taps)
         self.block, self.mask = module.block, module.mask
-        read = self._reader(shape, module.state_dict())
+        read = self._reader(module.shape, module.state_dict())
         self.layers = [read.layer(f"layers.{at}.") for at in self._all]
         self._fc = read.linear(read.get("fc.weight"))
-        self._context, self._final = read.norm("hidden_norm"), read.norm("norm")
-        self.weight_bytes = self._fc.nbytes + 2 * self._final.nbytes
-        self.weight_bytes += sum(map(layer_bytes, self.layers))
-
-    @classmethod
-    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder; see `Artifact.load`."""
-        return cls(DFlash.load(folder, decoders), decoders["target"])
-
-    @classmethod
-    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """See `DFlash.random`."""
-        return cls(DFlash.random(decoders, seed), decoders["target"])
+        self._context, self._end = read.norm("hidden_norm"), read.norm("norm")
+        self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> Any:
         """See `Decoder`; with room for a block."""
@@ -185,11 +165,10 @@ class DFlashHead(HeadStack):
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
         n, start = x.rows.shape[1], state.length()
-        rows = self._norm(self._fc(x.rows[0]), self._context)
-        self._remember(rows, state)
+        self._remember(self._norm(self._fc(x.rows[0]), self._context), state)
         if logits_at is None:
             self.ran += 1
-            return Out(None, rows[None])
+            return Out(None, x.rows)
         block = Tokens(x.ids[:, n - 1 :])
         both_ways = torch.ones((block.ids.shape[1],) * 2, dtype=torch.bool, device=self.device)
         out = super().forward(block, state, mask=both_ways, logits_at=logits_at)
@@ -199,7 +178,3 @@ class DFlashHead(HeadStack):
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         assert isinstance(x, Tokens)
         return self.embed(x.ids.reshape(-1)), *x.ids.shape
-
-    def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
-        return self._norm(rows, self._final)

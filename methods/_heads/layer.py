@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,13 @@ class HeadStack(FusedStack, Head, Artifact):
         taps: see `Head`.
 
     Attributes:
+        module: the torch module that it is made of, an `Artifact` too.
         layers: which a subclass reads.
     """
 
+    module: ClassVar[type[Any]]
     layers: Sequence[Layer]
+    _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
 
     def __init__(
         self, shape: HeadShape, rotary: nn.Module, target: Decoder, taps: tuple[int, ...]
@@ -50,13 +53,27 @@ class HeadStack(FusedStack, Head, Artifact):
         self.target, self.taps = target, taps
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
 
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The head in a folder; see `Artifact.load`."""
+        made: Any = cls
+        head: Self = made(cls.module.load(folder, decoders), decoders["target"])
+        return head
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """One with random weights; see `Artifact.random`."""
+        made: Any = cls
+        head: Self = made(cls.module.random(decoders, seed), decoders["target"])
+        return head
+
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`: the target's."""
         return self.target.embed(ids)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: rows that leave the last layer are what the output matrix reads."""
-        return rows
+        """See `Decoder`: without a norm, rows that leave the last layer are read as they are."""
+        return self._norm(rows, self._end)
 
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: the target's."""

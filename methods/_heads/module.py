@@ -247,6 +247,11 @@ class ParallelHead(nn.Module, ABC):
             draft: the folder of its customary draft model.
         """
 
+    @property
+    def weight_bytes(self) -> int:
+        """See `Artifact`, which some are."""
+        return sum(part.nbytes for part in self.parameters())
+
     @abstractmethod
     def words(self) -> dict[str, Any]:
         """What config.json says of it."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape, checked
 from methods._heads.module import ParallelHead, drawn
-from methods._heads.recipe import HeadRecipe, Objective
+from methods._heads.recipe import HeadRecipe, in_parallel
 from methods._heads.slots import Layer, Norm, Past, take
 from specbench_cli.api import (
     Artifact,
@@ -105,10 +105,7 @@ class Pard(ParallelHead):
 
     kind: ClassVar[str] = PardDraft.kind
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0,
-        replies=240,
-        losses={"paper": Objective(8, text=True), "ttt": Objective(8)},
-        peak_lr=2e-3,
+        corpus=0, replies=240, losses=in_parallel(8), peak_lr=2e-3
     )
     keep: ClassVar[tuple[float, float]] = (0.7, 0.2)
     """The paper's conditional drop-token strategy: a mask k places on is trained behind so large a

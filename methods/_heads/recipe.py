@@ -29,6 +29,11 @@ class Objective:
     text: bool = False
 
 
+def in_parallel(steps: int) -> dict[str, Objective]:
+    """The losses of drafters that say so many tokens at once: by the text, and by the target."""
+    return {"paper": Objective(steps, text=True), "ttt": Objective(steps)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
     """How the embedded target's head was made; its width and its attention are the target's.
