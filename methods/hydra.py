@@ -7,7 +7,10 @@ arXiv:2402.05109.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
 
 from methods._heads.hydra import HydraHeads
 from specbench_cli.api import (
@@ -15,6 +18,7 @@ from specbench_cli.api import (
     Draft,
     Field,
     HeadLevels,
+    Law,
     Method,
     MethodParams,
     Session,
@@ -30,6 +34,9 @@ class HydraParams(AcceptParams, MethodParams):
     head: str = Field("auto", description="auto: the target's own; else the folder of them")
     nodes: int = Field(63, ge=1, description="size of the tree, made of the likeliest ranks")
     width: int = Field(10, ge=1, le=10, description="most children of a node")
+    children: Literal["likeliest", "drawn"] = Field(
+        "likeliest", description="or drawn without replacement, where tokens are drawn at all"
+    )
 
 
 class Hydra(Method):
@@ -38,8 +45,9 @@ class Hydra(Method):
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
     target shares: a node is one of the likeliest tokens at its parent, which stands with the
     target's own probability of it, and in greedy and coupled decoding iff it is the target's own
-    choice. With `accept=typical` it is the paper's method at temperatures above zero, which is not
-    exact, and is not said to be.
+    choice. With `children=drawn`, under rejection, siblings are drawn without replacement from the
+    head's distribution and tested in that order. With `accept=typical` it is the paper's method at
+    temperatures above zero, which is not exact, and is not said to be.
     Differs from the authors' code: without typical acceptance, verification is the target's own
     law; the first token of a step is drawn, never the likeliest one whatever the temperature; the
     tree is Medusa's construction, where theirs is searched for each model; nothing is drafted past
@@ -78,10 +86,16 @@ class Hydra(Method):
         if not tree.nodes:
             return session.chain(())
         out = self.levels.begin()
-        tokens: list[host.Ids] = []
+        how: Law = "point" if self.params.children == "likeliest" else "wor"
+        tokens, laws = list[host.Ids](), list[Tensor]()
         for ahead, level in enumerate(tree.levels()):
-            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
+            children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
             tokens.append(level.take(children))
+            if q is not None:
+                laws.append(q.index_select(0, host.ids(level.rows, q.device)))
             if level.fed:  # by their path: what was read at their parents, and themselves
                 out = self.levels.feed(level.inner(tokens[-1]), level.above)
-        return session.tree(host.joined(tokens), tree.parents)
+        drafted = session.tree(host.joined(tokens), tree.parents)
+        if not laws:
+            return drafted
+        return Draft(drafted.tokens, tree.parents, law=how, q=torch.cat(laws))

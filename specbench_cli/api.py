@@ -8,6 +8,8 @@ method needs to what few do.
 
 from __future__ import annotations
 
+from typing import Any
+
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
@@ -107,6 +109,7 @@ from specbench_cli.engine.models.checkpoint import Weights, read_config
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
 from specbench_cli.engine.models.plan import Scratch
+from specbench_cli.engine.models.state import KVState
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
@@ -142,6 +145,7 @@ __all__ = [
     "HeadLevels",
     "Hidden",
     "Input",
+    "KVState",
     "KatzModel",
     "Law",
     "Layer",
@@ -191,6 +195,7 @@ __all__ = [
     "Windows",
     "Worker",
     "best_tree",
+    "config_of",
     "expand",
     "fill",
     "fill_from",
@@ -223,3 +228,10 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
+
+
+def config_of(decoder: Decoder) -> dict[str, Any]:
+    """config.json of the folder that a decoder was loaded from; empty if there is none."""
+    from specbench_cli.engine.models import load
+
+    return load.config_of(decoder)

@@ -168,6 +168,19 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2402.05109",
     ),
+    "hydra++": Entry(
+        "methods.hydra_plus:HydraPlus",
+        "Hydra++: Hydra's heads read a layer's attention over the whole prefix, not the last row.",
+        aliases=("hydra-plus",),
+        needs=("head",),
+        source="arXiv:2402.05109",
+    ),
+    "clover": Entry(
+        "methods.clover:Clover",
+        "Clover: regressive attention over drafted tokens, and a tree pruned to a budget.",
+        needs=("head",),
+        source="arXiv:2405.00263",
+    ),
     "dflash": Entry(
         "methods.dflash:DFlash",
         "DFlash: a block of mask tokens beside the target's features is denoised in one forward.",

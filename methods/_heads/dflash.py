@@ -72,7 +72,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         self.layers, self.hidden_norm, self.norm = nn.ModuleList(layers), Norm(d, eps), Norm(d, eps)
 
     @classmethod
-    def new(cls, target: Any, draft: Path | None) -> Self:
+    def new(cls, target: Any, draft: Any) -> Self:
         """Two layers that read an early, a middle and a late layer; its mask is the padding."""
         n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
         eps, most = target.rms_norm_eps, target.max_position_embeddings
@@ -120,7 +120,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         mask, block = files.token(said, "mask_token_id", target), said.get("block_size", 16)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
         facts = files.shape, files.rope, files.taps(target.n_layers), block, mask, has
-        made = filled(lambda: cls(*facts), files).requires_grad_(False).eval()
+        made = filled(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
         return made.to(target.device, target.dtype)
 
     @classmethod

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from methods._heads.layouts import Layout, recognise, renamed
-from specbench_cli.api import ROPE_TYPES, Decoder, EnvironmentFault, Weights, sha256_of
+from specbench_cli.api import (
+    ROPE_TYPES,
+    Decoder,
+    EnvironmentFault,
+    Weights,
+    config_of,
+    sha256_of,
+)
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
@@ -120,36 +128,52 @@ def checked(
     source: str,
     tensors: Mapping[str, Tensor],
     due: Mapping[str, tuple[int, ...]],
+    kind: str,
     *,
-    whole: bool = False,
+    whole: bool = True,
 ) -> dict[str, Tensor]:
-    """The tensors that are due, by name.
+    """The tensors that a head needs, by the names that they have in its files.
 
     Args:
         source: where they are from, for messages.
+        due: their sizes.
         whole: whether others have no place.
 
     Raises:
-        EnvironmentFault: one is missing, has another size, or holds numbers that are not finite.
+        EnvironmentFault: one lacks, has no place, has another size, or holds a number that is not
+            finite.
     """
-    found = {}
-    if odd := whole and sorted(tensors.keys() - due.keys()):
-        raise _unfit(source, f"{odd[0]} has no place in it")
-    for name, size in due.items():
-        if name not in tensors:
-            raise _unfit(source, f"has no {name}")
+    lacking = [name for name in due if name not in tensors]
+    odd = [name for name in tensors if whole and name not in due]
+    told = [("lacks", lacking), ("has no place for", odd)]
+    what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in told if names)
+    found: dict[str, Tensor] = {}
+    for name, size in () if what else due.items():
         tensor = found[name] = tensors[name]
-        if tuple(tensor.shape) != size:
-            raise _unfit(source, f"{name} is {list(tensor.shape)}; needed is {list(size)}")
-        if not tensor.isfinite().all():
-            raise _unfit(source, f"{name} holds numbers that are not finite")
+        if tuple(tensor.shape) != tuple(size):
+            what = f"{name} is {list(tensor.shape)}; this target needs {list(size)}"
+        elif not tensor.isfinite().all():
+            what = f"{name} holds numbers that are not finite"
+        if what:
+            break
+    if what:
+        raise EnvironmentFault(
+            f"{source}: {what}",
+            f"give the folder of another: --set {kind}.head=DIR, or train one: specbench train"
+            f" {kind}",
+        )
     return found
 
 
-def _unfit(source: str, what: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"{source}: {what}", "fetch it once more, or train one: specbench train --help"
-    )
+@torch.no_grad()
+def fill(
+    places: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str, kind: str
+) -> None:
+    """Copy the tensors of a checkpoint to the places that they have in a head, by their names; as
+    `checked`."""
+    due = {name: tuple(place.shape) for name, place in places.items()}
+    for name, tensor in checked(where, weights, due, kind).items():
+        places[name].copy_(tensor)
 
 
 def official_taps(n_layers: int) -> tuple[int, ...]:
@@ -161,18 +185,21 @@ def official_taps(n_layers: int) -> tuple[int, ...]:
     return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
 
 
-def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
+def read_head(
+    folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
+) -> HeadFiles:
     """Read the head in a folder, whatever its layout.
 
     Args:
         kind: what it must be ("eagle", "eagle3", "mtp").
         layouts: all that are known.
+        target: whose config.json tells the sizes of a layer where the head's tells none.
 
     Raises:
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
             kind, or a layer that is not a Llama's.
     """
-    config = config_of(folder)
+    config = config_in(folder)
     weights = Weights(folder)
     layout, caught = recognise(folder, weights, layouts)
     if layout.kind != kind:
@@ -182,6 +209,13 @@ def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
         )
     tensors = renamed(folder, layout, caught, weights)
     inner = config.get("transformer_layer_config") or config.get("text_config") or config
+    if "num_attention_heads" not in inner:
+        inner = {**(config_of(target) if target is not None else {}), **inner}
+    if "num_attention_heads" not in inner:
+        raise EnvironmentFault(
+            f"{folder}: neither its config.json nor the target's says num_attention_heads",
+            "add it to the head's config.json",
+        )
     return HeadFiles(
         source=f"{folder} ({layout.name})",
         tensors=tensors,
@@ -200,13 +234,15 @@ def by_config(folder: Path, target: Decoder) -> HeadFiles:
         EnvironmentFault: no config.json, no safetensors, a size left out, or made for another
             target.
     """
-    config = config_of(folder)
+    config = config_in(folder)
     sizes = {name: config[name] for name in HeadShape.__dataclass_fields__ if name in config}
     try:
         shape = HeadShape(**sizes)
     except TypeError:
         lacking = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
-        raise _unfit(folder.name, f"config.json lacks {', '.join(lacking)}") from None
+        raise EnvironmentFault(
+            f"{folder.name}: config.json lacks {', '.join(lacking)}", "specbench list methods"
+        ) from None
     files = HeadFiles(folder.name, Weights(folder), shape, rope_of(folder, config), config=config)
     files.check_target(target)
     if shape.hidden_size != target.hidden_size:
@@ -215,13 +251,13 @@ def by_config(folder: Path, target: Decoder) -> HeadFiles:
     return files
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_in(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EnvironmentFault(
             f"{folder} holds no head: it has no config.json", "specbench list methods"
         )
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",

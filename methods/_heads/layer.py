@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.files import HeadFiles, HeadShape, read_head
-from methods._heads.module import DraftHead, heads
+from methods._heads.module import DraftHead, Out, PrefixHead, heads
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -19,11 +19,15 @@ from specbench_cli.api import (
     FusedStack,
     Head,
     Input,
+    KVState,
     Layer,
     LayerReader,
+    LogitsAt,
     Scratch,
+    State,
     layer_bytes,
 )
+from specbench_cli.api import Out as Forwarded
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""
@@ -113,12 +117,15 @@ class LayerHead(HeadStack):
     def __init__(self, module: DraftHead, target: Decoder) -> None:
         shape, own = module.shape, module.layer
         super().__init__(shape, own.self_attn.rotary, target, module.taps)
+        self.levels = module.levels
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None
         self.layers = (read.layer("layer.", norm="input_layernorm" if normed else None),)
-        bias = read.get("fc.bias") if "fc.bias" in read else None
-        self.fc = read.linear(read.get("fc.weight"), bias)
-        self.weight_bytes = layer_bytes(self.layers[0]) + self.fc.nbytes
+        self.weight_bytes = layer_bytes(self.layers[0])
+        if "fc.weight" in read:
+            bias = read.get("fc.bias") if "fc.bias" in read else None
+            self.fc = read.linear(read.get("fc.weight"), bias)
+            self.weight_bytes += self.fc.nbytes
         self._read_rest(read, module)
         self._read_vocabulary(read, module)
 
@@ -132,7 +139,8 @@ class LayerHead(HeadStack):
         """The head in a folder, in whatever layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in heads().values() if head is not own))
-        files = read_head(folder, cls.kind, [each for head in known for each in head.layouts])
+        layouts = [each for head in known for each in head.layouts]
+        files = read_head(folder, cls.kind, layouts, target)
         files.check_target(target)
         return cls.of(files, target)
 
@@ -185,6 +193,57 @@ class LayerHead(HeadStack):
     @abstractmethod
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Rows [b n, hidden] of our own that enter the layer, of embeddings and features."""
+
+
+class PrefixLayerHead(LayerHead):
+    """The fused form of a `PrefixHead`: its state holds the target's rows. Drafted ones see nothing
+    but what their parents left; they take room in the state, as any rows, until they are dropped.
+
+    Attributes:
+        steps: the torch module, without its layer.
+    """
+
+    module: ClassVar[type[PrefixHead]]
+    steps: PrefixHead
+
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+        assert isinstance(module, PrefixHead)
+        self._final = read.norm("norm")
+        del module.layer  # which is fused
+        self.steps = module.to(self.device, self.dtype).requires_grad_(False).eval()
+        self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
+
+    @torch.inference_mode()
+    def forward(
+        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
+    ) -> Forwarded:
+        """See `Decoder`; rows of the target's width are its own, wider ones were left here."""
+        assert isinstance(x, Features)
+        assert isinstance(state, KVState)
+        rows, ids = x.rows, x.ids
+        if rows.shape[-1] == self.hidden_size:
+            said = super().forward(x, state, logits_at=None, **how)
+            if logits_at is None:
+                return said
+            rows, ids = (
+                (said.hidden, ids) if logits_at == "all" else (said.hidden[:, -1:], ids[:, -1:])
+            )
+        else:
+            self.ran += 1
+            state.extend(0, (0,), ids.shape[1])
+        out = self.steps.step(self.embed(ids), rows)
+        return Forwarded(self._spoken(out), out.hidden)
+
+    def _spoken(self, out: Out) -> Tensor:
+        """Logits of what a step made."""
+        return self.target.unembed(out.normed)
+
+    def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        return rows.clone()  # the layer adds to it
+
+    def _run_layer(self, *given: Any) -> Tensor:
+        """The norm ends the layer."""
+        return self._norm(super()._run_layer(*given), self._final)
 
 
 def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:

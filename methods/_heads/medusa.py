@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from specbench_cli.api import Decoder, EnvironmentFault, FeatureHead, Weights
+from methods._heads.files import fill
+from specbench_cli.api import Decoder, FeatureHead, Weights
 
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 """Tensors of the authors' checkpoints: head, place in it, of a block (`linear`) or the matrix."""
@@ -36,6 +37,7 @@ class MedusaHeads(FeatureHead):
     """
 
     kind: ClassVar[str] = "medusa"
+    trained: ClassVar[Mapping[str, Any]] = {"own_output": False}
 
     def __init__(
         self, target: Decoder, levels: int = 4, blocks: int = 1, own_output: bool = True
@@ -64,28 +66,17 @@ class MedusaHeads(FeatureHead):
         if not found:
             return super().load(folder, decoders)
         levels = 1 + max(int(match[1]) for match in found.values())
-        blocks = 1 + max(int(match[2]) for match in found.values() if match[3])
+        blocks = 1 + max((int(match[2]) for match in found.values() if match[3]), default=0)
         head = cls(decoders["target"], levels, blocks)
         assert head.output is not None
-        due = {name for name, match in found.items() if match[3] or int(match[2]) == blocks}
-        try:
-            if due != set(weights) or len(due) != levels * (2 * blocks + 1):
-                odd = sorted(due ^ set(weights)) or ["some head's"]
-                raise KeyError(f"tensors are missing or have no place: {', '.join(odd[:4])}")
-            with torch.no_grad():
-                for name, match in found.items():
-                    at, place = int(match[1]), int(match[2])
-                    if not match[3]:
-                        _fill(head.output[at], name, weights)
-                    elif match[4] == "weight":
-                        _fill(head.weight[place, at], name, weights)
-                    else:
-                        _fill(head.bias[place, at, 0], name, weights)
-        except KeyError as fault:
-            raise EnvironmentFault(
-                f"{folder.name}: Medusa heads (FasterDecoding): {fault.args[0]}",
-                "give the folder of another: --set medusa.head=DIR, or specbench train medusa",
-            ) from fault
+        places = {}
+        for at in range(levels):
+            places[f"{at}.{blocks}.weight"] = head.output[at]
+            for block in range(blocks):
+                places[f"{at}.{block}.linear.weight"] = head.weight[block, at]
+                places[f"{at}.{block}.linear.bias"] = head.bias[block, at, 0]
+        named = {name.removeprefix("medusa_head."): weights[name] for name in weights}
+        fill(places, named, f"{folder.name}: Medusa heads (FasterDecoding)", cls.kind)
         return head.ready()
 
 
@@ -94,12 +85,3 @@ def output_matrix(target: Decoder) -> Tensor:
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():
         return target.unembed(ones).T.contiguous()
-
-
-def _fill(place: Tensor, name: str, weights: Weights) -> None:
-    tensor = weights[name]
-    if tensor.shape != place.shape:
-        raise KeyError(f"{name} is {list(tensor.shape)}; this target needs {list(place.shape)}")
-    if not tensor.isfinite().all():
-        raise KeyError(f"{name} holds numbers that are not finite")
-    place.copy_(tensor)

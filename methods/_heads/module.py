@@ -62,6 +62,7 @@ class DraftHead(nn.Module, ABC):
         recipe: how training makes it.
         taps: layers of the target whose outgoing rows it reads side by side, or `NORMED`.
         hidden_first: whether `fc` reads the features before the embedding.
+        levels: how many steps it can draft; None: as many as are wanted.
         says: ids of the target's vocabulary that it can say; None: all.
     """
 
@@ -76,6 +77,7 @@ class DraftHead(nn.Module, ABC):
     vocabulary: Vocabulary | None = None
     taps: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
+    levels: int | None = None
     says: Tensor | None
 
     def __init__(
@@ -194,6 +196,9 @@ class DraftHead(nn.Module, ABC):
         lacking = next((name for name in names if name not in files.tensors), None)
         if lacking is not None:
             raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
+        if wild is not None:
+            raise wrong_size(files, f"{wild} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
@@ -239,12 +244,12 @@ class ParallelHead(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def new(cls, target: Any, draft: Path | None) -> Self:
+    def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
         """One to be trained.
 
         Args:
             target: transformers' config of the target.
-            draft: the folder of its customary draft model.
+            draft: gives the folder of its customary draft model.
         """
 
     @property
@@ -298,7 +303,7 @@ def drawn(module: Module, seed: int) -> Module:
     return module
 
 
-def filled(make: Callable[[], Module], files: HeadFiles) -> Module:
+def filled(make: Callable[[], Module], files: HeadFiles, kind: str) -> Module:
     """A module whose tensors are those that files hold, under its own names.
 
     Raises:
@@ -307,9 +312,64 @@ def filled(make: Callable[[], Module], files: HeadFiles) -> Module:
     with torch.device("meta"):  # nothing is drawn for what is to be replaced
         module = make()
     due = {name: tuple(part.shape) for name, part in module.state_dict().items()}
-    found = checked(files.source, files.tensors, due, whole=True)
+    found = checked(files.source, files.tensors, due, kind)
     module.load_state_dict(found, assign=True)
     return module
+
+
+class PrefixHead(DraftHead):
+    """A head whose layer reads the target's rows alone, and no token: prefix attention (Hydra++),
+    an augmenting block (Clover). What is drafted is made, step by step, of the row that leaves the
+    layer and of the tokens so far.
+    """
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope)
+        self.layer = Layer(shape.hidden_size, shape, rope, has, normed=True)
+        self.norm = self.new_norm()
+
+    @abstractmethod
+    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+        """What follows tokens, of their embeddings [..., width] and what their parents left.
+
+        Args:
+            rows: [..., w], at the first level what leaves the layer; later `Out.hidden`, wider than
+                those.
+        """
+
+    def begin(self, std: float) -> None:
+        """The layer's matrices; it begins by passing on what it reads."""
+        for module in self.layer.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        for last in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The features alone."""
+        assert self.layer.input_layernorm is not None
+        return self.layer.input_layernorm(features), features
+
+    def out(self, rows: Tensor) -> Out:
+        """Normed."""
+        normed = self.norm(rows)
+        return Out(normed, normed)
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead`; nothing is added to `past` after the first step."""
+        if slots is not None:
+            features = super().forward(embedded, features, places, past, slots).hidden
+            embedded = take(embedded, slots)
+        return self.step(embedded, features)
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:

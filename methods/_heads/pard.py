@@ -11,7 +11,7 @@ text up to x_t, and m_1 ... m_k.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -65,7 +65,7 @@ class PardDraft(FusedDecoder, Artifact):
                 f" {mask!r}; needed are a Llama or Qwen and an id below {config.vocab_size}",
                 "give the folder of another: --set pard.head=DIR, or specbench train pard",
             )
-        return cls.of(config, checked(folder.name, Weights(folder), _sizes(config)), target)
+        return cls.of(config, _read(folder, config), target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -86,13 +86,14 @@ class PardDraft(FusedDecoder, Artifact):
         return cls.of(config, module.state_dict(), target)
 
 
-def _sizes(config: Any) -> dict[str, tuple[int, ...]]:
+def _read(folder: Path, config: Any) -> dict[str, Tensor]:
     """The tensors that a model of a config has; of tied matrices the embedding alone."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config)
-    return {name: tuple(part.shape) for name, part in module.named_parameters()}
+    due = {name: tuple(part.shape) for name, part in module.named_parameters()}
+    return checked(folder.name, Weights(folder), due, PardDraft.kind, whole=False)
 
 
 class Pard(ParallelHead):
@@ -124,18 +125,19 @@ class Pard(ParallelHead):
         self.load_state_dict({n.removeprefix("model."): t.float() for n, t in tensors.items()})
 
     @classmethod
-    def new(cls, target: Any, draft: Path | None) -> Self:
+    def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
         """The target's draft model; its padding, which no text holds, is the mask."""
         if draft is None or target.pad_token_id is None:
             raise UsageError(
                 "a draft for PARD is adapted from a draft model, and an id that no text holds"
                 " becomes its mask: the target has no "
                 + ("padding token" if draft else "customary draft"),
-                "give --draft, or another --target",
+                "give another --target: specbench list models",
             )
-        config = read_config(draft)
+        folder = draft()
+        config = read_config(folder)
         config.pard_token, config.spd_type = target.pad_token_id, "pard"
-        return cls(config, checked(draft.name, Weights(draft), _sizes(config)))
+        return cls(config, _read(folder, config))
 
     def words(self) -> dict[str, Any]:
         """The draft model's own, and which token is the mask."""

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from methods._heads.files import HeadShape
 from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, ParallelHead, heads
-from methods._heads.recipe import Taught
+from methods._heads.recipe import HeadRecipe, Taught
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, SequentialHead
 from specbench_cli.engine.types import Out
@@ -71,28 +71,38 @@ class HeadSchedule(Schedule):
         return cls(name=name, kind=head.kind, mlp=mlp, stages=stages, peak_lr=OWN_LR, says=SAYS)
 
 
-def schedule_of(kind: type[FeatureHead], *, of_family: bool = True) -> Schedule:
-    """That of a head without a state; other targets than the embedded ones have no corpus."""
+def schedule_of(
+    kind: type[FeatureHead], *, of_family: bool = True, label: str | None = None
+) -> Schedule:
+    """That of a head without a state; other targets than the embedded ones have no corpus.
+
+    Args:
+        label: of our own kinds: the target's name, which the head's begins with.
+    """
     stages: tuple[StagePlan, ...] = (
         StagePlan(500, 4, 512, "target", "corpus"),
         StagePlan(500, 4, 512, "target", "replies"),
     )
     if not of_family:
         stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
-    return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
+    if label is None:
+        return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
+    peak_lr = HeadRecipe.peak_lr if of_family else OWN_LR
+    return Schedule(name=f"{label}-{kind.kind}", stages=stages, peak_lr=peak_lr)
 
 
-def schedule_of_parallel(kind: type[ParallelHead], label: str | None) -> Schedule:
-    """That of a drafter that says a whole draft at once; `label`: of a target that is not of the
-    embedded family."""
-    recipe, name = kind.recipe, f"{label or 'embedded'}-{kind.kind}"
-    stages: tuple[StagePlan, ...] = (
-        StagePlan(recipe.corpus, 4, 256, "target", "corpus"),
-        StagePlan(recipe.replies, 4, 256, "target", "replies"),
-    )
-    if label is not None:
-        stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
-    return Schedule(name=name, stages=tuple(s for s in stages if s.steps), peak_lr=recipe.peak_lr)
+def schedule_of_parallel(kind: type[ParallelHead], label: str, *, of_family: bool) -> Schedule:
+    """That of a drafter that says a whole draft at once, on replies alone. Each reply is drafted
+    from at many places, so that a few of them will do.
+
+    Args:
+        label: the target's name, which the drafter's begins with.
+    """
+    recipe = kind.recipe
+    stage = StagePlan(recipe.replies, 4, 256, "target", "replies")
+    if not of_family:
+        stage = StagePlan(OWN_STEPS, 4, 512, "target", "replies")
+    return Schedule(name=f"{label}-{kind.kind}", stages=(stage,), peak_lr=recipe.peak_lr)
 
 
 SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}
@@ -168,7 +178,7 @@ def build_stateless(
         UsageError: what it says is not logits of levels.
     """
     torch.manual_seed(seed)
-    head = kind(TorchTarget(target)).to(target.device)
+    head = kind(TorchTarget(target), **kind.trained).to(target.device)
     rows = torch.zeros(1, head.width, device=target.device)
     if isinstance(head, SequentialHead):
         return head, head.sizes["levels"]

@@ -130,6 +130,7 @@ def unroll(
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
     out = head(embed(following), head.read(read.features), places, past, slots)
+    steps = min(steps, head.levels or steps)
     for step in range(steps):
         at = slots + step + 1
         inside = at.clamp(max=last)

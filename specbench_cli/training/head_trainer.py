@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import ParallelHead, heads
+from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
 from specbench_cli.engine.models.head import FeatureHead
@@ -33,12 +33,15 @@ from specbench_cli.training.corpus import (
 )
 from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.head_family import (
+    SCHEDULES,
     HeadSchedule,
     as_stored,
     build,
     build_stateless,
     export,
     head_config,
+    schedule_of,
+    schedule_of_parallel,
 )
 from specbench_cli.training.head_losses import Drafter, Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
@@ -66,11 +69,16 @@ MEASURE_EVERY = 200
 """Steps between two estimates of MAT, which are made where checkpoints are."""
 
 
+Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
+"""What can be trained: a head with a state by its torch module, one without by itself."""
+
+
 @dataclass(frozen=True)
 class HeadResult(loop.Result):
-    """A run so far, and what the head was worth meanwhile."""
+    """A run so far, what the head was worth meanwhile, and how many numbers were trained."""
 
     mat: list[head_mat.Estimate]
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class HeadTrainer:
         report: called after every step with the head's name.
         label: the target's name in what is written; else its folder's.
         template: a chat template for a tokenizer that has none.
+        draft: gives the folder of the target's draft model, which some heads are adapted from.
     """
 
     out: Path
@@ -100,19 +109,37 @@ class HeadTrainer:
     report: Report = lambda _name, _point: None
     label: str | None = None
     template: str | None = None
+    draft: Callable[[], Path] | None = None
 
     def smoke(self) -> Self:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
 
-    def schedule(self, kind: str) -> HeadSchedule:
-        """That of a kind of head for a target which is not of the embedded family."""
-        return HeadSchedule.own(heads()[kind], self.short, self._model.config.intermediate_size)
+    def schedule(self, kind: Kind, *, ours: bool = True) -> Schedule:
+        """That of a kind of head for this target.
 
-    @property
-    def short(self) -> str:
-        """The target's name as a head's begins with it."""
-        return (self.label or self.target.name).removesuffix(".gguf").lower()
+        Args:
+            ours: whether its name begins with the target's, as those of the kinds here do.
+        """
+        label = (self.label or self.target.name).removesuffix(".gguf").lower()
+        if self.of_family:
+            label = "embedded"
+        if issubclass(kind, ParallelHead):
+            return schedule_of_parallel(kind, label, of_family=self.of_family)
+        if issubclass(kind, FeatureHead):
+            return schedule_of(kind, of_family=self.of_family, label=label if ours else None)
+        if self.of_family:
+            return SCHEDULES[kind.kind]
+        return HeadSchedule.own(kind, label, self._model.config.intermediate_size)
+
+    def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
+        """Train and export a head of any kind by its `schedule`; see `train`."""
+        if issubclass(kind, FeatureHead):
+            return self.train_stateless(kind, schedule, loss)
+        if issubclass(kind, ParallelHead):
+            return self.train_parallel(kind, schedule, loss)
+        assert isinstance(schedule, HeadSchedule)
+        return self.train(schedule, loss)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
@@ -129,32 +156,31 @@ class HeadTrainer:
         export(head, config, self.out / recipe.name, facts)
         return result
 
-    def train_stateless(self, kind: type[FeatureHead], schedule: Schedule) -> HeadResult:
-        """Train and export one head without a state, towards the target's distributions.
+    def train_stateless(
+        self, kind: type[FeatureHead], schedule: Schedule, loss: str = "ttt"
+    ) -> HeadResult:
+        """Train and export one head without a state, towards the target's distributions, or
+        towards its text ("paper", as Medusa and Hydra were published).
 
         Raises:
             UsageError: as `train`; or what the head says cannot be trained here.
         """
-        folder = self._claimed(schedule, "levels")
+        folder = self._claimed(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless(kind, self._model, self.seed)
-        result = self._fit(head, schedule, Objective(levels, kind.decay), folder)
-        head.half().save(self.out / schedule.name, **self._facts)
+        aim = Objective(levels, kind.decay, text=loss == "paper")
+        result = self._fit(head, schedule, aim, folder)
+        head.half().save(self.out / schedule.name, **self._facts, loss=loss)
         return result
 
-    def train_parallel(
-        self, kind: type[ParallelHead], schedule: Schedule, loss: str, draft: Path | None
-    ) -> HeadResult:
+    def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
         """Train and export one drafter that says all tokens of a draft at once.
-
-        Args:
-            draft: folder of the draft model, which some are adapted from.
 
         Raises:
             UsageError: as `train`; or there is nothing to adapt.
         """
         folder = self._claimed(schedule, loss)
         torch.manual_seed(self.seed)
-        head = kind.new(self._model.config, draft).to(self.device)
+        head = kind.new(self._model.config, self.draft).to(self.device)
         result = self._fit(head, schedule, kind.recipe.losses[loss], folder)
         head.save(self.out / schedule.name, {"kind": kind.kind, **self._facts, "loss": loss})
         return result
@@ -209,7 +235,8 @@ class HeadTrainer:
             )
         as_stored(head)
         measure(result.curve[-1].step)
-        return HeadResult(result.curve, result.seconds, log.read())
+        numbers = sum(each.numel() for each in head.parameters())
+        return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
     def _size(self, taps: tuple[int, ...]) -> Tensor:

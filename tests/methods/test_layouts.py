@@ -383,5 +383,5 @@ def test_a_pickle_of_anything_but_tensors_is_not_read(tmp_path, capsys, content)
 
 
 def test_without_a_pickle_there_is_nothing_to_convert(tmp_path):
-    with pytest.raises(UsageError, match=r"has no pytorch_model\*\.bin"):
+    with pytest.raises(UsageError, match=r"has no pytorch_model\*\.bin or \*_lm_head\.pt"):
         convert(tmp_path, tmp_path / "out")

@@ -36,12 +36,14 @@ class Head(Decoder):
 
     Attributes:
         taps: layers of the target whose outgoing rows it reads, side by side, or `NORMED`.
+        levels: how many it can draft; None: as many as are wanted.
         parallel: whether it reads more ids than features: those beyond are masks, each of whose
             rows says the token at its own place, and nothing of them is kept (DFlash, Chen et al.,
             arXiv:2602.06036).
     """
 
     taps: tuple[int, ...]
+    levels: int | None = None
     parallel: ClassVar[bool] = False
     first = 1
 
@@ -186,11 +188,13 @@ class FeatureHead(nn.Module, Artifact):
         ran: how often it was called; see `Decoder`.
         peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
             level's loss beside that of the level before it.
+        trained: the sizes of heads that are trained here, where they are not `__init__`'s defaults.
     """
 
     taps: tuple[int, ...] = (NORMED,)
     peak_lr: ClassVar[float] = 1e-3
     decay: ClassVar[float] = 0.8
+    trained: ClassVar[Mapping[str, Any]] = {}
     n_layers = 1
     ran: int
 
