@@ -186,7 +186,8 @@ class DraftHead(nn.Module, ABC):
         """The head that files hold.
 
         Raises:
-            EnvironmentFault: sizes that do not go with the target's, or a tensor is missing.
+            EnvironmentFault: sizes that do not go with the target's, or a tensor is missing or not
+                finite.
         """
         facts = cls.facts(files, target)
         with torch.device("meta"):  # nothing is drawn for what is to be replaced
@@ -199,6 +200,9 @@ class DraftHead(nn.Module, ABC):
         wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
         if wild is not None:
             raise wrong_size(files, f"{wild} holds numbers that are not finite")
+        odd = next((name for name in names if not files.tensors[name].isfinite().all()), None)
+        if odd is not None:
+            raise wrong_size(files, f"{odd} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:

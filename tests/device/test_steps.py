@@ -146,6 +146,8 @@ CASES = {
     "hydra": [({"nodes": 8, "width": 3}, nothing), ({"nodes": 8, "children": "drawn"}, nothing)],
     "hydra++": [({"nodes": 8, "width": 3}, nothing)],
     "clover": [({"nodes": 8, "depth": 3}, each_level)],
+    "pard": [({"length": 3}, nothing)],
+    "dflash": [({"length": 3}, nothing), ({}, nothing)],
     "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],

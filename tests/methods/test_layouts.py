@@ -17,6 +17,8 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.execute.bench import _readable
+from specbench_cli.models.heads import HeadFiles
 from specbench_cli.training.convert import convert
 
 ID = torch.tensor([[5, 17, 80, 3, 41]])
@@ -216,6 +218,27 @@ def test_shards_are_read_like_one_file(tmp_path, target, made, writer):
     torch.testing.assert_close(logits(loaded), logits(kind.of(made[kind], target)))
 
 
+SERVED = pytest.mark.parametrize("writer", [eagle3_specforge, eagle3_speculators])
+
+
+@SERVED
+def test_heads_in_the_dtype_that_they_are_published_in_are_read(tmp_path, target, made, writer):
+    tensors, config = writer(made[Eagle3Head], target)
+    halves = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    loaded = Eagle3Head.load(
+        written(tmp_path / "halves", halves, config | {"torch_dtype": "bfloat16"}),
+        {"target": target},
+    )
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in halves.items()}  # fmt: skip
+    whole = Eagle3Head.load(written(tmp_path / "wide", wide, config), {"target": target})
+    assert halves["d2t"].dtype == torch.int64 and halves["t2d"].dtype == torch.bool
+    torch.testing.assert_close(logits(loaded), logits(whole), rtol=0, atol=0)
+
+
 def test_a_bias_of_fc_is_added(tmp_path, target, made):
     files = made[EagleHead]
     bias = torch.linspace(-1, 1, 32)
@@ -310,6 +333,38 @@ def test_a_missing_norm_is_named(tmp_path, target, made):
     tensors, config = eagle3_official(made[Eagle3Head], target)
     del tensors["norm.weight"]
     refused(Eagle3Head, written(tmp_path / "head", tensors, config), target, "has no norm.weight")
+
+
+@SERVED
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda tensor: None, "mlp.down_proj"),
+        (lambda tensor: tensor[:, :-1], "down_proj|mlp"),
+        (lambda tensor: torch.full_like(tensor, torch.nan), "not finite"),
+    ],
+    ids=["missing", "size", "nan"],
+)
+def test_a_served_head_that_is_not_whole_is_one_clear_error(
+    tmp_path, target, made, writer, change, what
+):
+    tensors, config = writer(made[Eagle3Head], target)
+    name = next(name for name in tensors if name.endswith("mlp.down_proj.weight"))
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed
+    refused(Eagle3Head, written(tmp_path / "head", tensors, config), target, what)
+
+
+@SERVED
+def test_a_served_head_whose_file_is_cut_off_is_one_clear_error(tmp_path, target, made, writer):
+    folder = written(tmp_path / "head", *writer(made[Eagle3Head], target))
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(EnvironmentFault, match="damaged or cut off"):
+        _readable(
+            lambda found: Eagle3Head.load(found, {"target": target}), HeadFiles("head", folder)
+        )
 
 
 def test_a_second_layer_is_refused(tmp_path, target, made):
