@@ -171,7 +171,7 @@ class TableParallel(TableDecoder):
         """See `Decoder`."""
         out = super().forward(x, state, logits_at=None, **how)
         rows, held = out.hidden[0].clone(), cast(TableState, state)
-        start = len(held.rows) - len(rows)
+        start, way = len(held.rows) - len(rows), (0, 0)
         for at, row in enumerate(range(start, len(held.rows))):
             if held.rows[row].id != self.mask:
                 way = self.before(held, row), self.read(held, row)
