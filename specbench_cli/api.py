@@ -8,8 +8,6 @@ method needs to what few do.
 
 from __future__ import annotations
 
-from typing import Any
-
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
@@ -230,8 +228,8 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     return load.sha256_of(decoder, file)
 
 
-def config_of(decoder: Decoder) -> dict[str, Any]:
+def config_of(decoder: Decoder) -> dict[str, object]:
     """config.json of the folder that a decoder was loaded from; empty if there is none."""
     from specbench_cli.engine.models import load
 
-    return load.config_of(decoder)
+    return dict(load.config_of(decoder))

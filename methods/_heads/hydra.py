@@ -124,7 +124,7 @@ class First(nn.Module):
         self.res_connection, self.linear = nn.Linear(reads, width), nn.Linear(reads, width)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
-        nn.init.eye_(self.res_connection.weight)
+        self.res_connection.weight.data.fill_diagonal_(1.0)
 
     def forward(self, read: Tensor) -> Tensor:
         """[n, width]."""

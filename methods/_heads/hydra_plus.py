@@ -26,7 +26,7 @@ from methods._heads.recipe import HeadRecipe, Objective, Taught
 from specbench_cli.api import Decoder
 
 _PREFIX = "prefix_embeding_layer."  # the authors' spelling
-_LEVELS, _BLOCKS, _EMBEDS, _HEAD_DIM = 4, 2, 32, 32
+_LEVELS, _BLOCKS, _EMBEDS, _HEAD_DIM = 4, 2, 16, 16
 """Of heads that are trained here; the authors' have 4 blocks and read embeddings as they are."""
 
 
@@ -66,7 +66,7 @@ class HydraPlus(PrefixHead):
         corpus=500,
         replies=500,
         losses={"paper": Objective(_LEVELS, decay=1.0), "ttt": Objective(_LEVELS)},
-        mlp=128,
+        mlp=64,
     )
 
     def __init__(

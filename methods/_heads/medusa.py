@@ -46,9 +46,10 @@ class MedusaHeads(FeatureHead):
         width = self.width
         self.weight = nn.Parameter(torch.zeros(blocks, levels, width, width))
         self.bias = nn.Parameter(torch.zeros(blocks, levels, 1, width))
-        self.output = (
-            nn.Parameter(output_matrix(target).repeat(levels, 1, 1)) if own_output else None
-        )
+        self.output = None
+        if own_output:
+            self.output = nn.Parameter(torch.empty(levels, self.vocab_size, width))
+            self.output.data.copy_(output_matrix(target).expand_as(self.output))
 
     def forward(self, rows: Tensor) -> Tensor:
         """See `FeatureHead.forward`."""
@@ -81,7 +82,7 @@ class MedusaHeads(FeatureHead):
 
 
 def output_matrix(target: Decoder) -> Tensor:
-    """The target's output matrix, [V, width], read off what it makes of unit rows."""
+    """The target's output matrix, [V, width], on the CPU, read off what it makes of unit rows."""
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():
-        return target.unembed(ones).T.contiguous()
+        return target.unembed(ones).T.contiguous().cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -11,8 +12,14 @@ from torch.nn.functional import linear, silu
 
 from methods._heads.hydra import HydraHeads
 from methods._heads.medusa import MedusaHeads
+from methods.clover import Clover
 from methods.hydra import Hydra
+from methods.hydra_plus import HydraPlus
 from methods.medusa import AUTHORS, Medusa
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
@@ -187,3 +194,64 @@ def test_in_hydra_a_node_is_ranked_by_its_own_path(open_session, target):
         assert token == int(said.logits[0].sort(descending=True).indices[node[-1]])
     by_level = {len(node) for node in tree}
     assert max(by_level) == 4 and all(b - a == 1 for a, b in pairwise(sorted(by_level)))
+
+
+# ---- above temperature 0: the authors' code beside ours -----------------------------------------
+
+
+NEAR = Case("near", pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
+
+
+def law_of_outputs(method):
+    """Of the first tokens that a method commits, by every outcome of its chance."""
+
+    def run(random):
+        session = NEAR.open(random=random)
+        for _ in method.generate(session):
+            if len(session.output()) >= NEAR.length:
+                break
+        return tuple(session.output()[: NEAR.length])
+
+    return law_of(outcomes(run, 5000))
+
+
+def typical_as_published(epsilon=0.09, delta=0.3):
+    """The law of `medusa_generate` with sampling="typical", fast=True, and of `hydra_generate`, on
+    the table: a step's first token is the likeliest one, a draft token (here the head's best)
+    stands iff p(x) > min(epsilon, delta exp(-H)). No token is drawn."""
+    target, draft = (table.double() for table in NEAR.tables)
+    text = [*NEAR.prompt]
+    while len(text) < len(NEAR.prompt) + NEAR.length:
+        text.append(int(target[text[-2], text[-1]].argmax()))
+        guess = int(draft[text[-2], text[-1]].argmax())
+        p = target[text[-2], text[-1]].softmax(-1)
+        entropy = float(-(p * p.log()).sum())
+        if p[guess] > min(epsilon, delta * math.exp(-entropy)):
+            text.append(guess)
+    return {tuple(text[len(NEAR.prompt) :][: NEAR.length]): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (Medusa, {"nodes": 2}),
+        (Hydra, {"nodes": 2, "width": 1}),
+        (Hydra, {"nodes": 3, "width": 2, "children": "drawn"}),
+        (HydraPlus, {"nodes": 3, "width": 2, "children": "drawn"}),
+        (Clover, {"nodes": 3, "depth": 2}),
+    ],
+)
+def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not(kind, params):
+    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
+    assert distance(law_of_outputs(kind(kind.Params(**params))), truth) < 1e-9
+    assert distance(typical_as_published(), truth) > 0.4
+
+
+@pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])
+def test_typical_acceptance_takes_more_and_says_that_it_is_not_exact(kind):
+    """The control of the test before: with the paper's rule the law is another, and is said so."""
+    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
+    method = kind(kind.Params(nodes=1, accept="typical"))
+    assert kind(kind.Params()).guarantee("rejection") == "exact_law"
+    assert method.guarantee("rejection") == method.guarantee("greedy") == "quality_only"
+    assert distance(law_of_outputs(method), truth) > 0.02
