@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods._heads.dflash import DFlashHead
+from methods._parallel.dflash import DFlashHead
 from specbench_cli.api import Draft, Features, Field, Method, MethodParams, Out, Session, Trained
 
 

@@ -30,8 +30,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
-from methods._heads.dflash import DFlash
 from methods._heads.slots import rotary_of
+from methods._parallel.dflash import DFlash
 from specbench_cli.api import (
     Draft,
     EnvironmentFault,

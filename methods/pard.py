@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods._heads.pard import PardDraft
+from methods._parallel.pard import PardDraft
 from specbench_cli.api import (
     Draft,
     Field,

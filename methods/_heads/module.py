@@ -395,9 +395,9 @@ def parallel_heads() -> Mapping[str, type[ParallelHead]]:
 
 
 def _here() -> list[type]:
-    """The classes of this folder's files, but for those that all have in common."""
-    import methods._heads as here
-
-    names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
+    """The classes of this folder's files and of the parallel ones', but for abstract ones."""
+    rooms = map(import_module, ("methods._heads", "methods._parallel"))
+    files = (pkgutil.iter_modules(room.__path__, f"{room.__name__}.") for room in rooms)
+    names = sorted(each.name for of_room in files for each in of_room)
     found = [each for name in names for each in vars(import_module(name)).values()]
     return [each for each in found if isinstance(each, type) and not isabstract(each)]

@@ -17,8 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from methods._heads.dflash import DFlash, DFlashHead
-from methods._heads.pard import Pard, PardDraft
+from methods._parallel.dflash import DFlash, DFlashHead
+from methods._parallel.pard import Pard, PardDraft
 from specbench_cli.api import Features, Tokens, Weights, read_config
 from specbench_cli.engine.models.head import features
 from specbench_cli.errors import EnvironmentFault
