@@ -103,6 +103,11 @@ class DraftHead(nn.Module, ABC):
         """The rows that leave the layer, to feed back and to read out."""
 
     @classmethod
+    def tapped(cls, _n_layers: int) -> tuple[int, ...]:
+        """The taps of one to be trained, for a target of so many layers."""
+        return cls.taps
+
+    @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """One to be trained, as torch's modules begin."""
         return cls(shape, rope, own=taught.vocabulary(cls.recipe.says))

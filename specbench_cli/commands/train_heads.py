@@ -28,6 +28,18 @@ class Loss(StrEnum):
     PAPER = "paper"
 
 
+class Kind(StrEnum):
+    """A kind of head."""
+
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+    MTP = "mtp"
+
+
+Rows = Annotated[
+    Kind,
+    typer.Option("--head", help="Kind of head whose rows of the target are kept meanwhile."),
+]
 Target = Annotated[
     str,
     typer.Option(
@@ -61,7 +73,8 @@ def _trainer(
     device: shared.Device,
     smoke: bool,
     count: int | None,
-    report: "Report",
+    keeps: str = "eagle",
+    report: "Report" = lambda _name, _point: None,
 ) -> "HeadTrainer":
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
@@ -78,6 +91,7 @@ def _trainer(
         report=report,
         label=found.label,
         template=found.template,
+        keeps=keeps,
     )
     return trainer.smoke() if smoke else trainer
 
@@ -86,6 +100,7 @@ def replies(
     out: Out,
     target: Target = "embedded",
     count: Count = None,
+    head: Rows = Kind.EAGLE,
     seed: Seed = 0,
     smoke: Smoke = False,
     device: Where = shared.Device.AUTO,
@@ -96,8 +111,8 @@ def replies(
     The other commands do this themselves where replies lack. Here it can be done before, or beside
     them: GSM8K's training problems, and for other targets than the embedded ones questions that the
     target asks itself (Magpie, arXiv:2406.08464). They lie in OUT/training/replies.jsonl, a line
-    each as soon as it is whole. Stop it as you like: the same command goes on, and a larger
-    --replies adds to what is there.
+    each as soon as it is whole, and for other targets the rows that heads read lie beside them.
+    Stop it as you like: the same command goes on, and a larger --replies adds to what is there.
     """
     import time
 
@@ -110,7 +125,7 @@ def replies(
             last = now
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
-    trainer = _trainer(out, target, data, seed, device, smoke, count, lambda _name, _point: None)
+    trainer = _trainer(out, target, data, seed, device, smoke, count, head.value)
     chats = trainer.replies(progress)
     said = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {said} tokens of answers")
@@ -134,7 +149,7 @@ def _trains(kind: str, help_text: str) -> Callable[..., None]:
         from specbench_cli.training.head_family import SCHEDULES
 
         with shared.bars() as report:
-            trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+            trainer = _trainer(out, target, data, seed, device, smoke, count, kind, report)
             schedule = SCHEDULES[kind] if trainer.of_family else trainer.schedule(kind)
             (recipe,) = shared.recipes((schedule,), steps_scale, smoke, out, resume)
             result = trainer.train(recipe, loss.value)
@@ -213,7 +228,7 @@ def stateless(
             "specbench train --help",
         )
     with shared.bars() as report:
-        trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+        trainer = _trainer(out, target, data, seed, device, smoke, count, report=report)
         schedule = schedule_of(kinds[0], of_family=trainer.of_family)
         (schedule,) = shared.recipes((schedule,), steps_scale, smoke, out, resume)
         result = trainer.train_stateless(kinds[0], schedule)

@@ -1,13 +1,10 @@
 """What draft heads are trained towards: the target's next distributions, drafted step by step."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -16,7 +13,8 @@ from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
-from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.packing import Batch
+from specbench_cli.training.replies import KeptRows, Reply, RowFiles
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
@@ -132,40 +130,23 @@ def unroll(
 class Kept:
     """A large target's rows over replies, computed once: heads read them many times.
 
-    Two files that grow reply by reply, so that a stopped run, or one with more replies, goes on:
-    rows in fp16 [tokens, those of the taps and the normed ones], and the likeliest next tokens.
-
     Args:
-        folder: where the files lie.
-        replies: packed from the first row on: `Encoded.first` counts their tokens.
+        files: what was kept while the replies were made; the rest is computed.
+        taps: those of the files.
+        replies: the first of the file that they lie in.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: RowFiles,
         target: LlamaForCausalLM,
         taps: tuple[int, ...],
-        replies: Sequence[Encoded],
+        replies: Sequence[Reply],
     ) -> None:
-        self._target, self._taps, width = target, taps, target.config.hidden_size
-        self._own = len(taps) * width
-        wide = self._own if taps == (NORMED,) else self._own + width
-        name = "rows" + "".join(f"-{tap}" for tap in taps if tap != NORMED)
-        file, best = folder / f"{name}.f16", folder / f"{name}.best.i32"
-        size = sum(len(reply.ids) for reply in replies)
-        have = min(_size(file) // (2 * wide), _size(best) // 4)
-        if have < size:
-            whole = max((r.first for r in replies if r.first <= have), default=0)
-            with file.open("ab") as rows, best.open("ab") as likeliest:
-                rows.truncate(2 * wide * whole)
-                likeliest.truncate(4 * whole)
-                for reply in replies:
-                    if reply.first >= whole:
-                        left, token = self._read_reply(reply)
-                        rows.write(left.tobytes())
-                        likeliest.write(token.tobytes())
-        self._rows = np.memmap(file, np.float16, "r", shape=(size, wide))
-        self._best = np.memmap(best, np.int32, "r", shape=(size,))
+        self._target, self._taps, self._width = target, taps, target.config.hidden_size
+        self._own = len(taps) * self._width
+        files.follow(replies, self._read_reply)
+        self._rows, self._best = files.held()
 
     def read(self, batch: Batch) -> Read:
         """As `read_target`."""
@@ -173,7 +154,7 @@ class Kept:
         device = batch.inputs.device
         rows = torch.from_numpy(self._rows[batch.rows.cpu().numpy()]).to(device).float()
         chats = chats_of(batch.inputs, batch.starts)
-        return Read(chats, rows[..., : self._own], rows[..., -self._target.config.hidden_size :])
+        return Read(chats, rows[..., : self._own], rows[..., -self._width :])
 
     def said(self, batch: Batch, normed: Tensor, says: Tensor | None) -> Said:
         """As `what_is_said`."""
@@ -187,19 +168,14 @@ class Kept:
         return Said(F.linear(normed, weight[says]), says[among] == best)
 
     @torch.no_grad()
-    def _read_reply(self, reply: Encoded) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+    def _read_reply(self, reply: Sequence[int]) -> KeptRows:
         target = self._target
-        ids = torch.tensor([reply.ids], device=target.device)
+        ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
             read = read_target(target, ids, self._taps)
             best = target.lm_head(read.normed)[0].argmax(-1)
         parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
-        rows = torch.cat(parts, -1)[0].half().cpu().numpy()
-        return rows, best.to(torch.int32).cpu().numpy()
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else 0
+        return KeptRows(torch.cat(parts, -1)[0].half(), best)
 
 
 def head_loss(

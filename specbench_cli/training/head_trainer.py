@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 from methods._heads.module import DraftHead, heads
 from methods._heads.recipe import Objective
-from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -42,7 +42,15 @@ from specbench_cli.training.head_family import (
 )
 from specbench_cli.training.head_losses import Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Ask, Replies, asked, own_asks, sample_replies
+from specbench_cli.training.replies import (
+    Ask,
+    Replies,
+    RowFiles,
+    asked,
+    own_asks,
+    sample_replies,
+    written,
+)
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
 from specbench_cli.training.trainer import WORK, Report, deterministic
 
@@ -87,6 +95,7 @@ class HeadTrainer:
         report: called after every step with the head's name.
         label: the target's name in what is written; else its folder's.
         template: a chat template for a tokenizer that has none.
+        keeps: the kind of head whose taps are kept while replies are made.
     """
 
     out: Path
@@ -100,6 +109,7 @@ class HeadTrainer:
     report: Report = lambda _name, _point: None
     label: str | None = None
     template: str | None = None
+    keeps: str = "eagle"
 
     def smoke(self) -> Self:
         """The same with little data and nothing compiled."""
@@ -156,7 +166,9 @@ class HeadTrainer:
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
         kept = None
         if not self.of_family:
-            kept = Kept(self.out / WORK, self._model, head.taps, self._trained_on)
+            last = max(reply.first for reply in self._trained_on)
+            lines = [each for each in written(self._file("replies")) if each.first <= last]
+            kept = Kept(self._rows(head.taps), self._model, head.taps, lines)
         step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
@@ -206,7 +218,7 @@ class HeadTrainer:
 
     @cached_property
     def _model(self) -> LlamaForCausalLM:
-        family = config_facts(self.target).family
+        family = self._known.family
         if family not in LLAMA_LIKE:
             raise UsageError(
                 f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
@@ -216,8 +228,12 @@ class HeadTrainer:
         return read(self.target, self.device)
 
     @cached_property
+    def _known(self) -> ConfigFacts:
+        return config_facts(self.target)
+
+    @cached_property
     def _sha(self) -> str:
-        return Weights(self.target).sha256()
+        return self._known.sha256
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
@@ -236,7 +252,7 @@ class HeadTrainer:
     def _encode(self) -> Encoder | TemplateEncoder:
         if self.of_family:
             return Encoder(self._tokenizer)
-        return TemplateEncoder(self._tokenizer, config_facts(self.target).eos)
+        return TemplateEncoder(self._tokenizer, self._known.eos)
 
     def replies(self, progress: Progress = lambda _name, _done, _of: None) -> list[Encoded]:
         """Replies to train on, made where they lack.
@@ -248,7 +264,8 @@ class HeadTrainer:
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-KEPT_BACK]
             asks = own_asks(encode, problems, self.seed, self.n_replies)
-            return self._replies("replies", asks, progress)
+            rows = self._rows(heads()[self.keeps].tapped(self._known.n_layers))
+            return self._replies("replies", asks, progress, rows)
         sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
         return [
@@ -274,25 +291,35 @@ class HeadTrainer:
         return self._replies("replies-held-out", asks)
 
     def _replies(
-        self, name: str, asks: Sequence[Ask], progress: Progress = lambda _name, _done, _of: None
+        self,
+        name: str,
+        asks: Sequence[Ask],
+        progress: Progress = lambda _name, _done, _of: None,
+        rows: RowFiles | None = None,
     ) -> list[Encoded]:
         claim(self.out / WORK, {"target_sha256": self._sha})
         found = sample_replies(
             partial(load_decoder, self.target, name="target", device=self.device),
             asks,
             self._encode.ends,
-            self.out / WORK / f"{name}.jsonl",
+            self._file(name),
             self.seed,
             lambda done: progress(name, done, len(asks)),
+            rows,
         )
         if not found:
             raise UsageError(
                 f"the target answered none of {len(asks)} questions: none of its own ended in time",
                 "more of them: --replies N; or another --target",
             )
-        chats = [reply.encoded() for reply in found.values()]
-        firsts = accumulate((len(chat.ids) for chat in chats), initial=0)
-        return [chat._replace(first=first) for chat, first in zip(chats, firsts, strict=False)]
+        return [reply.encoded() for reply in found.values()]
+
+    def _file(self, name: str) -> Path:
+        return self.out / WORK / f"{name}.jsonl"
+
+    def _rows(self, taps: tuple[int, ...]) -> RowFiles:
+        """Where the target's rows at these taps over the replies are kept."""
+        return RowFiles(self.out / WORK, taps, self._known.hidden_size)
 
 
 def _said(chat: Encoded) -> Iterator[int]:

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
 from methods._heads.mtp import MtpHead
 from specbench_cli.commands.train import app
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
@@ -28,8 +29,14 @@ from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
 from specbench_cli.training.head_losses import Kept, read_target, what_is_said
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
-from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Ask, Reply, own_asks, sample_replies
+from specbench_cli.training.replies import (
+    Ask,
+    Reply,
+    RowFiles,
+    own_asks,
+    sample_replies,
+    written,
+)
 from specbench_cli.training.trainer import WORK
 
 END, BEGIN = 0, 1
@@ -39,6 +46,7 @@ TEMPLATE = (
 )
 PROBLEMS = [[(f"What is {n} plus {n}?", str(2 * n))] for n in range(120)]
 CPU = torch.device("cpu")
+TAPS = (1, 4, 7)
 
 
 class Killed(Exception):
@@ -112,8 +120,21 @@ def encode(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
     return TemplateEncoder(tokenizer, frozenset({END}))
 
 
-def sample(folder: Path, asks: list[Ask], file: Path) -> dict[int, Reply]:
-    return sample_replies(lambda: load_decoder(folder, name="target"), asks, {END}, file, 0)
+def sample(
+    folder: Path, asks: list[Ask], file: Path, rows: RowFiles | None = None
+) -> dict[int, Reply]:
+    def target() -> Decoder:
+        return load_decoder(folder, name="target")
+
+    return sample_replies(target, asks, {END}, file, 0, rows=rows)
+
+
+def placed(folder: Path) -> list[tuple[int, int]]:
+    """The first row of each reply, by what it says, and how many rows are read."""
+    found = sorted(
+        written(folder / "replies.jsonl"), key=lambda reply: (*reply.prompt, -1, *reply.answer)
+    )
+    return [(reply.first, reply.size - 1) for reply in found]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +197,7 @@ def test_greedy_answers_are_what_transformers_generates(
 ) -> None:
     replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
     assert len(replies) > 9
-    for prompt, answer in replies:
+    for prompt, answer, _ in replies:
         ids = torch.tensor([prompt])
         theirs = target.generate(
             ids,
@@ -240,22 +261,61 @@ def test_two_processes_do_not_write_the_same_replies(
 # ---- rows that are kept -------------------------------------------------------------------------
 
 
-def chats(file: Path) -> list[Encoded]:
-    found = [reply.encoded() for reply in replies_of(file) if reply.answer]
-    firsts = accumulate((len(chat.ids) for chat in found), initial=0)
-    return [chat._replace(first=first) for chat, first in zip(found, firsts, strict=False)]
+@pytest.fixture(scope="module")
+def seen(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Replies made while rows of three layers were kept."""
+    place = tmp_path_factory.mktemp("seen")
+    sample(folder, asks, place / "replies.jsonl", RowFiles(place, TAPS, 16))
+    return place
+
+
+def test_rows_kept_while_replies_are_made_are_the_targets(
+    seen: Path, made: Path, target: LlamaForCausalLM
+) -> None:
+    given = written(seen / "replies.jsonl")
+    assert replies_of(seen / "replies.jsonl") == replies_of(made)
+    rows, best = RowFiles(seen, TAPS, 16).held()
+    assert len(rows) == len(best) == sum(reply.size for reply in given)
+    for reply in given:
+        ids = torch.tensor([[*reply.prompt, *reply.answer]])
+        read = read_target(target, ids, TAPS)
+        true = torch.cat([read.features, read.normed], -1)[0, :-1]
+        span = slice(reply.first, reply.first + reply.size - 1)  # the last token is not fed
+        torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
+        two = target.lm_head(read.normed)[0, :-1].topk(2)
+        clear = two.values[:, 0] - two.values[:, 1] > 1e-4
+        assert torch.equal(torch.tensor(best[span])[clear], two.indices[:, 0].int()[clear])
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_rows_of_a_killed_run_stay_beside_their_replies(
+    cut: int, seen: Path, folder: Path, asks: list[Ask], tmp_path: Path
+) -> None:
+    shutil.copytree(seen, tmp_path, dirs_exist_ok=True)
+    file, rows = tmp_path / "replies.jsonl", next(tmp_path.glob("*.f16"))
+    file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
+    if cut == 2:  # and rows that lack
+        rows.write_bytes(rows.read_bytes()[:5000])
+    sample(folder, asks, file, RowFiles(tmp_path, TAPS, 16))
+    ours, theirs = (RowFiles(place, TAPS, 16).held()[0] for place in (tmp_path, seen))
+    pairs = zip(placed(tmp_path), placed(seen), strict=True)
+    for (at, n), (there, _) in pairs:
+        mine, others = ours[at : at + n], theirs[there : there + n]
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
 def test_kept_rows_are_the_targets(
     taps: tuple[int, ...], made: Path, target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    given = chats(made)
-    Kept(tmp_path, target, taps, given[:3])
+    given, files = written(made), RowFiles(tmp_path, taps, 16)
+    Kept(files, target, taps, given[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
-    kept, says = Kept(tmp_path, target, taps, given), torch.arange(0, 280, 3)
-    source = head_trainer.Replies(END, lambda: given)
+    with files.alone(), pytest.raises(UsageError, match="another process"):
+        Kept(RowFiles(tmp_path, taps, 16), target, taps, given)
+    kept, says = Kept(files, target, taps, given), torch.arange(0, 280, 3)
+    source = head_trainer.Replies(END, lambda: [reply.encoded() for reply in given])
     batch = source.batch(2, 128)
     true = read_target(target, batch.inputs, taps, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
