@@ -176,9 +176,23 @@ PROBLEMS_SHARE = 4
 SAMPLED_SHARE = 4
 """One ask in so many is a problem of GSM8K, one answer in so many is drawn."""
 
+OPENINGS = (
+    *("Write a", "Write an email", "Write a short story about", "Compose a", "Draft a", "Rewrite"),
+    *("Imagine you are", "Pretend to be", "Act as a", "You are a", "Let's play", "Assume the role"),
+    *("Given the following", "Extract the", "From this text,", "List the", "Identify the", "Read"),
+    *("If", "Suppose", "Which of these", "A man has", "There are", "Is it true that", "Solve"),
+    *("Write a function", "Write a Python program", "Implement", "Fix this code:", "Design a"),
+    *("Explain", "What is the difference between", "How does", "How do I", "Why do", "What causes"),
+    *("Discuss", "Compare", "Analyze", "Who was", "When did", "Describe", "What are the main"),
+    *("Summarize", "Translate", "Correct", "Suggest", "Give me", "Help me", "Can you", "I need"),
+)
+"""What some of its questions begin with, so that all kinds of tasks are among them: a small model
+left to itself asks much of one kind."""
+
 
 def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int) -> list[Ask]:
-    """`n` asks for a model of any kind: GSM8K's problems among questions of its own.
+    """`n` asks for a model of any kind: GSM8K's problems among questions of its own, of which two
+    in three begin with one of `OPENINGS`.
 
     The first ones are the same for any `n`. Once all problems were asked, their answers are drawn.
 
@@ -203,7 +217,10 @@ def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: in
             asks.append(Ask(encode.prompt(question), greedy=greedy))
             asked_before += 1
         else:
-            asks.append(Ask(encode.asks, encode.answers, number % (SAMPLED_SHARE + 1) > 0))
+            choice = random.Random(f"opening/{seed}/{number}")
+            begun = encode.text(choice.choice(OPENINGS)) if number % 2 else []
+            greedy = number % (SAMPLED_SHARE + 1) > 0
+            asks.append(Ask([*encode.asks, *begun], encode.answers, greedy))
     return asks
 
 

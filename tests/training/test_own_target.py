@@ -30,6 +30,7 @@ from specbench_cli.training.head_losses import Kept, read_target, what_is_said
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.replies import (
+    OPENINGS,
     Ask,
     Reply,
     RowFiles,
@@ -176,7 +177,12 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenize
 def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[Ask]) -> None:
     assert own_asks(encode, PROBLEMS, 0, 60)[:40] == asks
     assert sum(not ask.then for ask in asks) == 10
-    assert {ask.greedy for ask in asks if ask.then} == {True, False}
+    own = [ask for ask in asks if ask.then]
+    assert {ask.greedy for ask in own} == {True, False}
+    begun = {tuple(ask.ids[len(encode.asks) :]) for ask in own}
+    openings = {tuple(encode.text(text)) for text in OPENINGS}
+    assert () in begun
+    assert 5 < len(begun - {()}) == len(begun & openings)
 
 
 def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
