@@ -118,6 +118,23 @@ class DraftHead(nn.Module, ABC):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
 
+    def linear(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
+        """What a linear map [reads, width] to the row before the output matrix would read, for
+        `begin_linear`; None: such a head begins otherwise.
+
+        Args:
+            _embedded, _features: as of `forward` and `read`, [n, width] and [n, taps * width].
+        """
+        return None
+
+    def begin_linear(self, _found: Tensor, _norm: Tensor) -> None:
+        """Begin as the linear map that was found; the layer then adds nothing until it has learnt.
+
+        Args:
+            _norm: weight of the target's final norm.
+        """
+        raise NotImplementedError(f"{self.kind} has no `linear`")
+
     @classmethod
     def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
         """What else is given to make the head that the files hold.

@@ -142,6 +142,12 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps) if normed else None
 
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Have it add nothing to the residual stream; it learns from there."""
+        self.self_attn.o_proj.weight.zero_()
+        self.mlp.down_proj.weight.zero_()
+
 
 def take(rows: Tensor, slots: Tensor) -> Tensor:
     """Rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences, slots]."""

@@ -13,7 +13,7 @@ from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
 from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.packing import Batch, Encoded
 from specbench_cli.training.replies import KeptRows, Reply, RowFiles
 
 SLOTS = 0.5
@@ -147,6 +147,14 @@ class Kept:
         self._own = len(taps) * self._width
         files.follow(replies, self._read_reply)
         self._rows, self._best = files.held()
+
+    def text(self, reply: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+        """A reply's ids [n], features and normed rows, by themselves."""
+        device = self._target.device
+        span = slice(reply.first, reply.first + len(reply.ids))
+        rows = torch.from_numpy(self._rows[span].copy()).to(device).float()
+        ids = torch.tensor(reply.ids, device=device)
+        return ids, rows[:, : self._own], rows[:, -self._width :]
 
     def read(self, batch: Batch) -> Read:
         """As `read_target`."""

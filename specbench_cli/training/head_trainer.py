@@ -35,6 +35,7 @@ from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.head_family import (
     HeadSchedule,
     as_stored,
+    begin_linear,
     build,
     build_stateless,
     export,
@@ -169,6 +170,8 @@ class HeadTrainer:
             last = max(reply.first for reply in self._trained_on)
             lines = [each for each in written(self._file("replies")) if each.first <= last]
             kept = Kept(self._rows(head.taps), self._model, head.taps, lines)
+            if isinstance(head, DraftHead) and loop.latest_checkpoint(folder) is None:
+                begin_linear(head, self._model, map(kept.text, self._trained_on))
         step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])

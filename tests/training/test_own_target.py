@@ -3,11 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from filelock import FileLock
@@ -18,7 +20,10 @@ from typer.testing import CliRunner
 
 from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
+from methods._heads.files import HeadShape
+from methods._heads.module import heads
 from methods._heads.mtp import MtpHead
+from methods._heads.slots import Past
 from specbench_cli.commands.train import app
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
@@ -26,6 +31,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
 from specbench_cli.training import head_trainer
 from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
+from specbench_cli.training.head_family import RIDGE, begin_linear
 from specbench_cli.training.head_losses import Kept, read_target, what_is_said
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
@@ -330,6 +336,44 @@ def test_kept_rows_are_the_targets(
     ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-2, rtol=5e-3)
     assert torch.equal(ours.known[real], theirs.known[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
+    kind: str, made: Path, target: LlamaForCausalLM
+) -> None:
+    torch.manual_seed(0)
+    target, norm = deepcopy(target), torch.rand(16) + 0.5
+    target.model.norm.weight.copy_(norm)
+    texts = []
+    for reply in written(made):
+        ids = torch.tensor([*reply.prompt, *reply.answer])
+        rows = read_target(target, ids[None], (-1,)).normed[0]
+        texts.append((ids, rows, rows))
+    shape = HeadShape(16, 24, 2, 2, 8)
+    head = heads()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
+    head.begin(0.2)
+    begin_linear(head, target, texts)
+    reads, wanted = [], []
+    for ids, rows, _ in texts:
+        embedded = target.model.embed_tokens(ids[1:-1])
+        reads.append(head.linear(embedded, rows[:-2]).double())
+        wanted.append(rows[1:-1].double())
+    x, y = torch.cat(reads).numpy(), torch.cat(wanted).numpy()
+    ridge = numpy.sqrt(RIDGE * numpy.mean(numpy.diagonal(x.T @ x))) * numpy.eye(x.shape[1])
+    none = numpy.zeros((x.shape[1], 16))
+    found = numpy.linalg.lstsq(numpy.vstack([x, ridge]), numpy.vstack([y, none]))[0]
+    foreseen = torch.tensor(x @ found).float()
+    if kind == "mtp":  # which ends in a norm, so its rows have the size of the target's
+        inner = foreseen / norm
+        foreseen = norm * inner * (inner.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    ids, rows, _ = texts[0]
+    n = len(ids) - 2
+    past = Past(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
+    places = torch.arange(n)[None]
+    out = head(target.model.embed_tokens(ids[None, 1:-1]), rows[None, :-2], places, past, places)
+    torch.testing.assert_close(out.normed[0], foreseen[:n], atol=2e-3, rtol=2e-3)
 
 
 # ---- training -----------------------------------------------------------------------------------
