@@ -1,8 +1,10 @@
-"""transformers' own `generate` as peers: plain, assisted by a draft model, and prompt lookup.
+"""transformers' own `generate` as peers: plain, assisted by a draft model, prompt lookup, others.
 
 Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
-Lookup Decoding, November 2023 (`hf:prompt-lookup`). They run on transformers' own modules, with the
-decoding rule, the stop rule and the noise of every other method: what differs is the program only.
+Lookup Decoding, November 2023 (`hf:prompt-lookup`). Elhoushi et al., arXiv:2404.16710
+(`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). They run on transformers' own
+modules, with the decoding rule, the stop rule and the noise of every other method: what differs is
+the program only.
 
 All of `generate` is timed. Its steps are told after the fact:
 
@@ -20,6 +22,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -27,8 +30,11 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
+from methods._heads.slots import rotary_of
+from methods._parallel.dflash import DFlash
 from specbench_cli.api import (
     Draft,
+    EnvironmentFault,
     Field,
     Method,
     MethodParams,
@@ -39,6 +45,7 @@ from specbench_cli.api import (
     Session,
     Step,
     StopRule,
+    Trained,
     key_of,
 )
 
@@ -47,7 +54,7 @@ Proposal = tuple[int, Tensor]
 
 
 class HfVanilla(Method):
-    """transformers' plain decoding; the other two add candidates to it."""
+    """transformers' plain decoding; the others add candidates to it."""
 
     name: ClassVar[str] = "hf:vanilla"
     peer: ClassVar[bool] = True
@@ -61,12 +68,12 @@ class HfVanilla(Method):
         if source is not None and source.ids:
             prompt = torch.tensor([source.ids], device=prompt.device)
         proposals: list[Proposal] = []
-        module = _watched(session.module("target"), start, proposals)
+        module = self.prepared(_watched(session.module("target"), start, proposals))
         with torch.inference_mode(), _quiet(), _seeded(session):
             ids = module.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
-                generation_config=_settings(session, **self.options()),
+                generation_config=_settings(session, **self.options(session)),
                 **({} if source is None else source.images),
                 **_extensions(session, start),
                 **self.assistant(session),
@@ -77,9 +84,13 @@ class HfVanilla(Method):
             proposals = [(at, nothing) for at in range(len(output))]
         yield from _report(session, output, proposals)
 
-    def options(self) -> dict[str, Any]:
+    def options(self, session: PeerSession) -> dict[str, Any]:
         """What this kind of decoding adds to the target's generation settings."""
         return {}
+
+    def prepared(self, module: Any) -> Any:
+        """The target's module, which holds no settings."""
+        return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
         """The draft model, if there is one."""
@@ -102,12 +113,7 @@ class HfAssisted(HfVanilla):
     def assistant(self, session: PeerSession) -> dict[str, Any]:
         """The draft, whose own settings hold what transformers reads there."""
         draft = _bare(session.module("draft"))
-        draft.generation_config.update(
-            num_assistant_tokens=cast(HfAssistedParams, self.params).length,
-            num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0,
-        )
-        return {"assistant_model": draft}
+        return {"assistant_model": _constant(draft, cast(HfAssistedParams, self.params).length)}
 
 
 class HfPromptLookupParams(MethodParams):
@@ -123,10 +129,93 @@ class HfPromptLookup(HfVanilla):
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
 
-    def options(self) -> dict[str, Any]:
+    def options(self, session: PeerSession) -> dict[str, Any]:
         """transformers takes them with the target's settings."""
         params = cast(HfPromptLookupParams, self.params)
         return {"prompt_lookup_num_tokens": params.length, "max_matching_ngram_size": params.ngram}
+
+
+class HfEarlyExitParams(MethodParams):
+    """Parameters of `HfEarlyExit`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens), constant")
+    exit: int | None = Field(
+        None, ge=1, description="first layers that draft (assistant_early_exit); default: half"
+    )
+
+
+class HfEarlyExit(HfVanilla):
+    """transformers' early exit: the target's first layers are the assistant, with a cache apart."""
+
+    name: ClassVar[str] = "hf:early-exit"
+    Params: ClassVar[type[MethodParams]] = HfEarlyExitParams
+
+    def options(self, session: PeerSession) -> dict[str, Any]:
+        """How many layers."""
+        layers, chosen = session.target.n_layers, cast(HfEarlyExitParams, self.params).exit
+        return {"assistant_early_exit": min(chosen or max(1, layers // 2), layers)}
+
+    def prepared(self, module: Any) -> Any:
+        """The target, which is its own assistant."""
+        return _constant(module, cast(HfEarlyExitParams, self.params).length)
+
+
+class HfDFlashParams(MethodParams):
+    """Parameters of `HfDFlash`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+
+
+class HfDFlash(HfVanilla):
+    """transformers' DFlash: its candidate generator with our head's weights in its own module."""
+
+    name: ClassVar[str] = "hf:dflash"
+    Params: ClassVar[type[MethodParams]] = HfDFlashParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head's torch module."""
+        return (Trained(DFlash, cast(HfDFlashParams, self.params).head),)
+
+    def options(self, session: PeerSession) -> dict[str, Any]:
+        """The kind of candidates."""
+        return {"speculation_type": "dflash"}
+
+    def assistant(self, session: PeerSession) -> dict[str, Any]:
+        """The head as transformers' module."""
+        return {"assistant_model": dflash_module(session.artifact(*self.artifacts()))}
+
+
+def dflash_module(head: DFlash) -> Any:
+    """transformers' module of a DFlash head: what it has of the kind is Muse Glimmer's, whose
+    tensors have other names in two places.
+
+    Raises:
+        EnvironmentFault: the installed transformers has none.
+    """
+    try:
+        from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+    except ImportError:
+        raise EnvironmentFault(
+            "this transformers has no DFlash drafter", "pip install 'transformers>=5.23'"
+        ) from None
+    config = MuseGlimmerAssistantConfig(
+        **asdict(replace(head.shape, model_type=MuseGlimmerAssistantConfig.model_type)),
+        layer_types=["full_attention"] * head.shape.num_hidden_layers,
+        block_size=head.block,
+        mask_token_id=head.mask,
+        target_layer_ids=list(head.taps),
+    )
+    with torch.device("meta"):
+        module: Any = MuseGlimmerAssistantModel(config)
+    theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
+    tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
+    module.load_state_dict(tensors, assign=True)
+    module.rotary_emb = rotary_of(head.shape, head.rope)
+    return module.requires_grad_(False).eval()
+
+
+ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
 class Decision(LogitsProcessor):
@@ -170,6 +259,16 @@ def _bare(module: Any) -> Any:
     """
     module = copy.copy(module)
     module.generation_config = GenerationConfig()
+    return module
+
+
+def _constant(module: Any, length: int) -> Any:
+    """A bare module that drafts so many tokens a step, whatever its confidence."""
+    module.generation_config.update(
+        num_assistant_tokens=length,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
     return module
 
 

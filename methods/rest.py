@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from methods._heads.datastore import Datastore
+from methods._artifacts.datastore import Datastore
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Trained
 
 Ints = NDArray[Any]

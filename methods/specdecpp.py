@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from methods._heads.acceptance import AcceptanceHead
+from methods._artifacts.acceptance import AcceptanceHead
 from specbench_cli.api import (
     Draft,
     Field,

@@ -24,14 +24,11 @@ from specbench_cli.api import (
     ranking,
 )
 
-RATES = (0.6, 0.15, 0.07, 0.04, 0.025, 0.015, 0.01, 0.008, 0.006, 0.005)
-"""How often the token of each rank is the right one: an assumption, for the tree's shape."""
-
 
 class TokenRecyclingParams(MethodParams):
     """Parameters of `TokenRecycling`."""
 
-    width: int = Field(8, ge=1, le=len(RATES), description="tokens kept after each token (k)")
+    width: int = Field(8, ge=1, le=10, description="tokens kept after each token (k)")
     nodes: int = Field(80, ge=1, description="size of the tree")
     depth: int = Field(6, ge=1, description="levels of the tree")
     scope: Literal["run", "prompt"] = Field(
@@ -67,7 +64,7 @@ class TokenRecycling(Method):
         """The matrix as it was left, or an empty one; room for the tree."""
         params, vocab = self.params, session.target.vocab_size
         self.width = min(params.width, vocab)
-        self.shape = best_tree(params.nodes, RATES[: self.width], params.depth)
+        self.shape = best_tree(params.nodes, depth=params.depth, width=self.width)
         session.reserve(len(self.shape.nodes))
         kept = session.memory if params.scope == "run" else {}
         if "next" not in kept:

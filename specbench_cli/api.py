@@ -39,7 +39,7 @@ from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRu
 # by rank (`fill`), or grows where the draft is sure of itself: `grow`, which is `expand` and then
 # `select`; `size_of` chooses how many nodes pay here, at `most` so many.
 from specbench_cli.engine.verify.tree import ROOT
-from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
     Template,
     best_tree,
@@ -92,11 +92,21 @@ from specbench_cli.engine.workers.windows import Preparer, Windows
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
-from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.head import (
+    NORMED,
+    Artifact,
+    FeatureHead,
+    Head,
+    LookAhead,
+    Said,
+    SequentialHead,
+    Trained,
+)
+from specbench_cli.engine.models.checkpoint import Weights, read_config
+from specbench_cli.engine.models.state import KVState, LayerShape
 
-# The fused path of heads: a stack of layers, and how they are read.
-from specbench_cli.engine.models.fused import ROPE_TYPES, FusedStack
+# The fused path of heads and draft models: a stack of layers, how they are read, a whole decoder.
+from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
 from specbench_cli.engine.models.plan import Scratch
 
@@ -124,23 +134,28 @@ __all__ = [
     "FeatureHead",
     "Features",
     "Field",
+    "FusedDecoder",
     "FusedStack",
     "Grown",
     "GrowthParams",
     "Guarantee",
     "Guess",
     "Head",
+    "HeadLevels",
     "Hidden",
     "Input",
+    "KVState",
     "KatzModel",
     "Law",
     "Layer",
     "LayerReader",
+    "LayerShape",
     "Length",
     "LengthParams",
     "LengthRule",
     "Levels",
     "LogitsAt",
+    "LookAhead",
     "Message",
     "Metered",
     "Method",
@@ -159,9 +174,11 @@ __all__ = [
     "RandomAccept",
     "Rollouts",
     "Rule",
+    "Said",
     "Sampling",
     "Scratch",
     "SearchParams",
+    "SequentialHead",
     "Session",
     "SetSearch",
     "State",
@@ -179,9 +196,11 @@ __all__ = [
     "Windows",
     "Worker",
     "best_tree",
+    "config_of",
     "expand",
     "fill",
     "fill_from",
+    "fits",
     "grow",
     "guesses",
     "host",
@@ -190,6 +209,7 @@ __all__ = [
     "merge",
     "most",
     "ranking",
+    "read_config",
     "rows_of",
     "rule_of",
     "select",
@@ -209,3 +229,10 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
+
+
+def config_of(decoder: Decoder) -> dict[str, object]:
+    """config.json of the folder that a decoder was loaded from; empty if there is none."""
+    from specbench_cli.engine.models import load
+
+    return dict(load.config_of(decoder))

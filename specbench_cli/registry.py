@@ -156,6 +156,62 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2503.01840",
     ),
+    "medusa": Entry(
+        "methods.medusa:Medusa",
+        "Medusa: heads on the target's last row, each one token further ahead, fill a static tree.",
+        needs=("head",),
+        source="arXiv:2401.10774",
+    ),
+    "hydra": Entry(
+        "methods.hydra:Hydra",
+        "Hydra: heads on the target's last row and the tokens drafted so far fill a static tree.",
+        needs=("head",),
+        source="arXiv:2402.05109",
+    ),
+    "hydra++": Entry(
+        "methods.hydra_plus:HydraPlus",
+        "Hydra++: Hydra's heads read a layer's attention over the whole prefix, not the last row.",
+        aliases=("hydra-plus",),
+        needs=("head",),
+        source="arXiv:2402.05109",
+    ),
+    "clover": Entry(
+        "methods.clover:Clover",
+        "Clover: regressive attention over drafted tokens, and a tree pruned to a budget.",
+        needs=("head",),
+        source="arXiv:2405.00263",
+    ),
+    "dflash": Entry(
+        "methods.dflash:DFlash",
+        "DFlash: a block of mask tokens beside the target's features is denoised in one forward.",
+        needs=("head",),
+        source="arXiv:2602.06036",
+    ),
+    "pard": Entry(
+        "methods.pard:Pard",
+        "PARD: a draft model adapted to mask tokens says a whole chain in one forward.",
+        needs=("head",),
+        source="arXiv:2504.18583",
+    ),
+    "falcon": Entry(
+        "methods.falcon:Falcon",
+        "Falcon: a head that predicts a block of features a pass drafts a tree, block by block.",
+        needs=("head",),
+        source="arXiv:2412.12639",
+    ),
+    "chimera": Entry(
+        "methods.chimera:Chimera",
+        "Chimera: trigrams of what is drafted, and one layer over all of the target's rows, draft.",
+        needs=("head",),
+        source="arXiv:2402.15758",
+    ),
+    "hidden-transfer": Entry(
+        "methods.hidden_transfer:HiddenTransfer",
+        "Hidden Transfer: pseudo states, mapped from a middle layer, say ahead through the upper"
+        " ones.",
+        needs=("head",),
+        source="arXiv:2404.12022",
+    ),
     "mtp": Entry(
         "methods.mtp:Mtp",
         "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"
@@ -232,7 +288,7 @@ METHODS: dict[str, Entry] = {
     ),
     "hf:vanilla": Entry(
         "methods.hf:HfVanilla",
-        "transformers' plain decoding; the other two add candidates to it.",
+        "transformers' plain decoding; the others add candidates to it.",
         peer=True,
         source="transformers",
     ),
@@ -240,6 +296,20 @@ METHODS: dict[str, Entry] = {
         "methods.hf:HfAssisted",
         "transformers' assisted generation: constant schedule, no stop at low confidence.",
         needs=("draft",),
+        peer=True,
+        source="transformers",
+    ),
+    "hf:early-exit": Entry(
+        "methods.hf:HfEarlyExit",
+        "transformers' early exit: the target's first layers are the assistant, with a cache"
+        " apart.",
+        peer=True,
+        source="transformers",
+    ),
+    "hf:dflash": Entry(
+        "methods.hf:HfDFlash",
+        "transformers' DFlash: its candidate generator with our head's weights in its own module.",
+        needs=("head",),
         peer=True,
         source="transformers",
     ),

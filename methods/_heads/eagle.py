@@ -72,6 +72,15 @@ class Eagle(DraftHead):
         """With a bias."""
         return cls(shape, rope, ("fc.bias",), taught.vocabulary(cls.recipe.says))
 
+    def linear(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """As `fc`, its bias last."""
+        return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
+
+    def begin_linear(self, found: Tensor, _norm: Tensor) -> None:
+        """See `DraftHead`."""
+        self.fc.load_state_dict({"weight": found[:-1].T, "bias": found[-1]})
+        self.layer.silence()
+
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """A projection of both, the embedding first."""
         joined = self.fc(torch.cat([embedded, features], -1))

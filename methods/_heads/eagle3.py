@@ -80,11 +80,17 @@ class Eagle3(DraftHead):
         self.register_buffer("size", size, persistent=False)
 
     @classmethod
+    def tapped(cls, n_layers: int) -> tuple[int, ...]:
+        """The official code's; of few layers its last is no high one (of 8 it is the middle), so
+        there the last layer is read."""
+        if n_layers >= 16:
+            return official_taps(n_layers)
+        return min(1, n_layers - 1), n_layers // 2, n_layers - 1
+
+    @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
-        """The official code's taps; of few layers its last is no high one (of 8 it is the middle),
-        so there the last layer is read."""
-        n, own = taught.n_layers, taught.vocabulary(cls.recipe.says)
-        taps = official_taps(n) if n >= 16 else (min(1, n - 1), n // 2, n - 1)
+        """With the size of the target's rows."""
+        taps, own = cls.tapped(taught.n_layers), taught.vocabulary(cls.recipe.says)
         size = taught.size(taps)
         return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)
 

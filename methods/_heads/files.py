@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from methods._heads.layouts import Layout, recognise, renamed
-from specbench_cli.api import ROPE_TYPES, Decoder, EnvironmentFault, Weights, sha256_of
+from specbench_cli.api import (
+    ROPE_TYPES,
+    Decoder,
+    EnvironmentFault,
+    Weights,
+    config_of,
+    sha256_of,
+)
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
@@ -52,10 +60,10 @@ class HeadFiles:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def taps(self, n_layers: int) -> tuple[int, ...]:
-        """The target's layers whose outgoing rows an EAGLE-3 head reads.
+        """The target's layers whose outgoing rows an EAGLE-3 or DFlash head reads.
 
-        We and SpecForge count the layers that rows leave; vLLM, whose numbers speculators stores,
-        those that they enter. Without numbers: the official three.
+        We, SpecForge and z-lab count the layers that rows leave; vLLM, whose numbers speculators
+        stores, those that they enter. Without numbers: the official three.
 
         Raises:
             EnvironmentFault: a number that is not a layer's.
@@ -63,6 +71,7 @@ class HeadFiles:
         config, ids = self.config, "eagle_aux_hidden_state_layer_ids"
         leaving = (config.get("specbench") or {}).get("taps")
         leaving = leaving or (config.get("eagle_config") or {}).get(ids)
+        leaving = leaving or (config.get("dflash_config") or config).get("target_layer_ids")
         if leaving is None and config.get(ids):
             leaving = [layer - 1 for layer in config[ids]]
         taps = tuple(leaving or official_taps(n_layers))
@@ -73,6 +82,28 @@ class HeadFiles:
                 "specbench list models",
             )
         return taps
+
+    def only(
+        self, said: Mapping[str, Any], plain: Mapping[str, Any], kinds: Mapping[str, set[str]]
+    ) -> None:
+        """Raise EnvironmentFault for a setting that is not computed.
+
+        Args:
+            said: settings. plain: the value of each that is computed. kinds: of lists.
+        """
+        for name, value in plain.items():
+            if said.get(name) not in (None, value):
+                raise wrong_size(self, f"{name} is {said[name]!r}; computed is {value!r} alone")
+        for name, known in kinds.items():
+            if odd := sorted({*(said.get(name) or ())} - known):
+                raise wrong_size(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
+
+    def token(self, said: Mapping[str, Any], name: str, target: Decoder) -> int:
+        """The target's id that a setting names; raises EnvironmentFault where that is none."""
+        token = said.get(name)
+        if not isinstance(token, int) or not 0 <= token < target.vocab_size:
+            raise wrong_size(self, f"{name} is {token}; ids are below {target.vocab_size}")
+        return token
 
     def check_target(self, target: Decoder) -> None:
         """Raise EnvironmentFault if the head says that it was trained for another target."""
@@ -93,6 +124,58 @@ def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
+def checked(
+    source: str,
+    tensors: Mapping[str, Tensor],
+    due: Mapping[str, tuple[int, ...]],
+    kind: str,
+    *,
+    whole: bool = True,
+) -> dict[str, Tensor]:
+    """The tensors that a head needs, by the names that they have in its files.
+
+    Args:
+        source: where they are from, for messages.
+        due: their sizes.
+        whole: whether others have no place.
+
+    Raises:
+        EnvironmentFault: one lacks, has no place, has another size, or holds a number that is not
+            finite.
+    """
+    lacking = [name for name in due if name not in tensors]
+    odd = [name for name in tensors if whole and name not in due]
+    told = [("lacks", lacking), ("has no place for", odd)]
+    what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in told if names)
+    found: dict[str, Tensor] = {}
+    for name, size in () if what else due.items():
+        tensor = found[name] = tensors[name]
+        if tuple(tensor.shape) != tuple(size):
+            what = f"{name} is {list(tensor.shape)}; this target needs {list(size)}"
+        elif not tensor.isfinite().all():
+            what = f"{name} holds numbers that are not finite"
+        if what:
+            break
+    if what:
+        raise EnvironmentFault(
+            f"{source}: {what}",
+            f"give the folder of another: --set {kind}.head=DIR, or train one: specbench train"
+            f" {kind}",
+        )
+    return found
+
+
+@torch.no_grad()
+def fill(
+    places: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str, kind: str
+) -> None:
+    """Copy the tensors of a checkpoint to the places that they have in a head, by their names; as
+    `checked`."""
+    due = {name: tuple(place.shape) for name, place in places.items()}
+    for name, tensor in checked(where, weights, due, kind).items():
+        places[name].copy_(tensor)
+
+
 def official_taps(n_layers: int) -> tuple[int, ...]:
     """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
 
@@ -102,18 +185,21 @@ def official_taps(n_layers: int) -> tuple[int, ...]:
     return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
 
 
-def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
+def read_head(
+    folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
+) -> HeadFiles:
     """Read the head in a folder, whatever its layout.
 
     Args:
         kind: what it must be ("eagle", "eagle3", "mtp").
         layouts: all that are known.
+        target: whose config.json tells the sizes of a layer where the head's tells none.
 
     Raises:
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
             kind, or a layer that is not a Llama's.
     """
-    config = _config(folder)
+    config = config_in(folder)
     weights = Weights(folder)
     layout, caught = recognise(folder, weights, layouts)
     if layout.kind != kind:
@@ -123,23 +209,55 @@ def read_head(folder: Path, kind: str, layouts: Sequence[Layout]) -> HeadFiles:
         )
     tensors = renamed(folder, layout, caught, weights)
     inner = config.get("transformer_layer_config") or config.get("text_config") or config
+    if "num_attention_heads" not in inner:
+        inner = {**(config_of(target) if target is not None else {}), **inner}
+    if "num_attention_heads" not in inner:
+        raise EnvironmentFault(
+            f"{folder}: neither its config.json nor the target's says num_attention_heads",
+            "add it to the head's config.json",
+        )
     return HeadFiles(
         source=f"{folder} ({layout.name})",
         tensors=tensors,
         shape=_shape(folder, inner, tensors),
-        rope=_rope(folder, inner),
+        rope=rope_of(folder, inner),
         hidden_first=layout.hidden_first,
         config=config,
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def by_config(folder: Path, target: Decoder) -> HeadFiles:
+    """The head in a folder, as wide as the target: its tensors under the names that its files have,
+    its sizes as config.json says.
+
+    Raises:
+        EnvironmentFault: no config.json, no safetensors, a size left out, or made for another
+            target.
+    """
+    config = config_in(folder)
+    sizes = {name: config[name] for name in HeadShape.__dataclass_fields__ if name in config}
+    try:
+        shape = HeadShape(**sizes)
+    except TypeError:
+        lacking = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
+        raise EnvironmentFault(
+            f"{folder.name}: config.json lacks {', '.join(lacking)}", "specbench list methods"
+        ) from None
+    files = HeadFiles(folder.name, Weights(folder), shape, rope_of(folder, config), config=config)
+    files.check_target(target)
+    if shape.hidden_size != target.hidden_size:
+        found = f"rows of {shape.hidden_size} where the target's are {target.hidden_size}"
+        raise wrong_size(files, found)
+    return files
+
+
+def config_in(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EnvironmentFault(
             f"{folder} holds no head: it has no config.json", "specbench list methods"
         )
-    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
@@ -180,7 +298,7 @@ def _shape(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     )
 
 
-def _rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = {key: config[key] for key in _ROPE if config.get(key) is not None}
     scaling = rope.get("rope_parameters") or rope.get("rope_scaling") or {}
     variant = scaling.get("rope_type", scaling.get("type", "default"))

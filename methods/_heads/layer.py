@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, read_head
-from methods._heads.module import DraftHead, heads
+from methods._heads.files import HeadFiles, HeadShape, read_head
+from methods._heads.module import DraftHead, Out, PrefixHead, heads
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -19,17 +19,86 @@ from specbench_cli.api import (
     FusedStack,
     Head,
     Input,
+    KVState,
     Layer,
     LayerReader,
+    LogitsAt,
     Scratch,
+    State,
     layer_bytes,
 )
+from specbench_cli.api import Out as Forwarded
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""
 
 
-class LayerHead(FusedStack, Head, Artifact):
+class HeadStack(FusedStack, Head, Artifact):
+    """Fused layers that embed and speak through their target, in whose dtype they compute.
+
+    Args:
+        shape, rotary: of the layers.
+        taps: see `Head`.
+
+    Attributes:
+        module: the torch module that it is made of, an `Artifact` too.
+        layers: which a subclass reads.
+    """
+
+    module: ClassVar[type[Any]]
+    layers: Sequence[Layer]
+    _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
+
+    def __init__(
+        self, shape: HeadShape, rotary: nn.Module, target: Decoder, taps: tuple[int, ...]
+    ) -> None:
+        device, dtype = target.device, target.dtype
+        super().__init__(shape, rotary, name=self.kind, device=device, dtype=dtype)
+        self.target, self.taps = target, taps
+        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The head in a folder; see `Artifact.load`."""
+        made: Any = cls
+        head: Self = made(cls.module.load(folder, decoders), decoders["target"])
+        return head
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """One with random weights; see `Artifact.random`."""
+        made: Any = cls
+        head: Self = made(cls.module.random(decoders, seed), decoders["target"])
+        return head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See `Decoder`: the target's."""
+        return self.target.embed(ids)
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: without a norm, rows that leave the last layer are read as they are."""
+        return self._norm(rows, self._end)
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: the target's."""
+        return self.target.unembed(rows)
+
+    @property
+    def _stack(self) -> Sequence[Layer]:
+        return self.layers
+
+    def _logits(
+        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
+    ) -> Tensor:
+        rows = h.view(b, -1, self.hidden_size)
+        if isinstance(at, Tensor):
+            rows = rows.index_select(1, at)
+        elif at == "last":
+            rows = rows[:, -1:]
+        return self.unembed(self.norm(rows))
+
+
+class LayerHead(HeadStack):
     """The fused form of a `DraftHead`: what enters its layer and is read from it, a subclass says.
 
     Embedding and output matrix are the target's own, which cost no memory twice, unless the head
@@ -47,21 +116,16 @@ class LayerHead(FusedStack, Head, Artifact):
 
     def __init__(self, module: DraftHead, target: Decoder) -> None:
         shape, own = module.shape, module.layer
-        super().__init__(
-            shape,
-            own.self_attn.rotary,
-            name=self.kind,
-            device=target.device,
-            dtype=target.dtype,
-        )
-        self.target, self.taps = target, module.taps
-        self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
+        super().__init__(shape, own.self_attn.rotary, target, module.taps)
+        self.levels = module.levels
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None
-        self.layer = read.layer("layer.", norm="input_layernorm" if normed else None)
-        bias = read.get("fc.bias") if "fc.bias" in read else None
-        self.fc = read.linear(read.get("fc.weight"), bias)
-        self.weight_bytes = layer_bytes(self.layer) + self.fc.nbytes
+        self.layers = (read.layer("layer.", norm="input_layernorm" if normed else None),)
+        self.weight_bytes = layer_bytes(self.layers[0])
+        if "fc.weight" in read:
+            bias = read.get("fc.bias") if "fc.bias" in read else None
+            self.fc = read.linear(read.get("fc.weight"), bias)
+            self.weight_bytes += self.fc.nbytes
         self._read_rest(read, module)
         self._read_vocabulary(read, module)
 
@@ -75,7 +139,8 @@ class LayerHead(FusedStack, Head, Artifact):
         """The head in a folder, in whatever layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in heads().values() if head is not own))
-        files = read_head(folder, cls.kind, [each for head in known for each in head.layouts])
+        layouts = [each for head in known for each in head.layouts]
+        files = read_head(folder, cls.kind, layouts, target)
         files.check_target(target)
         return cls.of(files, target)
 
@@ -109,10 +174,6 @@ class LayerHead(FusedStack, Head, Artifact):
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)
 
-    def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: rows that leave the layer are what the output matrix reads."""
-        return rows
-
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: the target's, or its own; ids that the head cannot say get -inf."""
         if self._own_output is None:
@@ -122,10 +183,6 @@ class LayerHead(FusedStack, Head, Artifact):
             return said
         logits = said.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
         return logits.index_copy_(-1, self._ids, said)
-
-    @property
-    def _stack(self) -> Sequence[Layer]:
-        return (self.layer,)
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):
@@ -137,15 +194,56 @@ class LayerHead(FusedStack, Head, Artifact):
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Rows [b n, hidden] of our own that enter the layer, of embeddings and features."""
 
-    def _logits(
-        self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
-    ) -> Tensor:
-        rows = h.view(b, -1, self.hidden_size)
-        if isinstance(at, Tensor):
-            rows = rows.index_select(1, at)
-        elif at == "last":
-            rows = rows[:, -1:]
-        return self.unembed(self.norm(rows))
+
+class PrefixLayerHead(LayerHead):
+    """The fused form of a `PrefixHead`: its state holds the target's rows. Drafted ones see nothing
+    but what their parents left; they take room in the state, as any rows, until they are dropped.
+
+    Attributes:
+        steps: the torch module, without its layer.
+    """
+
+    module: ClassVar[type[PrefixHead]]
+    steps: PrefixHead
+
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+        assert isinstance(module, PrefixHead)
+        self._final = read.norm("norm")
+        del module.layer  # which is fused
+        self.steps = module.to(self.device, self.dtype).requires_grad_(False).eval()
+        self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
+
+    @torch.inference_mode()
+    def forward(
+        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
+    ) -> Forwarded:
+        """See `Decoder`; rows of the target's width are its own, wider ones were left here."""
+        assert isinstance(x, Features)
+        assert isinstance(state, KVState)
+        rows, ids = x.rows, x.ids
+        if rows.shape[-1] == self.hidden_size:
+            said = super().forward(x, state, logits_at=None, **how)
+            if logits_at is None:
+                return said
+            rows, ids = (
+                (said.hidden, ids) if logits_at == "all" else (said.hidden[:, -1:], ids[:, -1:])
+            )
+        else:
+            self.ran += 1
+            state.extend(0, (0,), ids.shape[1])
+        out = self.steps.step(self.embed(ids), rows)
+        return Forwarded(self._spoken(out), out.hidden)
+
+    def _spoken(self, out: Out) -> Tensor:
+        """Logits of what a step made."""
+        return self.target.unembed(out.normed)
+
+    def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        return rows.clone()  # the layer adds to it
+
+    def _run_layer(self, *given: Any) -> Tensor:
+        """The norm ends the layer."""
+        return self._norm(super()._run_layer(*given), self._final)
 
 
 def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class Layout:
         in_target: whether the head lies inside the target's checkpoint, among its other tensors.
         hidden_first: whether `fc` reads the features before the embedding.
         centred: whether norms are stored less one.
+        needs: tensors, by our names, that are there beside the layer's.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Layout:
     in_target: bool = False
     hidden_first: bool = False
     centred: bool = False
+    needs: tuple[str, ...] = ("fc.weight",)
 
 
 OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
@@ -138,7 +140,7 @@ def renamed(
         less_one = layout.centred and ours.endswith("norm.weight")
         tensors[ours] = weights[name].float() + 1.0 if less_one else weights[name]
     missing = [f"layer.{name}.weight" for name in _WEIGHTS if f"layer.{name}.weight" not in tensors]
-    missing += [name for name in ("fc.weight",) if name not in tensors]
+    missing += [name for name in layout.needs if name not in tensors]
     if missing:
         raise EnvironmentFault(
             f"{folder}: {layout.name} without {', '.join(missing)}", "specbench list methods"

@@ -7,18 +7,22 @@ steps are trained too: see `DraftHead.forward`.
 
 from __future__ import annotations
 
+import json
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, Self
+from inspect import isabstract
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, wrong_size
+from methods._heads.files import HeadFiles, HeadShape, checked, wrong_size
 from methods._heads.layouts import Layout
 from methods._heads.recipe import HeadRecipe, Taught
 from methods._heads.slots import Layer, Norm, Past, take
@@ -58,6 +62,7 @@ class DraftHead(nn.Module, ABC):
         recipe: how training makes it.
         taps: layers of the target whose outgoing rows it reads side by side, or `NORMED`.
         hidden_first: whether `fc` reads the features before the embedding.
+        levels: how many steps it can draft; None: as many as are wanted.
         says: ids of the target's vocabulary that it can say; None: all.
     """
 
@@ -72,6 +77,7 @@ class DraftHead(nn.Module, ABC):
     vocabulary: Vocabulary | None = None
     taps: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
+    levels: int | None = None
     says: Tensor | None
 
     def __init__(
@@ -103,6 +109,11 @@ class DraftHead(nn.Module, ABC):
         """The rows that leave the layer, to feed back and to read out."""
 
     @classmethod
+    def tapped(cls, _n_layers: int) -> tuple[int, ...]:
+        """The taps of one to be trained, for a target of so many layers."""
+        return cls.taps
+
+    @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
         """One to be trained, as torch's modules begin."""
         return cls(shape, rope, own=taught.vocabulary(cls.recipe.says))
@@ -112,6 +123,23 @@ class DraftHead(nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
+
+    def linear(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
+        """What a linear map [reads, width] to the row before the output matrix would read, for
+        `begin_linear`; None: such a head begins otherwise.
+
+        Args:
+            _embedded, _features: as of `forward` and `read`, [n, width] and [n, taps * width].
+        """
+        return None
+
+    def begin_linear(self, _found: Tensor, _norm: Tensor) -> None:
+        """Begin as the linear map that was found; the layer then adds nothing until it has learnt.
+
+        Args:
+            _norm: weight of the target's final norm.
+        """
+        raise NotImplementedError(f"{self.kind} has no `linear`")
 
     @classmethod
     def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
@@ -160,9 +188,7 @@ class DraftHead(nn.Module, ABC):
             past.text = seen
             rows, residual = take(rows, slots), take(residual, slots)
             places = places.gather(1, slots)
-        residual = residual + layer.self_attn(rows, places, past)
-        residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
-        return self.out(residual)
+        return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
 
     def speak(self, own: Vocabulary) -> None:
         """Have another vocabulary than the target's, or matrices of its own for it."""
@@ -182,7 +208,8 @@ class DraftHead(nn.Module, ABC):
         """The head that files hold.
 
         Raises:
-            EnvironmentFault: sizes that do not go with the target's, or a tensor is missing.
+            EnvironmentFault: sizes that do not go with the target's, or a tensor is missing or not
+                finite.
         """
         facts = cls.facts(files, target)
         with torch.device("meta"):  # nothing is drawn for what is to be replaced
@@ -192,6 +219,12 @@ class DraftHead(nn.Module, ABC):
         lacking = next((name for name in names if name not in files.tensors), None)
         if lacking is not None:
             raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
+        if wild is not None:
+            raise wrong_size(files, f"{wild} holds numbers that are not finite")
+        odd = next((name for name in names if not files.tensors[name].isfinite().all()), None)
+        if odd is not None:
+            raise wrong_size(files, f"{odd} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
@@ -224,6 +257,147 @@ class DraftHead(nn.Module, ABC):
         return HeadFiles(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
+class ParallelHead(nn.Module, ABC):
+    """A drafter in training that says all tokens of a draft at once.
+
+    Attributes:
+        kind, recipe, taps: as of `DraftHead`.
+    """
+
+    kind: ClassVar[str]
+    recipe: ClassVar[HeadRecipe]
+    taps: tuple[int, ...] = (NORMED,)
+
+    @classmethod
+    @abstractmethod
+    def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
+        """One to be trained.
+
+        Args:
+            target: transformers' config of the target.
+            draft: gives the folder of its customary draft model.
+        """
+
+    @property
+    def weight_bytes(self) -> int:
+        """See `Artifact`, which some are."""
+        return sum(part.nbytes for part in self.parameters())
+
+    @abstractmethod
+    def words(self) -> dict[str, Any]:
+        """What config.json says of it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What files hold of it, by the names of the published releases: the module's own."""
+        return self.state_dict()
+
+    @abstractmethod
+    def draft(
+        self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each of `steps` tokens, at which slots it is drafted [sequences, m], and its logits
+        [sequences, m, V] there.
+
+        Args:
+            target: transformers' module of the target, frozen.
+            ids: [sequences, n].
+            read: what the target gives for these ids (`head_losses.Read`).
+            slots: [sequences, slots]: from slot t the first step says token t + 2, knowing the
+                tokens up to t + 1 and the target's features up to t.
+        """
+
+    def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write model.safetensors, in fp16, and config.json; `facts` go under "specbench"."""
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
+        save_file(held, folder / "model.safetensors", {"format": "pt"})
+        words = {**self.words(), "dtype": "float16", "specbench": dict(facts)}
+        text = json.dumps(words, indent=2, sort_keys=True) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@torch.no_grad()
+def drawn(module: Module, seed: int) -> Module:
+    """A module with random matrices, for audits."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.requires_grad_(False).parameters():
+        if part.dim() == 2:
+            part.copy_(_random(part, generator))
+    return module
+
+
+def filled(make: Callable[[], Module], files: HeadFiles, kind: str) -> Module:
+    """A module whose tensors are those that files hold, under its own names.
+
+    Raises:
+        EnvironmentFault: one is missing, has no place or another size, or is not finite.
+    """
+    with torch.device("meta"):  # nothing is drawn for what is to be replaced
+        module = make()
+    due = {name: tuple(part.shape) for name, part in module.state_dict().items()}
+    found = checked(files.source, files.tensors, due, kind)
+    module.load_state_dict(found, assign=True)
+    return module
+
+
+class PrefixHead(DraftHead):
+    """A head whose layer reads the target's rows alone, and no token: prefix attention (Hydra++),
+    an augmenting block (Clover). What is drafted is made, step by step, of the row that leaves the
+    layer and of the tokens so far.
+    """
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope)
+        self.layer = Layer(shape.hidden_size, shape, rope, has, normed=True)
+        self.norm = self.new_norm()
+
+    @abstractmethod
+    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+        """What follows tokens, of their embeddings [..., width] and what their parents left.
+
+        Args:
+            rows: [..., w], at the first level what leaves the layer; later `Out.hidden`, wider than
+                those.
+        """
+
+    def begin(self, std: float) -> None:
+        """The layer's matrices; it begins by passing on what it reads."""
+        for module in self.layer.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        for last in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The features alone."""
+        assert self.layer.input_layernorm is not None
+        return self.layer.input_layernorm(features), features
+
+    def out(self, rows: Tensor) -> Out:
+        """Normed."""
+        normed = self.norm(rows)
+        return Out(normed, normed)
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead`; nothing is added to `past` after the first step."""
+        if slots is not None:
+            features = super().forward(embedded, features, places, past, slots).hidden
+            embedded = take(embedded, slots)
+        return self.step(embedded, features)
+
+
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
     """A matrix of that shape, which about keeps the size of what it is multiplied with."""
     drawn = torch.randn(like.shape, generator=generator)
@@ -233,9 +407,19 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 @cache
 def heads() -> Mapping[str, type[DraftHead]]:
     """The heads of this folder, by kind: a file that defines one needs no entry anywhere."""
-    import methods._heads as here
+    return {kind.kind: kind for kind in _here() if issubclass(kind, DraftHead)}
 
-    names = sorted(each.name for each in pkgutil.iter_modules(here.__path__, f"{here.__name__}."))
+
+@cache
+def parallel_heads() -> Mapping[str, type[ParallelHead]]:
+    """The same of those that say all tokens of a draft at once."""
+    return {kind.kind: kind for kind in _here() if issubclass(kind, ParallelHead)}
+
+
+def _here() -> list[type]:
+    """The classes of this folder's files and of the parallel ones', but for abstract ones."""
+    rooms = map(import_module, ("methods._heads", "methods._parallel"))
+    files = (pkgutil.walk_packages(room.__path__, f"{room.__name__}.") for room in rooms)
+    names = sorted(each.name for of_room in files for each in of_room)
     found = [each for name in names for each in vars(import_module(name)).values()]
-    kinds = [each for each in found if isinstance(each, type) and issubclass(each, DraftHead)]
-    return {kind.kind: kind for kind in kinds if kind is not DraftHead}
+    return [each for each in found if isinstance(each, type) and not isabstract(each)]

@@ -116,12 +116,22 @@ class Mtp(DraftHead):
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
-    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """A projection of both normed, normed once more for the attention."""
+    def linear(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """As `fc`."""
         both = [self.enorm(embedded), self.hnorm(features)]
         if self.hidden_first:
             both.reverse()
-        joined = self.fc(torch.cat(both, -1))
+        return torch.cat(both, -1)
+
+    def begin_linear(self, found: Tensor, norm: Tensor) -> None:
+        """See `DraftHead`: with the target's final norm behind it."""
+        self.fc.load_state_dict({"weight": (found / norm).T})
+        self.norm.load_state_dict({"weight": norm})
+        self.layer.silence()
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """A projection of both normed, normed once more for the attention."""
+        joined = self.fc(self.linear(embedded, features))
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 

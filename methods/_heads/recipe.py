@@ -29,6 +29,11 @@ class Objective:
     text: bool = False
 
 
+def in_parallel(steps: int) -> dict[str, Objective]:
+    """The losses of drafters that say so many tokens at once: by the text, and by the target."""
+    return {"paper": Objective(steps, text=True), "ttt": Objective(steps)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
     """How the embedded target's head was made; its width and its attention are the target's.
@@ -36,6 +41,7 @@ class HeadRecipe:
     corpus: updates on the corpus, which has no end, so that little is learnt by heart.
     replies: updates after these, on the target's own words, whose like the head will have to
         foresee.
+    sequences: of 512 tokens, that an update reads.
     losses: by name. `paper`: as published. `ttt`: every kind is drafted from for a few steps in
         training (EAGLE-3's training-time test), towards the target's distribution: what a chain
         needs from its second token on is learnt nowhere else.
@@ -45,6 +51,7 @@ class HeadRecipe:
 
     corpus: int
     replies: int
+    sequences: int = 4
     losses: Mapping[str, Objective]
     mlp: int = 704
     says: int | None = None

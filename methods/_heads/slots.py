@@ -70,7 +70,7 @@ class Attention(nn.Module):
             Norm(self._wide, shape.rms_norm_eps) if f"self_attn.{part}_norm.weight" in has else None
             for part in "qk"
         )
-        self.rotary = _rotary(shape, rope)
+        self.rotary = rotary_of(shape, rope)
 
     def remember(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
@@ -142,6 +142,23 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps) if normed else None
 
+    def reads(self, rows: Tensor) -> Tensor:
+        """What its attention reads of rows [..., width] that enter it."""
+        normed: Tensor = rows if self.input_layernorm is None else self.input_layernorm(rows)
+        return normed
+
+    def after(self, rows: Tensor, seen: Tensor) -> Tensor:
+        """What leaves it of rows that enter it and what their attention saw."""
+        rows = rows + seen
+        left: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return left
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Have it add nothing to the residual stream; it learns from there."""
+        self.self_attn.o_proj.weight.zero_()
+        self.mlp.down_proj.weight.zero_()
+
 
 def take(rows: Tensor, slots: Tensor) -> Tensor:
     """Rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences, slots]."""
@@ -149,7 +166,7 @@ def take(rows: Tensor, slots: Tensor) -> Tensor:
     return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
 
 
-def _rotary(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
+def rotary_of(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
     """transformers' rotary module for the layer."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

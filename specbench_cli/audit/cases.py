@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from specbench_cli.audit.models.head import TableFeatureHead, make_on_tables
+from specbench_cli.audit.models.head import (
+    TableFeatureHead,
+    TableLookAhead,
+    TableSequentialHead,
+    make_on_tables,
+)
 from specbench_cli.audit.models.table import (
     Pair,
     RecurrentTable,
@@ -87,7 +92,11 @@ class Watched(Session):
     @property
     def drafted_by_tables(self) -> bool:
         """Whether models drafted, and all of them say what their tables do."""
-        exact = (isinstance(head, TableFeatureHead) and head.exact for head in self.stateless)
+        exact = (
+            isinstance(head, TableSequentialHead | TableLookAhead)
+            or (isinstance(head, TableFeatureHead) and head.exact)
+            for head in self.stateless
+        )
         return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
     def desks(self) -> Iterator[Desk]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,6 +46,16 @@ Resume = Annotated[
 Scale = Annotated[
     float, typer.Option(help="Factor on the steps of the recipe; 1 made the shipped models.")
 ]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        help="Tokens to train on, in place of --steps-scale: as many for several heads are an"
+        " equal budget.",
+        min=1,
+        show_default=False,
+    ),
+]
 Smoke = Annotated[
     bool, typer.Option("--smoke", help="A few steps on generated text: does it run at all?")
 ]
@@ -61,9 +71,18 @@ Data = Annotated[
 
 
 def recipes(
-    recipes: "tuple[Plan, ...]", scale: float, smoke: bool, out: Path, resume: bool
+    recipes: "tuple[Plan, ...]",
+    scale: float,
+    smoke: bool,
+    out: Path,
+    resume: bool,
+    tokens: int | None = None,
 ) -> "list[Plan]":
-    """The recipes to follow; their earlier work is deleted where it is not to be resumed."""
+    """The recipes to follow; their earlier work is deleted where it is not to be resumed.
+
+    Args:
+        tokens: that each is to read, in place of `scale`.
+    """
     from specbench_cli.training.trainer import WORK
 
     if not scale > 0:
@@ -71,7 +90,9 @@ def recipes(
     if not resume:
         for recipe in recipes:
             shutil.rmtree(out / WORK / recipe.name, ignore_errors=True)
-    return [recipe.smoke() if smoke else recipe.scaled(scale) for recipe in recipes]
+    scales = [tokens / recipe.tokens if tokens else scale for recipe in recipes]
+    pairs = zip(recipes, scales, strict=True)
+    return [recipe.smoke() if smoke else recipe.scaled(factor) for recipe, factor in pairs]
 
 
 def device(wanted: Device) -> "torch.device":
@@ -142,17 +163,29 @@ def finish(
     _draw(facts, out / f"{CURVES}.png")
 
 
-def _draw(facts: "Mapping[str, dict[str, list[dict[str, float]]]]", path: Path) -> None:
+def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
+    """The loss curves, and beside them what MAT heads came to on held-out replies."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
+    figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
+    read = "tokens read (millions)"
     axes = figure.add_subplot(
-        xlabel="tokens read (millions)", ylabel="training loss (nats a token)", yscale="log"
+        1, 2 if heads else 1, 1, xlabel=read, ylabel="training loss (nats a token)", yscale="log"
     )
+    lines = {}
     for name, fact in facts.items():
         curve = fact["curve"]
-        axes.plot([p["tokens"] / 1e6 for p in curve], [p["loss"] for p in curve], label=name)
-    axes.legend()
+        tokens = [point["tokens"] / 1e6 for point in curve]
+        (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
+    axes.legend(fontsize="x-small")
+    if heads:
+        axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
+        for name, fact in heads.items():
+            step = fact["tokens"] / fact["steps"] / 1e6
+            colour, mat = lines[name].get_color(), fact["mat"]
+            at = [point["step"] * step for point in mat]
+            axes.plot(at, [point["mat"] for point in mat], color=colour, label=name)
     figure.savefig(path, dpi=100)
 
 

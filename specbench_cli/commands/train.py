@@ -12,7 +12,7 @@ from specbench_cli.commands.quality import quality
 from specbench_cli.commands.train_acceptance import specdec
 from specbench_cli.commands.train_datastore import rest
 from specbench_cli.commands.train_heads import COMMANDS as HEADS
-from specbench_cli.commands.train_heads import replies, stateless
+from specbench_cli.commands.train_heads import compare, replies, stateless
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ app.command(
     epilog="Example: [bold]specbench train head --plugin my_head.py --out heads[/bold] - then "
     "[bold]specbench run --plugin my_head.py --set my-method.head=heads/KIND[/bold]",
 )(stateless)
+app.command(
+    epilog="Example: [bold]specbench train compare medusa hydra --tokens 2000000 --out heads[/bold]"
+    " (for the shipped target; minutes a head) - [bold]--smoke[/bold] (seconds, no download)"
+)(compare)
 app.command(
     "specdec++",
     epilog="Example: [bold]specbench train specdec++ --out heads[/bold] (for the shipped pair; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -92,3 +92,26 @@ def joined(parts: Sequence[Ids]) -> Ids:
 def places(values: tuple[int, ...], device: torch.device) -> Tensor:
     """As `ids`, of numbers that come again and again; not to be changed."""
     return ids(values, device)
+
+
+@overload
+def taken(values: Tensor, at: tuple[int, ...]) -> Tensor: ...
+
+
+@overload
+def taken(values: Ids, at: tuple[int, ...]) -> Ids: ...
+
+
+def taken(values: Ids, at: tuple[int, ...]) -> Ids:
+    """Ids, or rows of a tensor, at places that come again and again."""
+    if isinstance(values, Tensor):
+        return values.index_select(0, places(at, values.device))
+    return [values[place] for place in at]
+
+
+def interleaved(parts: Sequence[Ids]) -> Ids:
+    """Ids of parts of one length: the first of each, the second of each, and so on."""
+    there = [part for part in parts if isinstance(part, Tensor)]
+    if there:
+        return torch.stack(there, 1).flatten()
+    return [token for each in zip(*parts, strict=True) for token in each]

@@ -4,7 +4,7 @@ its parts that draft for it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, Part, State, no_trees
 from specbench_cli.engine.models.head import Tape
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import Text
 from specbench_cli.engine.types import (
     SUBLAYERS,
@@ -225,6 +225,127 @@ class Partial(Metered):
         )
 
 
+# ---- rows beside a draft's own ------------------------------------------------------------------
+
+
+class Beside:
+    """A `LookAhead`'s rows in the target's forwards, and what they said behind the text.
+
+    A forward that carries them runs in two parts: the layers below without them, the others with
+    them as further branches.
+
+    Args:
+        head: behind the meter.
+    """
+
+    def __init__(self, target: Metered, head: MeteredHead) -> None:
+        self._target, self._head = target, head
+        self._levels: int = head.sizes["levels"]
+        self._layer: int = head.layer
+        self._above = (self._layer, target.n_layers)
+        self._written: Tensor | None = None  # [n, levels, V], of a prompt behind its last row alone
+        self._newest: Tensor | None = None
+
+    def room(self, nodes: int) -> int:
+        """Rows of a state that a forward over the root and so many nodes may take."""
+        return nodes + (nodes + 1) * self._levels
+
+    def prefill(self, x: Tokens, state: State, *, taps: Sequence[int]) -> Out:
+        """A whole forward over the prompt, and one of the head's rows behind it, which are
+        forgotten."""
+        tapped = {*taps, *self._head.taps}
+        out = self._target.forward(x, state, taps=sorted(tapped))
+        last = x.ids[0, -1:]
+        rows = out.taps[self._layer - 1][0, -1:] if self._layer else self._target.embed(last)
+        position = state.position()
+        behind = torch.arange(position, position + self._levels, device=x.ids.device)
+        said = self._target.forward(
+            Hidden(self._head(rows)),
+            state,
+            role="draft",
+            layers=self._above,
+            positions=behind[None],
+            logits_at="all",
+        )
+        state.rollback(0, position)
+        self._written = cast(Tensor, said.logits)
+        return out
+
+    def forward(
+        self, x: Tokens, state: State, positions: Tensor, mask: Tensor, *, taps: Sequence[int]
+    ) -> Out:
+        """A forward over the root and a draft, with logits of all, the head's rows behind each.
+
+        Args:
+            positions: [1, n]; mask: [n, n].
+        """
+        n, layer = x.ids.shape[1], self._layer
+        if layer:
+            early = [at for at in taps if at < layer]
+            first = self._target.forward(
+                x,
+                state,
+                layers=(0, layer),
+                positions=positions,
+                mask=mask,
+                logits_at=None,
+                taps=early,
+            )
+            rows, below = first.hidden, dict(first.taps)
+        else:
+            rows, below = self._target.embed(x.ids), {}
+        made = self._head(rows[0]).flatten(0, 1)
+        sight, places = branches(mask, positions[0], self._levels)
+        out = self._target.forward(
+            Hidden(torch.cat((rows, made[None]), 1)),
+            state,
+            layers=self._above,
+            positions=places[None],
+            mask=sight,
+            logits_at="all",
+            taps=[at for at in taps if at >= layer],
+        )
+        logits = cast(Tensor, out.logits)
+        self._written = logits[0, n:].unflatten(0, (n, self._levels))
+        above = {at: left[:, :n] for at, left in out.taps.items()}
+        return Out(logits[:, :n], out.hidden[:, :n], below | above)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Keep what was said behind the last row of `path`."""
+        assert self._written is not None
+        self._newest = self._written[path[-1] if len(self._written) > 1 else 0]
+
+    def newest(self) -> Tensor:
+        """What the rows behind the row that chose the last committed token said: logits [levels,
+        V], of level k about the token k + 1 places behind that token.
+
+        Raises:
+            MethodFault: there was no prefill.
+        """
+        if self._newest is None:
+            raise MethodFault("nothing was foreseen before the prefill", "ask in `propose`")
+        return self._newest
+
+
+def branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Sight and positions of n rows, and of chains of k rows behind each of them.
+
+    Args:
+        mask: [n, n] bool, which row sees which.
+        positions: [n].
+    Returns:
+        (mask [n + n k, n + n k], positions [n + n k]), the chains one after another.
+    """
+    n, device = len(mask), mask.device
+    sight = mask.new_zeros(n + n * k, n + n * k)
+    sight[:n, :n] = mask
+    sight[n:, :n] = mask.repeat_interleave(k, 0)
+    chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
+    sight[n:, n:] = torch.block_diag(*[chain] * n)
+    behind = positions[:, None] + torch.arange(1, k + 1, device=device)
+    return sight, torch.cat((positions, behind.flatten()))
+
+
 # ---- whole forwards -----------------------------------------------------------------------------
 
 
@@ -244,6 +365,7 @@ class Scoring:
         self._place = place
         self._text = text
         self._tape: Tape | None = None
+        self.beside: Beside | None = None
         self._halves: Halves | None = None  # a forward that is halted
         self._again = 0  # committed tokens that the last forward read once more, before the root
         self._root: Out | None = None  # what it said there, where it is apart from the draft's
@@ -298,6 +420,16 @@ class Scoring:
         """See `Session.tap`."""
         self._tape = Tape(self.target.decoder, taps)
 
+    def look_ahead(self, head: MeteredHead) -> Beside:
+        """See `Session.reserve`."""
+        if not self.state.by_row:
+            raise ChainsOnly(
+                f"{self.target.name} cannot look ahead: its state only knows the ends of forwards",
+                "choose a method that runs whole forwards of the target",
+            )
+        self.beside = Beside(self.target, head)
+        return self.beside
+
     def features(self, tokens: Tokens) -> Features:
         """Tokens beside the features that are kept; see `Session.unread`."""
         return Features(tokens.ids, self._taped.read()[None])
@@ -326,6 +458,12 @@ class Scoring:
             if begun is not None and not how and begun.of(x):
                 return self._go_on(begun, x)
             self.state.rollback(0, position)
+        if self.beside is not None:
+            if draft is None:
+                return self.take(self.beside.prefill(x, self.state, taps=self.layers))
+            parents = draft.parents or tuple(range(-1, draft.nodes - 1))
+            whole = self._shape(replace(draft, parents=parents))
+            return self.take(self.beside.forward(x, self.state, **whole, taps=self.layers))
         if self._tape is None:
             return _logits(self.target.forward(x, self.state, logits_at=logits_at, **how))
         layers = self._tape.layers
@@ -354,6 +492,10 @@ class Scoring:
     def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Part:
         """What `forward` would compute, for a forward that several sequences share; what comes of
         it goes to `take`."""
+        if self.beside is not None:
+            raise MethodFault(
+                "rows that look ahead are of one request's forward: no batch shares it"
+            )
         if draft is not None and not self.state.by_row:
             return self._apart(x, draft)
         how = {} if draft is None else self._shape(draft)
@@ -414,6 +556,8 @@ class Scoring:
             self.state.commit(0, path)
         if self._tape is not None:
             self._tape.keep(path)
+        if self.beside is not None:
+            self.beside.keep(path)
 
     def _shape(self, draft: Draft) -> dict[str, Any]:
         """Positions and mask of a tree."""

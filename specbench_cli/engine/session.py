@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Partial, Scoring
+from specbench_cli.engine.scoring import Beside, Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -253,10 +253,28 @@ class Session:
                 )
         return state
 
-    def reserve(self, nodes: int) -> None:
-        """Have rows in the target's state for trees of so many nodes; only before prefill."""
+    @overload
+    def reserve(self, nodes: int) -> None: ...
+
+    @overload
+    def reserve(self, nodes: int, ahead: MeteredHead) -> Beside: ...
+
+    def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> Beside | None:
+        """Have rows in the target's state for trees of so many nodes; only before prefill.
+
+        Args:
+            ahead: a `LookAhead`, whose rows the target's forwards shall carry behind the last
+                committed token and all nodes.
+        Returns:
+            of `ahead`, what keeps what its rows said: see `Beside.newest`.
+        Raises:
+            MethodFault: nothing looks ahead in a target that runs whole forwards alone.
+        """
+        beside = None if ahead is None else self._scoring.look_ahead(ahead)
         self._drafts.slack = nodes
-        self._scoring.state = self.new_state(self.target, nodes)
+        rows = nodes if beside is None else beside.room(nodes)
+        self._scoring.state = self.new_state(self.target, rows)
+        return beside
 
     def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
         """A drafter that works beside the target, where the run has it work; its prefill has begun.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, Head
+from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -115,6 +115,9 @@ class Drafter:
     ) -> None:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
+        head = model.decoder
+        self._together = head.together if isinstance(head, Head) else 1
+        self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
         """Read a prompt; of a head that is no prefill to the meter, as it comes later."""
@@ -123,14 +126,17 @@ class Drafter:
     def chain(self, length: int, rng: random.Random) -> None:
         """Draft a chain after `length` rows of text."""
         out = self._begin(length, rng)
-        for _ in range(self._grid.drafted - 1):
+        for _ in range(0 if self._parallel else self._grid.drafted - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
-            out = self._model.forward(self._after(out, token), self._state)
+            tokens = token.repeat(1, self._together)
+            out = self._model.forward(self._after(out, tokens), self._state)
 
     def tree(self, length: int, rng: random.Random) -> None:
         """Draft a tree level by level, all levels of one width."""
         out = self._begin(length, rng)
-        width = rng.choice(self._grid.levels)
+        if self._parallel:
+            return
+        width = rng.choice(self._grid.levels) * self._together
         mask = torch.eye(width, dtype=torch.bool, device=self._ids.device)
         for _ in range(self._grid.drafted - 1):
             positions = torch.full((1, width), self._state.length(), device=self._ids.device)
@@ -145,7 +151,12 @@ class Drafter:
     def _begin(self, length: int, rng: random.Random) -> Out:
         unseen = rng.choice(self._grid.catch_up)
         self._state.rollback(0, length + 1 - unseen)
-        return self._model.forward(self._text(unseen), self._state)
+        if not self._parallel:
+            return self._model.forward(self._text(unseen), self._state)
+        assert self._features is not None
+        ids = self._ids[:, : unseen + self._grid.drafted]  # those beyond the features are masks
+        x = Features(ids, self._features[:, :unseen])
+        return self._model.forward(x, self._state, logits_at="all")
 
     def _text(self, n: int) -> Input:
         ids = self._ids[:, :n]
@@ -165,25 +176,37 @@ class Reader:
     what reads costs of models with states.
 
     Args:
-        features: [n, width], what it reads.
+        features: [n, width], what it reads; ids: [n] tokens, for one that reads those too.
     """
 
-    def __init__(self, head: FeatureHead, meter: Meter, features: Tensor, grid: Grid) -> None:
+    def __init__(
+        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: Grid
+    ) -> None:
         self._head, self._features, self._grid = MeteredHead(head, meter), features, grid
+        self._ids = ids
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
         """A row at the text's beginning."""
-        self._first(self._features[:1])
+        self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
         """A row, as every step has it."""
-        self._head(self._features[:1])
+        self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
         """A row, and several at once."""
         self.chain(length, rng)
-        self._head(self._features[: rng.choice(self._grid.levels)])
+        self._call(self._head, rng.choice(self._grid.levels))
+
+    def _call(self, head: MeteredHead, n: int) -> None:
+        """A forward over n rows; of a head that is called once a level, one of each level's."""
+        rows = self._features[:n]
+        if not isinstance(head.head, SequentialHead):
+            head(rows)
+            return
+        for level in range(head.head.sizes["levels"]):
+            rows = head(rows, self._ids[:n], level).rows
 
 
 class Round:
@@ -284,7 +307,7 @@ class Round:
             shape = (1, self._ids.shape[1], width)
             features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
             if isinstance(model, FeatureHead):
-                return Reader(model, meter, features[0], self._grid)
+                return Reader(model, meter, features[0], self._ids[0], self._grid)
         metered = Metered(model, meter, role="draft")
         return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
 

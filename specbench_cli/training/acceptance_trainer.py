@@ -171,7 +171,7 @@ class AcceptanceTrainer:
             asks = asked(encode, chats, greedy)
             found = sample_replies(model, asks, encode.ends, kept, self.seed).values()
             # Neighbours of one length need little padding.
-            pairs = sorted(found, key=lambda reply: len(reply.prompt) + len(reply.answer))
+            pairs = [reply[:2] for reply in sorted(found, key=lambda reply: reply.size)]
             _write(
                 list(label(target, read(self.draft, self.device), pairs, self.labels, self.seed)),
                 file,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 
-PATTERN = "pytorch_model*.bin"
+PATTERNS = ("pytorch_model*.bin", "*_lm_head.pt")
+"""The second: Medusa's and Hydra's heads (medusa_lm_head.pt, hydra_lm_head.pt)."""
 
 
 def convert(folder: Path, out: Path) -> Path:
@@ -23,9 +24,10 @@ def convert(folder: Path, out: Path) -> Path:
         UsageError: no pickle or no config.json in `folder`.
         EnvironmentFault: a pickle of more than tensors, or none at all.
     """
-    files, config = sorted(folder.glob(PATTERN)), folder / "config.json"
+    files = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
+    config = folder / "config.json"
     if not files or not config.is_file():
-        missing = "config.json" if files else PATTERN
+        missing = "config.json" if files else " or ".join(PATTERNS)
         raise UsageError(f"{folder} has no {missing}", "specbench train convert FOLDER --out DIR")
     tensors: dict[str, Tensor] = {}
     for file in files:

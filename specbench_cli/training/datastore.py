@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from methods._heads.datastore import TOKENIZER, Datastore, write
+from methods._artifacts.datastore import TOKENIZER, Datastore, write
 from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError

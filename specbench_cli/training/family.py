@@ -50,6 +50,11 @@ class Schedule:
     warmup_steps: int = 100
     horizon: int | None = None
 
+    @property
+    def tokens(self) -> int:
+        """How many it reads."""
+        return sum(s.steps * s.sequences * s.length for s in self.stages)
+
     def scaled(self, factor: float) -> Self:
         """The same with its steps and warm-up multiplied, at least one of each."""
         return replace(

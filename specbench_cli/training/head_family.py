@@ -7,7 +7,7 @@ Files have the tensor names of the published releases, in fp16, and **the upcast
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.files import HeadShape
 from methods._heads.layouts import stored
-from methods._heads.module import DraftHead, heads
-from methods._heads.recipe import Taught
+from methods._heads.module import DraftHead, ParallelHead, heads
+from methods._heads.recipe import HeadRecipe, Taught
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.family import Schedule, StagePlan
@@ -30,6 +30,10 @@ OWN_STEPS = 2000
 OWN_LR = 1e-3
 SAYS = 8192
 """For a target that is not of the embedded family: updates of 2,048 tokens."""
+
+LINEAR_TOKENS = 300_000
+RIDGE = 1e-3
+"""Of the mean square of what is read: the linear beginning is found with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +57,11 @@ class HeadSchedule(Schedule):
             kind=head.kind,
             mlp=recipe.mlp,
             stages=(
-                StagePlan(recipe.corpus, 4, 512, "target", "corpus"),
-                StagePlan(recipe.replies, 4, 512, "target", "replies"),
+                StagePlan(recipe.corpus, recipe.sequences, 512, "target", "corpus"),
+                StagePlan(recipe.replies, recipe.sequences, 512, "target", "replies"),
             ),
             peak_lr=recipe.peak_lr,
+            warmup_steps=min(100, (recipe.corpus + recipe.replies) // 10),
         )
 
     @classmethod
@@ -71,15 +76,47 @@ class HeadSchedule(Schedule):
         return cls(name=name, kind=head.kind, mlp=mlp, stages=stages, peak_lr=OWN_LR, says=SAYS)
 
 
-def schedule_of(kind: type[FeatureHead], *, of_family: bool = True) -> Schedule:
-    """That of a head without a state; other targets than the embedded ones have no corpus."""
+def schedule_of(
+    kind: type[FeatureHead], *, of_family: bool = True, label: str | None = None
+) -> Schedule:
+    """That of a head without a state; other targets than the embedded ones have no corpus.
+
+    Args:
+        label: of our own kinds: the target's name, which the head's begins with.
+    """
     stages: tuple[StagePlan, ...] = (
         StagePlan(500, 4, 512, "target", "corpus"),
         StagePlan(500, 4, 512, "target", "replies"),
     )
     if not of_family:
         stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
-    return Schedule(name=kind.kind, stages=stages, peak_lr=kind.peak_lr)
+    name = kind.kind if label is None else f"{label}-{kind.kind}"
+    if issubclass(kind, LookAhead) and of_family:
+        pairs = zip(kind.updates, stages, strict=True)
+        stages = tuple(
+            replace(each, steps=steps, sequences=kind.sequences) for steps, each in pairs
+        )
+        return Schedule(
+            name=name, stages=stages, peak_lr=kind.peak_lr, warmup_steps=sum(kind.updates) // 15
+        )
+    if label is None:
+        return Schedule(name=name, stages=stages, peak_lr=kind.peak_lr)
+    peak_lr = HeadRecipe.peak_lr if of_family else OWN_LR
+    return Schedule(name=name, stages=stages, peak_lr=peak_lr)
+
+
+def schedule_of_parallel(kind: type[ParallelHead], label: str, *, of_family: bool) -> Schedule:
+    """That of a drafter that says a whole draft at once, on replies alone. Each reply is drafted
+    from at many places, so that a few of them will do.
+
+    Args:
+        label: the target's name, which the drafter's begins with.
+    """
+    recipe = kind.recipe
+    stage = StagePlan(recipe.replies, 4, 256, "target", "replies")
+    if not of_family:
+        stage = StagePlan(OWN_STEPS, 4, 512, "target", "replies")
+    return Schedule(name=f"{label}-{kind.kind}", stages=(stage,), peak_lr=recipe.peak_lr)
 
 
 SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}
@@ -110,6 +147,34 @@ def build(
     head = heads()[schedule.kind].new(shape_of(config), rope, taught)
     head.begin(target.initializer_range)
     return head
+
+
+@torch.no_grad()
+def begin_linear(
+    head: DraftHead, target: LlamaForCausalLM, texts: Iterable[tuple[Tensor, Tensor, Tensor]]
+) -> None:
+    """Have a new head begin as the linear map by least squares that foresees the target's next row
+    best from what it reads: its sums take one pass over rows that are there.
+
+    Ridge regression (Hoerl and Kennard, Technometrics 12, 1970, equation 2.1), on `LINEAR_TOKENS`.
+
+    Args:
+        texts: ids [n], features [n, taps * width] and normed rows [n, width] of each; the last
+            ones of a text are not read.
+    """
+    norm, sums, seen = target.model.norm.weight, list[Tensor](), 0
+    for ids, features, normed in texts:
+        read = head.linear(target.model.embed_tokens(ids[1:-1]), features[:-2])
+        if read is None:
+            return
+        pair = [(read.T @ read).double(), (read.T @ normed[1:-1]).double()]
+        sums = [a + b for a, b in zip(sums, pair, strict=True)] if sums else pair
+        seen += len(read)
+        if seen >= LINEAR_TOKENS:
+            break
+    squares, products = sums
+    ridge = RIDGE * squares.diagonal().mean() * torch.eye(len(squares), device=squares.device)
+    head.begin_linear(torch.linalg.solve(squares + ridge, products).to(norm.dtype), norm)
 
 
 class TorchTarget(Decoder):
@@ -155,9 +220,12 @@ def build_stateless(
         UsageError: what it says is not logits of levels.
     """
     torch.manual_seed(seed)
-    head = kind(TorchTarget(target)).to(target.device)
+    head = kind(TorchTarget(target), **kind.trained).to(target.device)
+    rows = torch.zeros(1, head.width, device=target.device)
+    if isinstance(head, SequentialHead | LookAhead):
+        return head, head.sizes["levels"]
     with torch.no_grad():
-        said = head(torch.zeros(1, head.width, device=target.device))
+        said = head(rows)
     if said.dim() != 3 or said.shape[1:] != (1, head.vocab_size):
         raise UsageError(
             f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"

@@ -1,22 +1,20 @@
 """What draft heads are trained towards: the target's next distributions, drafted step by step."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from methods._heads.module import DraftHead
+from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
-from specbench_cli.engine.models.head import NORMED, FeatureHead
+from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.replies import KeptRows, Reply, RowFiles
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
@@ -25,6 +23,10 @@ The others are still read."""
 
 ROWS_AT_ONCE = 512
 """Rows whose logits over a whole vocabulary are held at a time."""
+
+
+Drafter = DraftHead | FeatureHead | ParallelHead
+"""What is trained to draft."""
 
 
 class Read(NamedTuple):
@@ -52,8 +54,8 @@ class Said(NamedTuple):
 class Step(NamedTuple):
     """A drafted step at slots [sequences, slots].
 
-    logits: over what the head says; at: the place whose next token is drafted; hidden: fed back;
-    valid: whether that token is in the slot's chat.
+    logits: over what the head says; at: the place whose next token is drafted; hidden: the rows
+    that they are of; valid: whether that token is in the slot's chat.
     """
 
     logits: Tensor
@@ -83,7 +85,7 @@ def read_target(
 
 
 def unroll(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     ids: Tensor,
     read: Read,
@@ -104,12 +106,22 @@ def unroll(
     start = starts.gather(1, slots)
     if isinstance(head, FeatureHead):
         rows = take(read.features, slots)
-        levels = head(rows.flatten(0, 1)).unflatten(1, slots.shape)
-        for step, logits in enumerate(levels[:steps]):
+        if isinstance(head, LookAhead):
+            said = _foreseen(head, target, ids, read, slots)
+        else:
+            said = _levels(head, rows.flatten(0, 1), ids, slots, steps)
+        for step, logits in enumerate(said):
             at = slots + step + 1
             inside = at.clamp(max=last)
             valid = (at <= last) & (starts.gather(1, inside) == start)
-            yield Step(logits, rows, inside, valid)
+            yield Step(logits.unflatten(0, slots.shape), rows, inside, valid)
+        return
+    if isinstance(head, ParallelHead):
+        for step, (logits, kept) in enumerate(head.draft(target, ids, read, slots, steps)):
+            at = kept + step + 1
+            inside = at.clamp(max=last)
+            valid = (at <= last) & (starts.gather(1, inside) == starts.gather(1, kept))
+            yield Step(logits, logits, inside, valid)
         return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
@@ -119,53 +131,91 @@ def unroll(
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
     out = head(embed(following), head.read(read.features), places, past, slots)
+    steps = min(steps, head.levels or steps)
     for step in range(steps):
         at = slots + step + 1
         inside = at.clamp(max=last)
         valid = (at <= last) & (starts.gather(1, inside) == start)
-        yield Step(F.linear(out.normed, weight), out.hidden, inside, valid)
+        yield Step(F.linear(out.normed, weight), out.normed, inside, valid)
         if step + 1 < steps:
             token = following.gather(1, inside)
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
 
 
+def _levels(
+    head: FeatureHead, rows: Tensor, ids: Tensor, slots: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """What a head without a state says at slots from features [n, width], level by level: [n, V].
+
+    One that reads the drafted tokens is given the text's own.
+    """
+    if not isinstance(head, SequentialHead):
+        yield from head(rows)[:steps]
+        return
+    last = ids.shape[1] - 1
+    for level in range(min(steps, head.sizes["levels"])):
+        token = ids.gather(1, (slots + level + 1).clamp(max=last)).flatten()
+        logits, rows = head(rows, token, level)
+        yield logits
+
+
+def _foreseen(
+    head: LookAhead, target: LlamaForCausalLM, ids: Tensor, read: Read, slots: Tensor
+) -> Iterator[Tensor]:
+    """What the rows that a head sends through the target say at slots, level by level: [n, V]."""
+    body, k = target.model, head.sizes["levels"]
+    rows = read.features if head.layer else body.embed_tokens(ids)
+    made = head(take(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
+    n, device = ids.shape[1], ids.device
+    seen = read.chats.mask[:, 0]
+    at = slots[..., None].expand(-1, -1, n)
+    chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
+    own = torch.block_diag(*[chain] * slots.shape[1]).expand(len(ids), -1, -1)
+    sight = torch.cat(
+        (
+            F.pad(seen, (0, own.shape[-1])),
+            torch.cat((seen.gather(1, at).repeat_interleave(k, 1), own), -1),
+        ),
+        1,
+    )
+    ahead = torch.arange(1, k + 1, device=device)
+    behind = (read.chats.positions.gather(1, slots)[..., None] + ahead).flatten(1)
+    rows = torch.cat((rows, made), 1)
+    rotary = body.rotary_emb(rows, position_ids=torch.cat((read.chats.positions, behind), 1))
+    for layer in body.layers[head.layer :]:
+        rows = layer(rows, attention_mask=sight[:, None], position_embeddings=rotary)
+    said = target.lm_head(body.norm(rows[:, n:])).unflatten(1, (-1, k))
+    yield from said.flatten(0, 1).unbind(1)
+
+
 class Kept:
     """A large target's rows over replies, computed once: heads read them many times.
 
-    Two files that grow reply by reply, so that a stopped run, or one with more replies, goes on:
-    rows in fp16 [tokens, those of the taps and the normed ones], and the likeliest next tokens.
-
     Args:
-        folder: where the files lie.
-        replies: packed from the first row on: `Encoded.first` counts their tokens.
+        files: what was kept while the replies were made; the rest is computed.
+        taps: those of the files.
+        replies: the first of the file that they lie in.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: RowFiles,
         target: LlamaForCausalLM,
         taps: tuple[int, ...],
-        replies: Sequence[Encoded],
+        replies: Sequence[Reply],
     ) -> None:
-        self._target, self._taps, width = target, taps, target.config.hidden_size
-        self._own = len(taps) * width
-        wide = self._own if taps == (NORMED,) else self._own + width
-        name = "rows" + "".join(f"-{tap}" for tap in taps if tap != NORMED)
-        file, best = folder / f"{name}.f16", folder / f"{name}.best.i32"
-        size = sum(len(reply.ids) for reply in replies)
-        have = min(_size(file) // (2 * wide), _size(best) // 4)
-        if have < size:
-            whole = max((r.first for r in replies if r.first <= have), default=0)
-            with file.open("ab") as rows, best.open("ab") as likeliest:
-                rows.truncate(2 * wide * whole)
-                likeliest.truncate(4 * whole)
-                for reply in replies:
-                    if reply.first >= whole:
-                        left, token = self._read_reply(reply)
-                        rows.write(left.tobytes())
-                        likeliest.write(token.tobytes())
-        self._rows = np.memmap(file, np.float16, "r", shape=(size, wide))
-        self._best = np.memmap(best, np.int32, "r", shape=(size,))
+        self._target, self._taps, self._width = target, taps, target.config.hidden_size
+        self._own = len(taps) * self._width
+        files.follow(replies, self._read_reply)
+        self._rows, self._best = files.held()
+
+    def text(self, reply: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+        """A reply's ids [n], features and normed rows, by themselves."""
+        device = self._target.device
+        span = slice(reply.first, reply.first + len(reply.ids))
+        rows = torch.from_numpy(self._rows[span].copy()).to(device).float()
+        ids = torch.tensor(reply.ids, device=device)
+        return ids, rows[:, : self._own], rows[:, -self._width :]
 
     def read(self, batch: Batch) -> Read:
         """As `read_target`."""
@@ -173,7 +223,7 @@ class Kept:
         device = batch.inputs.device
         rows = torch.from_numpy(self._rows[batch.rows.cpu().numpy()]).to(device).float()
         chats = chats_of(batch.inputs, batch.starts)
-        return Read(chats, rows[..., : self._own], rows[..., -self._target.config.hidden_size :])
+        return Read(chats, rows[..., : self._own], rows[..., -self._width :])
 
     def said(self, batch: Batch, normed: Tensor, says: Tensor | None) -> Said:
         """As `what_is_said`."""
@@ -187,23 +237,18 @@ class Kept:
         return Said(F.linear(normed, weight[says]), says[among] == best)
 
     @torch.no_grad()
-    def _read_reply(self, reply: Encoded) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+    def _read_reply(self, reply: Sequence[int]) -> KeptRows:
         target = self._target
-        ids = torch.tensor([reply.ids], device=target.device)
+        ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
             read = read_target(target, ids, self._taps)
             best = target.lm_head(read.normed)[0].argmax(-1)
         parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
-        rows = torch.cat(parts, -1)[0].half().cpu().numpy()
-        return rows, best.to(torch.int32).cpu().numpy()
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else 0
+        return KeptRows(torch.cat(parts, -1)[0].half(), best)
 
 
 def head_loss(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     aim: Objective,
     fast: bool,
@@ -258,9 +303,9 @@ def head_loss(
     return drawn
 
 
-def said_by(head: DraftHead | FeatureHead) -> Tensor | None:
+def said_by(head: Drafter) -> Tensor | None:
     """The ids that a head's logits are about; None: all."""
-    return None if isinstance(head, FeatureHead) else head.says
+    return head.says if isinstance(head, DraftHead) else None
 
 
 def what_is_said(target: LlamaForCausalLM, normed: Tensor, says: Tensor | None) -> Said:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from methods._heads.module import DraftHead
-from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.training.head_losses import read_target, said_by, unroll
+from specbench_cli.training.head_losses import Drafter, read_target, said_by, unroll
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Encoded
 
@@ -34,7 +32,7 @@ class Estimate:
 
 @torch.no_grad()
 def estimate(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     replies: Sequence[Encoded],
     step: int,
@@ -46,6 +44,7 @@ def estimate(
     tells how far it would get from every place. Then each answer is walked from its first token,
     the one that follows the prompt, in strides of accepted drafts and the target's own token.
     """
+    head.eval()
     committed = verified = 0
     tried, right = [0] * chain, [0] * chain
     for first in range(0, len(replies), AT_ONCE):
@@ -61,12 +60,13 @@ def estimate(
                     right[depth] += depth < accepted
                 stride = min(accepted + 1, end - 1 - root)
                 committed, verified, root = committed + stride, verified + 1, root + stride
+    head.train()
     rates = [round(yes / max(1, all_), 4) for yes, all_ in zip(right, tried, strict=True)]
     return Estimate(step, round(committed / max(1, verified), 4), rates)
 
 
 def _reach(
-    head: DraftHead | FeatureHead,
+    head: Drafter,
     target: LlamaForCausalLM,
     group: Sequence[Encoded],
     chain: int,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead, heads
+from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Objective
-from specbench_cli.engine.models.checkpoint import Weights, config_facts
-from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts
+from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
@@ -33,16 +33,28 @@ from specbench_cli.training.corpus import (
 )
 from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.head_family import (
+    SCHEDULES,
     HeadSchedule,
     as_stored,
+    begin_linear,
     build,
     build_stateless,
     export,
     head_config,
+    schedule_of,
+    schedule_of_parallel,
 )
-from specbench_cli.training.head_losses import Kept, head_loss, read_target
+from specbench_cli.training.head_losses import Drafter, Kept, head_loss, read_target
 from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Ask, Replies, asked, own_asks, sample_replies
+from specbench_cli.training.replies import (
+    Ask,
+    Replies,
+    RowFiles,
+    asked,
+    own_asks,
+    sample_replies,
+    written,
+)
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
 from specbench_cli.training.trainer import WORK, Report, deterministic
 
@@ -66,11 +78,16 @@ MEASURE_EVERY = 200
 """Steps between two estimates of MAT, which are made where checkpoints are."""
 
 
+Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
+"""What can be trained: a head with a state by its torch module, one without by itself."""
+
+
 @dataclass(frozen=True)
 class HeadResult(loop.Result):
-    """A run so far, and what the head was worth meanwhile."""
+    """A run so far, what the head was worth meanwhile, and how many numbers were trained."""
 
     mat: list[head_mat.Estimate]
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,9 @@ class HeadTrainer:
         report: called after every step with the head's name.
         label: the target's name in what is written; else its folder's.
         template: a chat template for a tokenizer that has none.
+        draft: gives the folder of the target's draft model, which some heads are adapted from.
+        keeps: the kind of head whose taps are kept while replies are made; of others the rows that
+            the output matrix reads.
     """
 
     out: Path
@@ -100,15 +120,38 @@ class HeadTrainer:
     report: Report = lambda _name, _point: None
     label: str | None = None
     template: str | None = None
+    draft: Callable[[], Path] | None = None
+    keeps: str = "eagle"
 
     def smoke(self) -> Self:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
 
-    def schedule(self, kind: str) -> HeadSchedule:
-        """That of a kind of head for a target which is not of the embedded family."""
+    def schedule(self, kind: Kind, *, ours: bool = True) -> Schedule:
+        """That of a kind of head for this target.
+
+        Args:
+            ours: whether its name begins with the target's, as those of the kinds here do.
+        """
         label = (self.label or self.target.name).removesuffix(".gguf").lower()
-        return HeadSchedule.own(heads()[kind], label, self._model.config.intermediate_size)
+        if self.of_family:
+            label = "embedded"
+        if issubclass(kind, ParallelHead):
+            return schedule_of_parallel(kind, label, of_family=self.of_family)
+        if issubclass(kind, FeatureHead):
+            return schedule_of(kind, of_family=self.of_family, label=label if ours else None)
+        if self.of_family:
+            return SCHEDULES[kind.kind]
+        return HeadSchedule.own(kind, label, self._model.config.intermediate_size)
+
+    def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
+        """Train and export a head of any kind by its `schedule`; see `train`."""
+        if issubclass(kind, FeatureHead):
+            return self.train_stateless(kind, schedule, loss)
+        if issubclass(kind, ParallelHead):
+            return self.train_parallel(kind, schedule, loss)
+        assert isinstance(schedule, HeadSchedule)
+        return self.train(schedule, loss)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
         """Train and export one head towards the loss of that name.
@@ -125,16 +168,33 @@ class HeadTrainer:
         export(head, config, self.out / recipe.name, facts)
         return result
 
-    def train_stateless(self, kind: type[FeatureHead], schedule: Schedule) -> HeadResult:
-        """Train and export one head without a state, towards the target's distributions.
+    def train_stateless(
+        self, kind: type[FeatureHead], schedule: Schedule, loss: str = "ttt"
+    ) -> HeadResult:
+        """Train and export one head without a state, towards the target's distributions, or
+        towards its text ("paper", as Medusa and Hydra were published).
 
         Raises:
             UsageError: as `train`; or what the head says cannot be trained here.
         """
-        folder = self._claimed(schedule, "levels")
+        folder = self._claimed(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless(kind, self._model, self.seed)
-        result = self._fit(head, schedule, Objective(levels, kind.decay), folder)
-        head.half().save(self.out / schedule.name, **self._facts)
+        aim = Objective(levels, kind.decay, text=loss == "paper")
+        result = self._fit(head, schedule, aim, folder)
+        head.half().save(self.out / schedule.name, **self._facts, loss=loss)
+        return result
+
+    def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
+        """Train and export one drafter that says all tokens of a draft at once.
+
+        Raises:
+            UsageError: as `train`; or there is nothing to adapt.
+        """
+        folder = self._claimed(schedule, loss)
+        torch.manual_seed(self.seed)
+        head = kind.new(self._model.config, self.draft).to(self.device)
+        result = self._fit(head, schedule, kind.recipe.losses[loss], folder)
+        head.save(self.out / schedule.name, {"kind": kind.kind, **self._facts, "loss": loss})
         return result
 
     def _claimed(self, schedule: Schedule, loss: str) -> Path:
@@ -144,9 +204,7 @@ class HeadTrainer:
         claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
-    def _fit(
-        self, head: DraftHead | FeatureHead, schedule: Schedule, aim: Objective, folder: Path
-    ) -> HeadResult:
+    def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
         encode = self._encode
         source: dict[str, loop.Source] = {
@@ -156,8 +214,13 @@ class HeadTrainer:
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
         kept = None
         if not self.of_family:
-            kept = Kept(self.out / WORK, self._model, head.taps, self._trained_on)
-        step = head_loss(head, self._model, aim, self.fast and self.of_family, kept)
+            last = max(reply.first for reply in self._trained_on)
+            lines = [each for each in written(self._file("replies")) if each.first <= last]
+            kept = Kept(self._rows(head.taps), self._model, head.taps, lines)
+            if isinstance(head, DraftHead) and loop.latest_checkpoint(folder) is None:
+                begin_linear(head, self._model, map(kept.text, self._trained_on))
+        fast = self.fast and self.of_family and not isinstance(head, ParallelHead)
+        step = head_loss(head, self._model, aim, fast, kept)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages
@@ -188,7 +251,8 @@ class HeadTrainer:
             )
         as_stored(head)
         measure(result.curve[-1].step)
-        return HeadResult(result.curve, result.seconds, log.read())
+        numbers = sum(each.numel() for each in head.parameters())
+        return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
     def _size(self, taps: tuple[int, ...]) -> Tensor:
@@ -206,7 +270,7 @@ class HeadTrainer:
 
     @cached_property
     def _model(self) -> LlamaForCausalLM:
-        family = config_facts(self.target).family
+        family = self._known.family
         if family not in LLAMA_LIKE:
             raise UsageError(
                 f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
@@ -216,8 +280,12 @@ class HeadTrainer:
         return read(self.target, self.device)
 
     @cached_property
+    def _known(self) -> ConfigFacts:
+        return config_facts(self.target)
+
+    @cached_property
     def _sha(self) -> str:
-        return Weights(self.target).sha256()
+        return self._known.sha256
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
@@ -236,7 +304,7 @@ class HeadTrainer:
     def _encode(self) -> Encoder | TemplateEncoder:
         if self.of_family:
             return Encoder(self._tokenizer)
-        return TemplateEncoder(self._tokenizer, config_facts(self.target).eos)
+        return TemplateEncoder(self._tokenizer, self._known.eos)
 
     def replies(self, progress: Progress = lambda _name, _done, _of: None) -> list[Encoded]:
         """Replies to train on, made where they lack.
@@ -248,7 +316,10 @@ class HeadTrainer:
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-KEPT_BACK]
             asks = own_asks(encode, problems, self.seed, self.n_replies)
-            return self._replies("replies", asks, progress)
+            kind = heads().get(self.keeps)
+            taps = (NORMED,) if kind is None else kind.tapped(self._known.n_layers)
+            rows = self._rows(taps)
+            return self._replies("replies", asks, progress, rows)
         sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
         return [
@@ -274,25 +345,35 @@ class HeadTrainer:
         return self._replies("replies-held-out", asks)
 
     def _replies(
-        self, name: str, asks: Sequence[Ask], progress: Progress = lambda _name, _done, _of: None
+        self,
+        name: str,
+        asks: Sequence[Ask],
+        progress: Progress = lambda _name, _done, _of: None,
+        rows: RowFiles | None = None,
     ) -> list[Encoded]:
         claim(self.out / WORK, {"target_sha256": self._sha})
         found = sample_replies(
             partial(load_decoder, self.target, name="target", device=self.device),
             asks,
             self._encode.ends,
-            self.out / WORK / f"{name}.jsonl",
+            self._file(name),
             self.seed,
             lambda done: progress(name, done, len(asks)),
+            rows,
         )
         if not found:
             raise UsageError(
                 f"the target answered none of {len(asks)} questions: none of its own ended in time",
                 "more of them: --replies N; or another --target",
             )
-        chats = [reply.encoded() for reply in found.values()]
-        firsts = accumulate((len(chat.ids) for chat in chats), initial=0)
-        return [chat._replace(first=first) for chat, first in zip(chats, firsts, strict=False)]
+        return [reply.encoded() for reply in found.values()]
+
+    def _file(self, name: str) -> Path:
+        return self.out / WORK / f"{name}.jsonl"
+
+    def _rows(self, taps: tuple[int, ...]) -> RowFiles:
+        """Where the target's rows at these taps over the replies are kept."""
+        return RowFiles(self.out / WORK, taps, self._known.hidden_size)
 
 
 def _said(chat: Encoded) -> Iterator[int]:

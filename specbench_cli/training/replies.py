@@ -9,19 +9,23 @@ lines, so that a stopped run goes on where it was.
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.state import KVState
-from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import (
     GSM8K_FILE,
@@ -32,8 +36,11 @@ from specbench_cli.training.corpus import (
 )
 from specbench_cli.training.packing import Encoded, Packed
 
-AT_ONCE = 48
+AT_ONCE = 64
 """Sequences decoded together: each forward reads the weights once for all."""
+
+ROWS_AT_ONCE = 512
+"""Rows whose logits over a whole vocabulary are held at a time."""
 
 MAX_ANSWER = 256
 MAX_QUESTION = 160
@@ -57,15 +64,107 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Token ids of a prompt and of the answer, which ends by an EOS where that came in time."""
+    """Token ids of a prompt and of the answer, which ends by an EOS where that came in time.
+
+    first: the row of its first token in `RowFiles`, where all replies of a file have theirs.
+    """
 
     prompt: list[int]
     answer: list[int]
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Tokens of both."""
+        return len(self.prompt) + len(self.answer)
 
     def encoded(self) -> Encoded:
         """The reply with its weights in a loss."""
         weights = [PROMPT_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
-        return Encoded([*self.prompt, *self.answer], weights)
+        return Encoded([*self.prompt, *self.answer], weights, self.first)
+
+
+class KeptRows(NamedTuple):
+    """A target's rows over some tokens.
+
+    rows: fp16 [n, those of the taps side by side and the normed ones]. best: [n], the likeliest
+    next tokens.
+    """
+
+    rows: Tensor
+    best: Tensor
+
+
+class RowFiles:
+    """A target's rows over its replies, kept for heads to read many times: two files that grow
+    reply by reply, in the order of the replies' lines.
+
+    Args:
+        folder: where they lie.
+        taps: the layers whose outgoing rows are kept; `NORMED` ones, which the target's output
+            matrix reads, are in any case.
+        width: numbers of one row.
+    """
+
+    def __init__(self, folder: Path, taps: Sequence[int], width: int) -> None:
+        self.taps = tuple(tap for tap in taps if tap != NORMED)
+        self.width = (len(self.taps) + 1) * width
+        name = "features" + "".join(f"-{tap}" for tap in self.taps)
+        self._rows, self._best = folder / f"{name}.f16", folder / f"{name}.best.i32"
+        self._mine = False
+
+    def __len__(self) -> int:
+        """Tokens that both hold."""
+        rows, best = (f.stat().st_size if f.is_file() else 0 for f in (self._rows, self._best))
+        return min(rows // (2 * self.width), best // 4)
+
+    def follow(self, replies: Sequence[Reply], read: Callable[[Sequence[int]], KeptRows]) -> None:
+        """Hold the rows of a file's first replies; `read` is asked for those that lack.
+
+        Raises:
+            UsageError: some do, and another process is writing them.
+        """
+        if sum(reply.size for reply in replies) <= len(self):
+            return
+        with self.alone():
+            have = len(self)
+            ends = (reply.first + reply.size for reply in replies)
+            whole = max((end for end in ends if end <= have), default=0)
+            self.cut(whole)
+            for reply in replies:
+                if reply.first >= whole:
+                    self.add(read([*reply.prompt, *reply.answer]))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other processes from writing these rows; raises UsageError where one does."""
+        if self._mine:
+            yield
+            return
+        with _alone(self._rows, f"train on replies whose rows it has: {len(self)} tokens"):
+            self._mine = True
+            try:
+                yield
+            finally:
+                self._mine = False
+
+    def cut(self, tokens: int) -> None:
+        """Forget what lies behind so many tokens."""
+        for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
+            with file.open("ab") as held:
+                held.truncate(size * tokens)
+
+    def add(self, kept: KeptRows) -> None:
+        """The rows of the next reply."""
+        with self._rows.open("ab") as rows, self._best.open("ab") as best:
+            rows.write(kept.rows.cpu().numpy().tobytes())
+            best.write(kept.best.to(torch.int32).cpu().numpy().tobytes())
+
+    def held(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+        """Rows [tokens, numbers] and likeliest tokens [tokens], mapped into memory."""
+        n = len(self)
+        rows = np.memmap(self._rows, np.float16, "r", shape=(n, self.width))
+        return rows, np.memmap(self._best, np.int32, "r", shape=(n,))
 
 
 def asked(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[Ask]:
@@ -77,9 +176,23 @@ PROBLEMS_SHARE = 4
 SAMPLED_SHARE = 4
 """One ask in so many is a problem of GSM8K, one answer in so many is drawn."""
 
+OPENINGS = (
+    *("Write a", "Write an email", "Write a short story about", "Compose a", "Draft a", "Rewrite"),
+    *("Imagine you are", "Pretend to be", "Act as a", "You are a", "Let's play", "Assume the role"),
+    *("Given the following", "Extract the", "From this text,", "List the", "Identify the", "Read"),
+    *("If", "Suppose", "Which of these", "A man has", "There are", "Is it true that", "Solve"),
+    *("Write a function", "Write a Python program", "Implement", "Fix this code:", "Design a"),
+    *("Explain", "What is the difference between", "How does", "How do I", "Why do", "What causes"),
+    *("Discuss", "Compare", "Analyze", "Who was", "When did", "Describe", "What are the main"),
+    *("Summarize", "Translate", "Correct", "Suggest", "Give me", "Help me", "Can you", "I need"),
+)
+"""What some of its questions begin with, so that all kinds of tasks are among them: a small model
+left to itself asks much of one kind."""
+
 
 def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int) -> list[Ask]:
-    """`n` asks for a model of any kind: GSM8K's problems among questions of its own.
+    """`n` asks for a model of any kind: GSM8K's problems among questions of its own, of which two
+    in three begin with one of `OPENINGS`.
 
     The first ones are the same for any `n`. Once all problems were asked, their answers are drawn.
 
@@ -104,7 +217,10 @@ def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: in
             asks.append(Ask(encode.prompt(question), greedy=greedy))
             asked_before += 1
         else:
-            asks.append(Ask(encode.asks, encode.answers, number % (SAMPLED_SHARE + 1) > 0))
+            choice = random.Random(f"opening/{seed}/{number}")
+            begun = encode.text(choice.choice(OPENINGS)) if number % 2 else []
+            greedy = number % (SAMPLED_SHARE + 1) > 0
+            asks.append(Ask([*encode.asks, *begun], encode.answers, greedy))
     return asks
 
 
@@ -115,6 +231,7 @@ def sample_replies(
     file: Path,
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
+    rows: RowFiles | None = None,
 ) -> dict[int, Reply]:
     """The target's replies by their number in `asks`; those that `file` holds are kept.
 
@@ -124,6 +241,7 @@ def sample_replies(
         target: what makes the model, called if a reply is lacking.
         ends: tokens that end an answer.
         progress: told how many are done, after each.
+        rows: where the target's rows over the replies are kept while they are made.
 
     Returns:
         those to asks that led to one: a question that does not end in time, or that the sequence
@@ -131,17 +249,33 @@ def sample_replies(
     """
     done = _read(file)
     if len(done.keys() & range(len(asks))) < len(asks):
-        with _alone(file), file.open("a", encoding="utf-8") as log:
+        hint = f"train on the first of its {len(done)} replies: --replies N"
+        held = nullcontext() if rows is None else rows.alone()
+        with _alone(file, hint), held, file.open("a", encoding="utf-8") as log:
             log.truncate(_whole(file))
-            done = _read(file)
+            done, decoder = _read(file), target()
+            first = sum(reply.size for reply in done.values() if reply.answer)
+            if rows is not None:
+                rows.follow(written(file), partial(_read_rows, decoder, rows.taps))
+                rows.cut(first)
             lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
-            for number, reply in _replies(target(), lacking, ends, seed):
-                done[number] = reply
+            taps = None if rows is None else rows.taps
+            for number, reply, kept in _replies(decoder, lacking, ends, seed, taps):
+                done[number] = reply._replace(first=first)
+                if reply.answer:
+                    first += reply.size
+                    if rows is not None and kept is not None:
+                        rows.add(kept)
                 row = {"chat": number, "prompt": reply.prompt, "answer": reply.answer}
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 progress(len(done))
     return {number: done[number] for number in range(len(asks)) if done[number].answer}
+
+
+def written(file: Path) -> list[Reply]:
+    """The replies with an answer that a file holds, in its order."""
+    return [reply for reply in _read(file).values() if reply.answer]
 
 
 class Replies(Packed):
@@ -181,7 +315,7 @@ class Replies(Packed):
 @dataclass(slots=True)
 class _Line:
     """A reply in the making. fed: what its next forward reads; said: tokens of the answer, or of
-    the question while that is being asked."""
+    the question while that is being asked; kept: the target's rows over what was fed."""
 
     number: int
     ask: Ask
@@ -191,6 +325,7 @@ class _Line:
     prompt: list[int]
     asking: bool
     said: list[int] = field(default_factory=list)
+    kept: list[KeptRows] = field(default_factory=list)
 
     @property
     def draws(self) -> bool:
@@ -219,17 +354,22 @@ class _Line:
 
 @torch.inference_mode()
 def _replies(
-    target: Decoder, asks: Sequence[tuple[int, Ask]], ends: Collection[int], seed: int
-) -> Iterator[tuple[int, Reply]]:
-    """The replies, each as soon as it is whole; the next ask takes its place."""
+    target: Decoder,
+    asks: Sequence[tuple[int, Ask]],
+    ends: Collection[int],
+    seed: int,
+    taps: tuple[int, ...] | None = None,
+) -> Iterator[tuple[int, Reply, KeptRows | None]]:
+    """The replies, each as soon as it is whole; the next ask takes its place. With `taps`, also
+    the target's rows over them: 0 for the last token, which was not fed."""
     free = _states(target)
-    begin, shared = _beginning(target, [ask for _, ask in asks])
+    begin, shared, first = _beginning(target, [ask for _, ask in asks], taps)
     waiting, live = iter(asks), dict[int, _Line]()
     while True:
         while free and (following := next(waiting, None)) is not None:
             number, ask = following
             if len(ask.ids) > LONGEST // 2:
-                yield number, Reply(list(ask.ids), [])
+                yield number, Reply(list(ask.ids), []), None
                 continue
             state, chance = free.pop(), random.Random(f"reply/{seed}/{number}")
             state.clear()
@@ -239,7 +379,9 @@ def _replies(
                 state.extend(0, range(target.n_layers), shared)
                 state.commit(0, range(shared))
             ids = list(ask.ids)
-            live[number] = _Line(number, ask, state, chance, ids[shared:], ids, bool(ask.then))
+            line = _Line(number, ask, state, chance, ids[shared:], ids, bool(ask.then))
+            line.kept += first
+            live[number] = line
         if not live:
             return
         lines = list(live.values())
@@ -247,15 +389,42 @@ def _replies(
             Part(Tokens(torch.tensor([line.fed], device=target.device)), line.state)
             for line in lines
         ]
-        logits = [
-            out.logits[0, -1] for out in target.forward_batch(parts) if out.logits is not None
-        ]
-        for line, token in zip(lines, _chosen(torch.stack(logits), lines), strict=True):
+        outs = target.forward_batch(parts, taps=taps or ())
+        logits = torch.stack([out.logits[0, -1] for out in outs if out.logits is not None])
+        best = logits.argmax(-1)
+        tokens = _chosen(logits, best, lines)
+        for at, (line, token) in enumerate(zip(lines, tokens, strict=True)):
             line.state.commit(0, range(len(line.fed)))
+            if taps is not None:
+                line.kept.append(_kept(target, taps, outs[at], best[at, None]))
             reply = line.take(token, ends)
             if reply is not None:
                 free.append(live.pop(line.number).state)
-                yield line.number, reply
+                whole = _joined(line.kept) if reply.answer and taps is not None else None
+                yield line.number, reply, whole
+
+
+def _kept(target: Decoder, taps: tuple[int, ...], out: Out, last: Tensor | None = None) -> KeptRows:
+    """What is kept of a forward's rows; `last` [1]: what the last of them says, where known."""
+    normed = target.norm(out.hidden[0])
+    rows = torch.cat([*(out.taps[tap][0] for tap in taps), normed], -1)
+    asked = normed if last is None else normed[:-1]
+    best = [target.unembed(part).argmax(-1) for part in asked.split(ROWS_AT_ONCE) if len(part)]
+    return KeptRows(rows.half(), torch.cat(best if last is None else [*best, last]))
+
+
+def _joined(parts: Sequence[KeptRows]) -> KeptRows:
+    """One after another, and nothing of the last token."""
+    rows, best = (torch.cat(each) for each in zip(*parts, strict=True))
+    return KeptRows(torch.cat([rows, torch.zeros_like(rows[:1])]), torch.cat([best, best[:1]]))
+
+
+@torch.inference_mode()
+def _read_rows(target: Decoder, taps: tuple[int, ...], ids: Sequence[int]) -> KeptRows:
+    """The rows over a text that is there."""
+    read = Tokens(torch.tensor([list(ids)], device=target.device))
+    state = target.new_state(len(ids))
+    return _kept(target, taps, target.forward(read, state, logits_at=None, taps=taps))
 
 
 def _states(target: Decoder) -> list[State]:
@@ -266,29 +435,31 @@ def _states(target: Decoder) -> list[State]:
     return [target.new_state(LONGEST) for _ in range(AT_ONCE)]
 
 
-def _beginning(target: Decoder, asks: Sequence[Ask]) -> tuple[KVState | None, int]:
+def _beginning(
+    target: Decoder, asks: Sequence[Ask], taps: tuple[int, ...] | None
+) -> tuple[KVState | None, int, list[KeptRows]]:
     """The rows of what all asks begin with (a template's system prompt), read once; how many."""
     places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
     shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, places))
     state = target.new_state(max(1, shared))
     if not shared or not isinstance(state, KVState):
-        return None, 0
+        return None, 0, []
     ids = torch.tensor([list(asks[0].ids[:shared])], device=target.device)
-    target.forward(Tokens(ids), state, logits_at=None)
-    return state, shared
+    out = target.forward(Tokens(ids), state, logits_at=None, taps=taps or ())
+    return state, shared, [] if taps is None else [_kept(target, taps, out)]
 
 
-def _chosen(logits: Tensor, lines: Sequence[_Line]) -> list[int]:
+def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:
     """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
-    best: list[int] = logits.argmax(-1).tolist()
+    chosen: list[int] = best.tolist()
     drawn = [at for at, line in enumerate(lines) if line.draws]
     if drawn:
         sums = logits[drawn].float().softmax(-1).cumsum(-1)
         chances = torch.tensor([[lines[at].chance.random()] for at in drawn]).to(sums)
         found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
         for at, token in zip(drawn, found[:, 0].tolist(), strict=True):
-            best[at] = min(token, logits.shape[-1] - 1)
-    return best
+            chosen[at] = min(token, logits.shape[-1] - 1)
+    return chosen
 
 
 def _whole(file: Path) -> int:
@@ -300,17 +471,20 @@ def _read(file: Path) -> dict[int, Reply]:
     """The whole lines of the file."""
     lines = file.read_bytes()[: _whole(file)].splitlines() if file.is_file() else []
     rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
-    return {row["chat"]: Reply(row["prompt"], row["answer"]) for row in rows}
+    done, first = dict[int, Reply](), 0
+    for row in rows:
+        reply = done[row["chat"]] = Reply(row["prompt"], row["answer"], first)
+        first += reply.size if reply.answer else 0
+    return done
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Keeps other processes from writing replies; raises UsageError where one does."""
+def _alone(file: Path, hint: str) -> Iterator[None]:
+    """Keeps other processes from writing a file; raises UsageError where one does."""
     try:
         with FileLock(f"{file}.lock", timeout=0):
             yield
     except Timeout:
         raise UsageError(
-            f"another process is writing {file.name} in {file.parent}",
-            f"wait for it, or train on the first of its {len(_read(file))} replies: --replies N",
+            f"another process is writing {file.name} in {file.parent}", f"wait for it, or {hint}"
         ) from None

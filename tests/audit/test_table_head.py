@@ -3,10 +3,20 @@
 import pytest
 import torch
 
+from methods.dflash import DFlash
 from methods.mtp import Mtp, MtpParams
+from methods.pard import Pard
 from specbench_cli.audit.cases import Case, Watched
-from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.models.head import (
+    TableBlockHead,
+    TableHead,
+    TableParallel,
+    features_out_of_place,
+)
 from specbench_cli.audit.models.table import TableDecoder, random_table, rows_out_of_place
+from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -54,6 +64,61 @@ def test_a_table_reads_tokens_and_a_head_reads_features():
         head.forward(Tokens(ids), head.new_state(9))
     with pytest.raises(ValueError, match="reads Tokens"):
         target.forward(Features(ids, true_features(5)), target.new_state(9))
+
+
+def greedy_way(before, last, n):
+    """The rows of the table on its own way from two tokens."""
+    rows = []
+    for _ in range(n):
+        rows.append(TABLE[before, last])
+        before, last = last, int(rows[-1].argmax())
+    return torch.stack(rows)
+
+
+def test_masks_say_where_the_table_goes_by_itself_and_a_parallel_head_keeps_no_row_of_them():
+    draft, head = TableParallel(TABLE), TableBlockHead(TABLE, TARGET)
+    state, masks = draft.new_state(12), (draft.mask,) * 3
+    said = draft.forward(Tokens(torch.tensor([TEXT + masks])), state, logits_at="all")
+    assert torch.equal(said.rows[-4:], greedy_way(*TEXT[-2:], 4))
+    assert rows_out_of_place(state, TEXT) == "8 rows for 5 committed tokens"
+    state = head.new_state(12)
+    x = Features(torch.tensor([TEXT[1:] + masks]), true_features(4))
+    said = head.forward(x, state, logits_at="all")
+    assert torch.equal(said.rows[1:], greedy_way(*TEXT[-2:], 3))
+    assert rows_out_of_place(state, TEXT, first=1) is None
+    assert features_out_of_place(state, TEXT, TARGET) is None
+
+
+class KeepsItsMasks(Pard):
+    """Leaves the rows of mask tokens in its draft's state."""
+
+    def propose(self, session, limit):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(self.state), "rollback", lambda *_: None)
+            return super().propose(session, limit)
+
+
+class FeedsItsBlockLate(DFlash):
+    """Roots the block in the token before the last committed one."""
+
+    def propose(self, session, limit):
+        unread = session.unread
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "unread", lambda n: late(unread(n)))
+            return super().propose(session, limit)
+
+
+def late(x):
+    return Features(x.ids.roll(1, 1), x.rows)
+
+
+@pytest.mark.parametrize("fault", [KeepsItsMasks, FeedsItsBlockLate])
+def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
+    subject = Subject("faulty", fault, (fault.Params(length=3),))
+    found = {
+        each.check for each in (*check_conduct(subject), *check_bounds(subject)) if each.problem
+    }
+    assert "states" in found
 
 
 def test_whatever_head_a_method_asks_for_speaks_from_the_drafts_table():

@@ -46,6 +46,11 @@ def once(told, draws):
     return min(1, told.step.draft.nodes)
 
 
+def each_level(told, draws):
+    """A level's children are known before the next is drafted."""
+    return told.step.draft.levels
+
+
 def each_forward(told, draws):
     """What comes of a forward decides what n-grams on the host propose next."""
     return sum(forward.role == "draft" for forward in told.step.forwards)
@@ -137,6 +142,15 @@ CASES = {
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],
     "eagle3": [({"depth": 4, "width": 3}, once)],
+    "medusa": [({"nodes": 8}, once)],
+    "hydra": [({"nodes": 8, "width": 3}, nothing), ({"nodes": 8, "children": "drawn"}, nothing)],
+    "hydra++": [({"nodes": 8, "width": 3}, nothing)],
+    "clover": [({"nodes": 8, "depth": 3}, each_level)],
+    "pard": [({"length": 3}, nothing)],
+    "dflash": [({"length": 3}, nothing), ({}, nothing)],
+    "hidden-transfer": [({"nodes": 6}, once)],
+    "chimera": [({"depth": 3, "nodes": 8}, nothing)],
+    "falcon": [({"nodes": 12}, nothing)],
     "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],

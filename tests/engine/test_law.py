@@ -39,6 +39,13 @@ CONFIGURED = {
     "eagle": [{"depth": 2, "nodes": 6}],
     "eagle2": [{"nodes": 4, "depth": 2, "width": 2}],
     "eagle3": [{"nodes": 4, "depth": 1, "width": 2}],
+    "medusa": [{"nodes": 4}],
+    "hydra": [{"nodes": 4, "width": 2}],
+    "hydra++": [{"nodes": 4, "width": 2, "depth": 2}],
+    "clover": [{"nodes": 4, "width": 2, "depth": 2}],
+    "hidden-transfer": [{"nodes": 4}],
+    "chimera": [{"depth": 2, "nodes": 6}],
+    "falcon": [{"depth": 2, "nodes": 6}],
     "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
@@ -59,6 +66,13 @@ TREES = (
     "eagle",
     "eagle2",
     "eagle3",
+    "medusa",
+    "hydra",
+    "hydra++",
+    "clover",
+    "hidden-transfer",
+    "chimera",
+    "falcon",
 )
 """Methods that draft trees, which block verification does not take."""
 

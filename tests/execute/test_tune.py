@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from specbench_cli import app
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+from specbench_cli.execute import apart, tune
 from specbench_cli.execute import run as execute
-from specbench_cli.execute import tune
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Steps, Trace, Verdict
 from specbench_cli.tasks import load_task
@@ -210,7 +211,19 @@ def test_interrupted_tuning_goes_on_where_it_was(whole, log, tmp_path, after):
     assert ids(RunDir.open(folder / "tuning")) == ids(RunDir.open(run_dir.path / "tuning"))
 
 
-def test_passes_of_a_tuned_run_are_run_with_what_was_chosen(tmp_path, log):
+@pytest.fixture
+def passes_here(monkeypatch):
+    """Passes are run by this process, which has all modules: processes are test_apart's."""
+
+    def finished(command):
+        words = [*command[command.index("run") :]]
+        at = words.index("--parent")
+        return app._run([*words[:at], *words[at + 2 :]])
+
+    monkeypatch.setattr(apart, "finished", finished)
+
+
+def test_passes_of_a_tuned_run_are_run_with_what_was_chosen(tmp_path, log, passes_here):
     few = {"methods": ["vanilla", "pld"], "category": ["qa"], "limit": 2, "max_new_tokens": 2}
     sweep = {"pld": {"length": [1, 2]}}
     run_dir = tuned(tmp_path / "here", log(), **few, sweep=sweep, repeats=2)

@@ -219,8 +219,8 @@ def audit(session, module):
     """Every state of the session against a computation from scratch over the committed tokens.
 
     Keys and values of all rows against the same decoder's in one forward, and the logits that
-    follow them against transformers' (a head's: its own): to 1e-5 of their scale. The target has a
-    row for each committed token but the last; a head's rows are of the target's features.
+    follow them against transformers' (a trained module's: its own): to 1e-5 of their scale. The
+    target has a row for each committed token but the last; a head's are of the target's features.
     """
     text = list(session.tokens())
     assert session.state.length() == len(text) - 1
@@ -237,7 +237,7 @@ def audit(session, module):
                 ours, theirs = (getattr(s, rows)(layer)[:, :, : n + 1] for s in (state, fresh))
                 assert gap(ours, theirs) < 1e-5
         state.rollback(0, n)
-        if not isinstance(decoder, Head):
+        if module(decoder) is not None:
             truth = module(decoder)(torch.tensor([text[: n + 1]])).logits[0, -1]
         said = truth.isfinite()  # a head may not say all ids
         assert said.equal(following.isfinite())
@@ -253,7 +253,7 @@ def audited(family, open_session):
         for prompt in prompts:
             session = open_session(prompt, sampling, **request)
             for _ in method.generate(session):
-                audit(session, lambda decoder: modules[id(decoder)])
+                audit(session, lambda decoder: modules.get(id(decoder)))
 
     return run
 

@@ -216,6 +216,27 @@ def test_shards_are_read_like_one_file(tmp_path, target, made, writer):
     torch.testing.assert_close(logits(loaded), logits(kind.of(made[kind], target)))
 
 
+SERVED = pytest.mark.parametrize("writer", [eagle3_specforge, eagle3_speculators])
+
+
+@SERVED
+def test_heads_in_the_dtype_that_they_are_published_in_are_read(tmp_path, target, made, writer):
+    tensors, config = writer(made[Eagle3Head], target)
+    halves = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    loaded = Eagle3Head.load(
+        written(tmp_path / "halves", halves, config | {"torch_dtype": "bfloat16"}),
+        {"target": target},
+    )
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in halves.items()}  # fmt: skip
+    whole = Eagle3Head.load(written(tmp_path / "wide", wide, config), {"target": target})
+    assert halves["d2t"].dtype == torch.int64 and halves["t2d"].dtype == torch.bool
+    torch.testing.assert_close(logits(loaded), logits(whole), rtol=0, atol=0)
+
+
 def test_a_bias_of_fc_is_added(tmp_path, target, made):
     files = made[EagleHead]
     bias = torch.linspace(-1, 1, 32)
@@ -312,6 +333,36 @@ def test_a_missing_norm_is_named(tmp_path, target, made):
     refused(Eagle3Head, written(tmp_path / "head", tensors, config), target, "has no norm.weight")
 
 
+@SERVED
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda tensor: None, "mlp.down_proj"),
+        (lambda tensor: tensor[:, :-1], "down_proj|mlp"),
+        (lambda tensor: torch.full_like(tensor, torch.nan), "not finite"),
+    ],
+    ids=["missing", "size", "nan"],
+)
+def test_a_served_head_that_is_not_whole_is_one_clear_error(
+    tmp_path, target, made, writer, change, what
+):
+    tensors, config = writer(made[Eagle3Head], target)
+    name = next(name for name in tensors if name.endswith("mlp.down_proj.weight"))
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed
+    refused(Eagle3Head, written(tmp_path / "head", tensors, config), target, what)
+
+
+@SERVED
+def test_a_served_head_whose_file_is_cut_off_is_one_clear_error(tmp_path, target, made, writer):
+    folder = written(tmp_path / "head", *writer(made[Eagle3Head], target))
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(EnvironmentFault, match="is damaged: it has"):
+        Eagle3Head.load(folder, {"target": target})
+
+
 def test_a_second_layer_is_refused(tmp_path, target, made):
     tensors, config = eagle_official(made[EagleHead], target)
     tensors["layers.1.mlp.up_proj.weight"] = torch.zeros(4, 4)
@@ -383,5 +434,5 @@ def test_a_pickle_of_anything_but_tensors_is_not_read(tmp_path, capsys, content)
 
 
 def test_without_a_pickle_there_is_nothing_to_convert(tmp_path):
-    with pytest.raises(UsageError, match=r"has no pytorch_model\*\.bin"):
+    with pytest.raises(UsageError, match=r"has no pytorch_model\*\.bin or \*_lm_head\.pt"):
         convert(tmp_path, tmp_path / "out")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
-from methods._heads.acceptance import AcceptanceHead
+from methods._artifacts.acceptance import AcceptanceHead
 from methods.specdecpp import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case

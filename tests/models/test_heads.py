@@ -29,8 +29,8 @@ def test_a_folder_is_taken_as_it_is_and_shown_by_its_name(tmp_path: Path) -> Non
 
 
 def test_a_target_without_a_head_says_what_there_is_and_how_to_get_one() -> None:
-    with pytest.raises(UsageError, match="no medusa head is known for embedded-7m") as refused:
-        resolve_head("auto", "medusa", resolve("embedded"), inside=False)
+    with pytest.raises(UsageError, match="no hass head is known for embedded-7m") as refused:
+        resolve_head("auto", "hass", resolve("embedded"), inside=False)
     assert "eagle3" in refused.value.message
     assert "specbench train --help" in str(refused.value.hint)
 

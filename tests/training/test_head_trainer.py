@@ -12,16 +12,18 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from methods._heads.module import heads
+from methods._heads.module import ParallelHead, heads, parallel_heads
+from specbench_cli import registry
 from specbench_cli.commands.train import app
 from specbench_cli.commands.train_heads import Loss
 from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training import family, head_trainer
-from specbench_cli.training.head_family import SCHEDULES, HeadSchedule
+from specbench_cli.training.head_family import SCHEDULES, HeadSchedule, schedule_of_parallel
 from specbench_cli.training.head_mat import Estimate, Log
-from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.head_trainer import HeadResult, HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.trainer import WORK
 
@@ -131,6 +133,38 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
     assert [estimate.step for estimate in resumed.mat] == [2, 4, 6]
     ours, theirs = (load_file(out / recipe.name / "model.safetensors") for out in (whole, parts))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", parallel_heads().values(), ids=parallel_heads())
+def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loads(
+    kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    plan = schedule_of_parallel(kind, "tiny", of_family=True)
+    stage = replace(plan.stages[0], steps=4, sequences=1, length=256)
+    plan = replace(plan, stages=(stage,), warmup_steps=1)
+
+    def train(out: Path, kill_after: int | None = None) -> HeadResult:
+        made = replace(trainer(out, target, kill_after), draft=lambda: target)
+        return made.train_kind(kind, plan, "ttt")
+
+    straight = train(whole)
+    with pytest.raises(Killed):
+        train(parts, kill_after=3)
+    resumed = train(parts)
+    assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
+    assert [estimate.step for estimate in resumed.mat] == [2, 4]
+    name, decoder = f"tiny-{kind.kind}", load_decoder(target, name="target")
+    ours, theirs = (load_file(out / name / "model.safetensors") for out in (whole, parts))
+    assert all(torch.equal(ours[each], theirs[each]) for each in ours)
+    (wanted,) = registry.build(kind.kind, {}).artifacts()
+    assert wanted.kind.load(parts / name, {"target": decoder}).mask == 4  # the padding
+
+
+def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:
+    with pytest.raises(UsageError, match="no customary draft"):
+        run("pard", tmp_path, target)
 
 
 def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from filelock import FileLock
@@ -18,18 +20,30 @@ from typer.testing import CliRunner
 
 from methods._heads.eagle import EagleHead
 from methods._heads.eagle3 import Eagle3Head
+from methods._heads.files import HeadShape
+from methods._heads.module import heads
 from methods._heads.mtp import MtpHead
+from methods._heads.slots import Past
 from specbench_cli.commands.train import app
+from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
 from specbench_cli.training import head_trainer
 from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
+from specbench_cli.training.head_family import RIDGE, HeadSchedule, begin_linear
 from specbench_cli.training.head_losses import Kept, read_target, what_is_said
 from specbench_cli.training.head_trainer import HeadTrainer
 from specbench_cli.training.loop import Point
-from specbench_cli.training.packing import Encoded
-from specbench_cli.training.replies import Ask, Reply, own_asks, sample_replies
+from specbench_cli.training.replies import (
+    OPENINGS,
+    Ask,
+    Reply,
+    RowFiles,
+    own_asks,
+    sample_replies,
+    written,
+)
 from specbench_cli.training.trainer import WORK
 
 END, BEGIN = 0, 1
@@ -39,6 +53,7 @@ TEMPLATE = (
 )
 PROBLEMS = [[(f"What is {n} plus {n}?", str(2 * n))] for n in range(120)]
 CPU = torch.device("cpu")
+TAPS = (1, 4, 7)
 
 
 class Killed(Exception):
@@ -112,8 +127,21 @@ def encode(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
     return TemplateEncoder(tokenizer, frozenset({END}))
 
 
-def sample(folder: Path, asks: list[Ask], file: Path) -> dict[int, Reply]:
-    return sample_replies(lambda: load_decoder(folder, name="target"), asks, {END}, file, 0)
+def sample(
+    folder: Path, asks: list[Ask], file: Path, rows: RowFiles | None = None
+) -> dict[int, Reply]:
+    def target() -> Decoder:
+        return load_decoder(folder, name="target")
+
+    return sample_replies(target, asks, {END}, file, 0, rows=rows)
+
+
+def placed(folder: Path) -> list[tuple[int, int]]:
+    """The first row of each reply, by what it says, and how many rows are read."""
+    found = sorted(
+        written(folder / "replies.jsonl"), key=lambda reply: (*reply.prompt, -1, *reply.answer)
+    )
+    return [(reply.first, reply.size - 1) for reply in found]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +183,12 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenize
 def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[Ask]) -> None:
     assert own_asks(encode, PROBLEMS, 0, 60)[:40] == asks
     assert sum(not ask.then for ask in asks) == 10
-    assert {ask.greedy for ask in asks if ask.then} == {True, False}
+    own = [ask for ask in asks if ask.then]
+    assert {ask.greedy for ask in own} == {True, False}
+    begun = {tuple(ask.ids[len(encode.asks) :]) for ask in own}
+    openings = {tuple(encode.text(text)) for text in OPENINGS}
+    assert () in begun
+    assert 5 < len(begun - {()}) == len(begun & openings)
 
 
 def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
@@ -176,7 +209,7 @@ def test_greedy_answers_are_what_transformers_generates(
 ) -> None:
     replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
     assert len(replies) > 9
-    for prompt, answer in replies:
+    for prompt, answer, _ in replies:
         ids = torch.tensor([prompt])
         theirs = target.generate(
             ids,
@@ -240,22 +273,61 @@ def test_two_processes_do_not_write_the_same_replies(
 # ---- rows that are kept -------------------------------------------------------------------------
 
 
-def chats(file: Path) -> list[Encoded]:
-    found = [reply.encoded() for reply in replies_of(file) if reply.answer]
-    firsts = accumulate((len(chat.ids) for chat in found), initial=0)
-    return [chat._replace(first=first) for chat, first in zip(found, firsts, strict=False)]
+@pytest.fixture(scope="module")
+def seen(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Replies made while rows of three layers were kept."""
+    place = tmp_path_factory.mktemp("seen")
+    sample(folder, asks, place / "replies.jsonl", RowFiles(place, TAPS, 16))
+    return place
+
+
+def test_rows_kept_while_replies_are_made_are_the_targets(
+    seen: Path, made: Path, target: LlamaForCausalLM
+) -> None:
+    given = written(seen / "replies.jsonl")
+    assert replies_of(seen / "replies.jsonl") == replies_of(made)
+    rows, best = RowFiles(seen, TAPS, 16).held()
+    assert len(rows) == len(best) == sum(reply.size for reply in given)
+    for reply in given:
+        ids = torch.tensor([[*reply.prompt, *reply.answer]])
+        read = read_target(target, ids, TAPS)
+        true = torch.cat([read.features, read.normed], -1)[0, :-1]
+        span = slice(reply.first, reply.first + reply.size - 1)  # the last token is not fed
+        torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
+        two = target.lm_head(read.normed)[0, :-1].topk(2)
+        clear = two.values[:, 0] - two.values[:, 1] > 1e-4
+        assert torch.equal(torch.tensor(best[span])[clear], two.indices[:, 0].int()[clear])
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_rows_of_a_killed_run_stay_beside_their_replies(
+    cut: int, seen: Path, folder: Path, asks: list[Ask], tmp_path: Path
+) -> None:
+    shutil.copytree(seen, tmp_path, dirs_exist_ok=True)
+    file, rows = tmp_path / "replies.jsonl", next(tmp_path.glob("*.f16"))
+    file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
+    if cut == 2:  # and rows that lack
+        rows.write_bytes(rows.read_bytes()[:5000])
+    sample(folder, asks, file, RowFiles(tmp_path, TAPS, 16))
+    ours, theirs = (RowFiles(place, TAPS, 16).held()[0] for place in (tmp_path, seen))
+    pairs = zip(placed(tmp_path), placed(seen), strict=True)
+    for (at, n), (there, _) in pairs:
+        mine, others = ours[at : at + n], theirs[there : there + n]
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
 def test_kept_rows_are_the_targets(
     taps: tuple[int, ...], made: Path, target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    given = chats(made)
-    Kept(tmp_path, target, taps, given[:3])
+    given, files = written(made), RowFiles(tmp_path, taps, 16)
+    Kept(files, target, taps, given[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
-    kept, says = Kept(tmp_path, target, taps, given), torch.arange(0, 280, 3)
-    source = head_trainer.Replies(END, lambda: given)
+    with files.alone(), pytest.raises(UsageError, match="another process"):
+        Kept(RowFiles(tmp_path, taps, 16), target, taps, given)
+    kept, says = Kept(files, target, taps, given), torch.arange(0, 280, 3)
+    source = head_trainer.Replies(END, lambda: [reply.encoded() for reply in given])
     batch = source.batch(2, 128)
     true = read_target(target, batch.inputs, taps, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
@@ -264,6 +336,44 @@ def test_kept_rows_are_the_targets(
     ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-2, rtol=5e-3)
     assert torch.equal(ours.known[real], theirs.known[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
+    kind: str, made: Path, target: LlamaForCausalLM
+) -> None:
+    torch.manual_seed(0)
+    target, norm = deepcopy(target), torch.rand(16) + 0.5
+    target.model.norm.weight.copy_(norm)
+    texts = []
+    for reply in written(made):
+        ids = torch.tensor([*reply.prompt, *reply.answer])
+        rows = read_target(target, ids[None], (-1,)).normed[0]
+        texts.append((ids, rows, rows))
+    shape = HeadShape(16, 24, 2, 2, 8)
+    head = heads()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
+    head.begin(0.2)
+    begin_linear(head, target, texts)
+    reads, wanted = [], []
+    for ids, rows, _ in texts:
+        embedded = target.model.embed_tokens(ids[1:-1])
+        reads.append(head.linear(embedded, rows[:-2]).double())
+        wanted.append(rows[1:-1].double())
+    x, y = torch.cat(reads).numpy(), torch.cat(wanted).numpy()
+    ridge = numpy.sqrt(RIDGE * numpy.mean(numpy.diagonal(x.T @ x))) * numpy.eye(x.shape[1])
+    none = numpy.zeros((x.shape[1], 16))
+    found = numpy.linalg.lstsq(numpy.vstack([x, ridge]), numpy.vstack([y, none]))[0]
+    foreseen = torch.tensor(x @ found).float()
+    if kind == "mtp":  # which ends in a norm, so its rows have the size of the target's
+        inner = foreseen / norm
+        foreseen = norm * inner * (inner.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    ids, rows, _ = texts[0]
+    n = len(ids) - 2
+    past = Past(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
+    places = torch.arange(n)[None]
+    out = head(target.model.embed_tokens(ids[None, 1:-1]), rows[None, :-2], places, past, places)
+    torch.testing.assert_close(out.normed[0], foreseen[:n], atol=2e-3, rtol=2e-3)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -295,8 +405,9 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for out in (whole, parts):
         shutil.copytree(answered, out)
-    plan = trainer(whole, folder).schedule(kind)
+    plan = trainer(whole, folder).schedule(heads()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
+    assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, says=100)
     straight = trainer(whole, folder).train(plan, "ttt")
     with pytest.raises(Killed):
@@ -318,7 +429,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
     with pytest.raises(UsageError, match="this target is a phi3"):
-        trainer(tmp_path / "out", other).schedule("eagle")
+        trainer(tmp_path / "out", other).schedule(heads()["eagle"])
 
 
 def test_the_commands_train_for_it(

@@ -181,11 +181,28 @@ def test_the_command_leaves_a_head_that_the_method_takes(tmp_path: Path, folder:
     assert head(torch.randn(2, 16)).shape == (3, 2, decoder.vocab_size)
     facts = json.loads((tmp_path / "linear" / "config.json").read_text())["specbench"]
     sha = Weights(folder).sha256()
-    assert facts == {"kind": "linear", "target": "tiny", "target_sha256": sha}
+    assert facts == {"kind": "linear", "loss": "ttt", "target": "tiny", "target_sha256": sha}
     stored = load_file(tmp_path / "linear" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     curves = json.loads((tmp_path / "training_curve.json").read_text())["linear"]
     assert curves["mat"][-1]["step"] == curves["steps"] == 4
+
+
+def test_heads_are_compared_at_an_equal_budget(tmp_path: Path, folder: Path) -> None:
+    options = ("--out", str(tmp_path), "--target", str(folder), "--smoke", "--device", "cpu")
+    names = ("medusa", "linear", "hydra")
+    asked = CliRunner().invoke(
+        app, ["compare", *names, "--plugin", str(FILE), *options], catch_exceptions=False
+    )
+    assert asked.exit_code == 0
+    rows = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["head"] for row in rows] == ["embedded-medusa", "embedded-linear", "embedded-hydra"]
+    assert len({row["tokens"] for row in rows}) == 1
+    assert all(row["MAT"] >= 1 and row["parameters"] > 0 for row in rows)
+    assert (tmp_path / "training_curve.png").stat().st_size > 0
+    for row, name in zip(rows, names, strict=True):
+        (wanted,) = registry.build(name, {}).artifacts()
+        wanted.kind.load(tmp_path / row["head"], {"target": load_decoder(folder, name="target")})
 
 
 def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrainer:
@@ -223,5 +240,5 @@ def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: P
     )
     with pytest.raises(UsageError, match="which of one, two"):
         run(tmp_path, folder, "--plugin", str(file))
-    with pytest.raises(UsageError, match="asks for 0 heads without a state"):
+    with pytest.raises(UsageError, match="asks for 0 heads that are trained here"):
         run(tmp_path, folder, "two", "--plugin", str(file))

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
+from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.verify.sampling import Rule
@@ -41,8 +43,8 @@ def _twin(subject: Subject) -> Finding | None:
 
     Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
     doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
-    a state foresees what follows the target's own choice, so that it is no twin where that is drawn
-    or noise decides.
+    a state foresees what follows the target's own choice, and a parallel draft what follows its own
+    first one, so that they are no twins where tokens are drawn or noise decides.
     """
     return _full(
         subject,
@@ -112,7 +114,10 @@ def _full(
         session = case.open()
         taken = list(subject.method(params).generate(session))
         seen += 1
-        blind = bool(session.stateless) and case.sampling.rule != "greedy"
+        # Only those that read the tokens drafted so far know what the target chose.
+        guess = any(not isinstance(head, SequentialHead) for head in session.stateless)
+        guess |= any(isinstance(model, TableParallel | TableBlockHead) for model, _ in session.held)
+        blind = guess and case.sampling.rule != "greedy"
         if not by_tables or (session.drafted_by_tables and not blind):
             decoded.append((params, case, taken))
     if seen and not decoded:

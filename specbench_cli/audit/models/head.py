@@ -9,9 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState
-from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import NORMED, Artifact, FeatureHead, Head, Trained
-from specbench_cli.engine.types import Features
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.head import (
+    NORMED,
+    Artifact,
+    FeatureHead,
+    Head,
+    LookAhead,
+    Said,
+    SequentialHead,
+    Trained,
+)
+from specbench_cli.engine.types import Features, Input, Out
 
 
 class TableHead(TableDecoder, Head):
@@ -46,6 +55,39 @@ class TableHead(TableDecoder, Head):
         return before
 
 
+class TableBlockHead(TableHead):
+    """The same of a parallel head: a mask's row says what a draft with the table would that goes
+    its own greedy way from the last token.
+
+    Attributes:
+        block: places of a block. mask: an id that no text holds.
+    """
+
+    parallel = True
+    block = 6
+
+    def __init__(self, table: Tensor, target: Tensor) -> None:
+        super().__init__(table, target)
+        self.mask = self.vocab_size
+
+    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+        """See `Decoder`; logits are of the last token's row and of the masks'."""
+        assert isinstance(x, Features)
+        n, held = x.rows.shape[1], cast(TableState, state)
+        out = super().forward(Features(x.ids[:, :n], x.rows), state, logits_at=None, **how)
+        row = len(held.rows) - 1
+        before, last = self.before(held, row), self.read(held, row)
+        said = [out.hidden[0, -1]]
+        for token in x.ids[0, n:].tolist():
+            said.append(self.table[before, last if token == self.mask else token])
+            before, last = last, int(said[-1].argmax())
+        logits = torch.stack(said)[None]
+        return Out(
+            None if logits_at is None else logits[:, -1:] if logits_at == "last" else logits,
+            out.hidden,
+        )
+
+
 class TableFeatureHead(FeatureHead):
     """Mixed into a head without a state, it has that say what a draft with the table would.
 
@@ -68,34 +110,114 @@ class TableFeatureHead(FeatureHead):
         if not isinstance(said, Tensor) or said.shape[1:] != (len(rows), self.vocab_size):
             self.exact = False
             return said
-        ways = [self._way(row[-self.vocab_size :], len(said)) for row in rows]
+        draft, target = self.tables
+        ways = [_way(draft, target, target, row[-self.vocab_size :], len(said)) for row in rows]
         return torch.stack(ways, 1)
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
         """See `FeatureHead`; `forward` counts."""
         return nn.Module.__call__(self, *rows, **named)
 
-    def _way(self, row: Tensor, levels: int) -> Tensor:
-        """Logits [levels, V] of the tokens behind the one that the target's row says."""
+
+class TableLookAhead(LookAhead):
+    """Mixed into a head whose rows go through the target, it has these be what a draft with the
+    table would say: a target that is a table lets them pass, if they see and stand where they
+    should.
+
+    Attributes:
+        tables: of the draft, and of the target; below: of what enters the layer.
+    """
+
+    tables: tuple[Tensor, Tensor]
+    below: Tensor
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See the class."""
+        self.__dict__["ran"] += 1  # whoever calls it, and however
+        ways = [_way(*self.tables, self.below, row, self.sizes["levels"]) for row in rows]
+        return torch.stack(ways)
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """See `FeatureHead`; `forward` counts."""
+        return nn.Module.__call__(self, *rows, **named)
+
+
+class TableSequentialHead(SequentialHead):
+    """Mixed into a head that reads the tokens drafted so far, it has that say what a draft with the
+    table would.
+
+    Its rows tell the last two tokens: the target's row those behind which it is, its own rows those
+    of the node that left them. With stale or displaced rows, or with another node's token, the
+    logits are of another place.
+
+    Attributes:
+        tables: of the draft, and of the target.
+    """
+
+    tables: tuple[Tensor, Tensor]
+
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+        """See the class."""
+        self.__dict__["ran"] += 1  # whoever calls it, and however
         draft, target = self.tables
-        _, last = divmod(_place(target.flatten(0, 1), row), self.vocab_size)
-        token, way = int(row.argmax()), []
-        for _ in range(levels):
-            way.append(draft[last, token])
-            last, token = token, int(way[-1].argmax())
-        return torch.stack(way)
+        known = (draft if level else target).flatten(0, 1)
+        lasts = [_place(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
+        said = draft[torch.tensor(lasts), ids]
+        return Said(said, said)
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """See `FeatureHead`; `forward` counts."""
+        return nn.Module.__call__(self, *rows, **named)
+
+
+class TableParallel(TableDecoder):
+    """A draft model that reads mask tokens: a mask's row says what a draft with the table would
+    that goes its own greedy way from the last token before the masks.
+
+    Attributes:
+        mask: an id that no text holds.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__("head", table)
+        self.mask = self.vocab_size
+
+    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+        """See `Decoder`."""
+        out = super().forward(x, state, logits_at=None, **how)
+        rows, held = out.hidden[0].clone(), cast(TableState, state)
+        start, way = len(held.rows) - len(rows), (0, 0)
+        for at, row in enumerate(range(start, len(held.rows))):
+            if held.rows[row].id != self.mask:
+                way = self.before(held, row), self.read(held, row)
+            else:
+                way = way[1], int(self.table[way].argmax())
+                rows[at] = self.table[way]
+        logits = (
+            None if logits_at is None else rows[None, -1:] if logits_at == "last" else rows[None]
+        )
+        return Out(logits, rows[None])
 
 
 def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
-    """A trained module for a run on tables: any head speaks from the draft's table.
+    """A trained module for a run on tables: any head or draft speaks from the draft's table.
 
     Args:
         decoders: tables by role, "target" and "draft".
     """
     kind: type[Artifact] = wanted.kind
-    if issubclass(kind, FeatureHead):
-        kind = type(kind.__name__, (TableFeatureHead, kind), {"tables": _tables(decoders)})
-    return TableHead(*_tables(decoders)) if issubclass(kind, Head) else kind.random(decoders)
+    if issubclass(kind, LookAhead):
+        below = cast(TableDecoder, decoders["target"]).layers[0]
+        own = {"tables": _tables(decoders), "below": below}
+        kind = type(kind.__name__, (TableLookAhead, kind), own)
+    elif issubclass(kind, FeatureHead):
+        mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
+        kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
+    if issubclass(kind, Head):
+        return (TableBlockHead if kind.parallel else TableHead)(*_tables(decoders))
+    return (
+        TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)
+    )
 
 
 def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:
@@ -117,6 +239,21 @@ def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> st
         if held.features is not None and not torch.equal(held.features, target[before, text[row]]):
             return f"row {row} was made of features that are not the target's of token {row}"
     return None
+
+
+def _way(draft: Tensor, target: Tensor, known: Tensor, row: Tensor, levels: int) -> Tensor:
+    """Logits [levels, V] of the tokens behind the one that the target says next.
+
+    Args:
+        known, row: a table, and the row of it at the place in question.
+    """
+    last, token = divmod(_place(known.flatten(0, 1), row), draft.shape[-1])
+    last, token = token, int(target[last, token].argmax())
+    way: list[Tensor] = []
+    for _ in range(levels):
+        way.append(draft[last, token])
+        last, token = token, int(way[-1].argmax())
+    return torch.stack(way)
 
 
 def _place(rows: Tensor, row: Tensor) -> int:

@@ -133,6 +133,10 @@ class TableDecoder(Decoder):
         inner: further layers between the two, which leave what the first does: a set of sublayers
             to pass over may be any of theirs.
 
+    Rows that enter a later layer beyond those that came through the one before are another's, who
+    looks ahead (`LookAhead`): they leave as they came, and shifted if they stand elsewhere or see
+    something else than they should; a row of its own that sees one of them reads as another token.
+
     A layer whose attention is passed over sees no token before, one whose MLP is not its own.
     """
 
@@ -188,8 +192,19 @@ class TableDecoder(Decoder):
             fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
             state.append([Row(*row) for row in fed], run)
         else:
-            n = x.rows.shape[1]
+            n = x.rows.shape[1] if not low else min(x.rows.shape[1], len(state.rows) - start)
             state.deepen(n, run)
+        beyond = x.rows[0, n:] if isinstance(x, Hidden) else self.table.new_empty(0)
+        if len(beyond):
+            assert positions is not None
+            assert isinstance(x, Hidden)
+            if mask is None:  # one chain, behind the last row there is
+                node = torch.tensor([state.rows[-1].position])
+                mask = torch.ones(len(beyond) + 1, len(beyond) + 1, dtype=torch.bool).tril()
+                beyond = _beyond(beyond, mask, torch.cat((node, positions[0])))
+            else:
+                beyond = _beyond(beyond, mask, positions[0])
+            x = Hidden(x.rows[:, :n] + mask[:n, n:].any(-1)[None, :, None])
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
@@ -214,6 +229,8 @@ class TableDecoder(Decoder):
         tapped = {
             at: hidden if at == high - 1 else self.layers[at][before, last][None] for at in taps
         }
+        if len(beyond):
+            hidden = torch.cat((hidden, beyond[None]), 1)
         if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
         if isinstance(logits_at, Tensor):
@@ -318,6 +335,22 @@ class LearntTable(nn.Module):
         before = nn.functional.pad(input_ids[:, :-1], (1, 0))
         rows = self.table[before, input_ids]
         return Out(rows, rows)
+
+
+def _beyond(rows: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    """What leaves of rows [e, V] that look ahead, the last ones under a mask and at positions:
+    chains of one length, each behind a row of the text."""
+    n = len(mask) - len(rows)
+    due, left = mask.new_zeros(len(rows), len(mask)), rows.clone()
+    behind = [max(seen.nonzero().flatten().tolist(), default=0) for seen in mask[n:, :n]]
+    for at, node in enumerate(behind):
+        ahead = at - behind.index(node)
+        due[at, :n] = mask[node, :n]
+        due[at, n + at - ahead : n + at + 1] = True
+        wrong = not torch.equal(due[at], mask[n + at])
+        if wrong or positions[n + at] != positions[node] + 1 + ahead:
+            left[at] = left[at].roll(1)
+    return left
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:

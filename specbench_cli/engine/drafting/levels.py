@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import State
-from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Out, Tokens
 
@@ -168,6 +168,33 @@ class Levels:
         self._depth = self.fed = 0
         self._seen, self._left = [b""], None
         self._paths: list[bytes] = []  # what each node that `extend` fed sees, itself included
+
+
+class HeadLevels:
+    """A `SequentialHead` while a tree is drafted with it: `Levels` without a state.
+
+    Args:
+        session: the request that is drafted for, whose features are tapped.
+        head: behind the meter.
+    """
+
+    def __init__(self, session: Session, head: MeteredHead) -> None:
+        self._session, self._head = session, head
+        self._depth, self._left = 0, torch.empty(0)
+
+    def begin(self) -> Out:
+        """Logits [1, 1, V] behind the last committed token, from the target's newest features."""
+        self._depth, self._left = 0, self._session.features()
+        return self.feed(self._session.tokens()[-1:], (0,))
+
+    def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> Out:
+        """One call over n nodes of the next level; arguments and logits as of `Levels.feed`."""
+        device = self._session.device
+        ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)
+        rows = self._left.index_select(0, _placed(parents, device)) if self._depth else self._left
+        said = self._head(rows, ids, self._depth)
+        self._depth, self._left = self._depth + 1, said.rows
+        return Out(said.logits[None], said.rows[None])
 
 
 # What levels of a few nodes need comes again and again; nobody changes it.

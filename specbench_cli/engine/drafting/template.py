@@ -122,7 +122,12 @@ def tree_of_widths(widths: tuple[int, ...]) -> Template:
 
 
 @lru_cache
-def best_tree(nodes: int, rates: tuple[float, ...] = RATES, depth: int | None = None) -> Template:
+def best_tree(
+    nodes: int,
+    rates: tuple[float, ...] = RATES,
+    depth: int | None = None,
+    width: int | None = None,
+) -> Template:
     """The tree of n nodes with the most tokens to expect, if ranks are right independently.
 
     Medusa's construction (Cai et al.): best first, by the product of the rates on a node's path.
@@ -130,7 +135,9 @@ def best_tree(nodes: int, rates: tuple[float, ...] = RATES, depth: int | None = 
     Args:
         rates: how often the child of each rank is the right one, not increasing.
         depth: most levels.
+        width: most children of a node.
     """
+    rates = rates[:width]
     heap: list[tuple[float, Ranks]] = [(-rates[0], (0,))]
     chosen: list[Ranks] = []
     while heap and len(chosen) < nodes:

@@ -191,9 +191,25 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """A safetensors file's header: 8 bytes of length, then JSON."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
+    """A safetensors file's header: 8 bytes of length, then JSON.
+
+    Raises:
+        EnvironmentFault: there is none, or the file ends before its last tensor does.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        due = 8 + length + max((each["data_offsets"][1] for each in header.values()), default=0)
+    except (struct.error, ValueError, TypeError, KeyError, MemoryError, OverflowError) as fault:
+        raise _damaged(path, "it has no header of safetensors") from fault
+    if path.stat().st_size < due:
+        raise _damaged(path, f"it has {path.stat().st_size} bytes of {due}")
     return header
+
+
+def _damaged(path: Path, what: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{path.parent.name}/{path.name} is damaged: {what}", "download or copy it once more"
+    )

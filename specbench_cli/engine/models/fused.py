@@ -282,16 +282,30 @@ class FusedStack(Decoder):
 
     def _attend(self, layer: Layer, h: Tensor, plan: Plan, views: tuple[View, ...]) -> Tensor:
         """A layer's attention, as `_run_layer`."""
+        self._write(layer, self._seen(layer, h, plan.scratch), plan, views)
+        for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+            attend(q, k, v, bias, mixed)
+        return layer.out.add_to(h, plan.scratch.mixed)
+
+    def _write(self, layer: Layer, rows: Tensor, plan: Plan, views: tuple[View, ...]) -> None:
+        """Queries, keys and values of what a layer's attention reads; the latter two are kept."""
         scratch = plan.scratch
-        layer.qkv(self._seen(layer, h, scratch), scratch.qkv)
+        layer.qkv(rows, scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
         self._turn(scratch.turning, plan.table)
-        for (q, mixed, row), (write, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+        for (_, _, row), (write, *_) in zip(plan.lines, views, strict=True):
             write(row)
-            attend(q, k, v, bias, mixed)
-        return layer.out.add_to(h, scratch.mixed)
+
+    def _remember(self, rows: Tensor, state: State) -> None:
+        """Keys and values of the same rows [n, hidden] in all layers, as the next n of a state of
+        one sequence: what cross-attention sees."""
+        assert isinstance(state, KVState)
+        plan = self._planner.plain(state, range(1), self._all, len(rows))
+        for layer, views in zip(self._stack, plan.views, strict=True):
+            self._write(layer, rows, plan, views)
+        state.extend(0, self._all, len(rows))
 
     def _norm(
         self,

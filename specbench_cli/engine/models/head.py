@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,17 @@ class Head(Decoder):
 
     Attributes:
         taps: layers of the target whose outgoing rows it reads, side by side, or `NORMED`.
+        levels: how many it can draft; None: as many as are wanted.
+        together: drafted tokens that a forward reads side by side; it says as many behind them.
+        parallel: whether it reads more ids than features: those beyond are masks, each of whose
+            rows says the token at its own place, and nothing of them is kept (DFlash, Chen et al.,
+            arXiv:2602.06036).
     """
 
     taps: tuple[int, ...]
+    levels: int | None = None
+    parallel: ClassVar[bool] = False
+    together: ClassVar[int] = 1
     first = 1
 
 
@@ -182,11 +190,13 @@ class FeatureHead(nn.Module, Artifact):
         ran: how often it was called; see `Decoder`.
         peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
             level's loss beside that of the level before it.
+        trained: the sizes of heads that are trained here, where they are not `__init__`'s defaults.
     """
 
     taps: tuple[int, ...] = (NORMED,)
     peak_lr: ClassVar[float] = 1e-3
     decay: ClassVar[float] = 0.8
+    trained: ClassVar[Mapping[str, Any]] = {}
     n_layers = 1
     ran: int
 
@@ -273,6 +283,79 @@ class FeatureHead(nn.Module, Artifact):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(target, **sizes)
+
+
+class Said(NamedTuple):
+    """What a `SequentialHead` answers of n nodes of a level: logits [n, V] of their children, and
+    rows [n, w] that the calls of those read."""
+
+    logits: Tensor
+    rows: Tensor
+
+
+class SequentialHead(FeatureHead):
+    """A draft head without a state that reads the tokens drafted so far, a call a level (Hydra,
+    Ankner et al., arXiv:2402.05109; Clover, Xiao et al., arXiv:2405.00263).
+
+    At level 0 a call reads the target's features beside the last committed token, which roots the
+    draft; at level k the rows that the call of level k - 1 left at the parents, beside the tokens
+    of the nodes. It says what follows them.
+    """
+
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+        """Logits of the tokens behind n nodes.
+
+        Args:
+            rows: [n, width] features at level 0; later the parents' `Said.rows`.
+            ids: [n] int64, the nodes' own tokens.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
+
+
+class LookAhead(FeatureHead):
+    """A draft head that is rows of the target's own forward, and says ahead through its layers
+    (Parallel Decoding via Hidden Transfer, Wu et al., arXiv:2404.12022).
+
+    Behind the root and each node of a draft `levels` rows enter the target at `layer`: row k stands
+    k + 1 places behind its node, sees what that sees, the node and the rows before it, and says the
+    token behind its own place. No row of the text sees them, and nothing is kept of them
+    (`Session.reserve`).
+
+    Args:
+        levels: rows behind each node.
+        layer: the target's first layer that they go through; default: the middle one.
+
+    Attributes:
+        updates, sequences: of its training: on the corpus and on replies, of 512 tokens each. Its
+            rows go through the target, which costs more than reading kept ones.
+        taps: the layer whose outgoing rows `forward` reads; of layer 0, which reads embeddings, a
+            matter of form.
+
+    Raises:
+        MethodFault: the target has no such layer.
+    """
+
+    updates: ClassVar[tuple[int, int]] = (60, 240)
+    sequences: ClassVar[int] = 2
+    peak_lr: ClassVar[float] = 3e-3
+
+    def __init__(self, target: Decoder, levels: int, layer: int | None = None, **sizes: Any):
+        layer = target.n_layers // 2 if layer is None else layer
+        if not 0 <= layer < target.n_layers:
+            raise MethodFault(
+                f"no row enters {target.name} at layer {layer}: it has {target.n_layers}",
+                f"choose one of 0 to {target.n_layers - 1}",
+            )
+        super().__init__(target, levels=levels, layer=layer, **sizes)
+        self.layer, self.taps = layer, (max(0, layer - 1),)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [n, levels, hidden] that enter layer `layer`.
+
+        Args:
+            rows: [n, hidden] of the n nodes that they stand behind, as these enter that layer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
 
 def _sha256_of(decoder: Decoder) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -141,6 +142,16 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
         return None if folder is None else Weights(folder).sha256()
     path = folder / file
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def config_of(decoder: Decoder) -> dict[str, Any]:
+    """config.json of the folder that a decoder was loaded from; empty if there is none."""
+    folder = _FOLDERS.get(decoder)
+    file = None if folder is None else folder / "config.json"
+    if file is None or not file.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _beside(decoder: FusedDecoder, folder: Path) -> Any:

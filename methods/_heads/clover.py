@@ -1,0 +1,108 @@
+"""The draft head of Clover.
+
+Bin Xiao, Chunan Shi, Xiaonan Nie, Fan Yang, Xiangwei Deng, Lei Su, Weipeng Chen, Bin Cui: Clover:
+Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263.
+No code of it is public; the gate and the projection before the output matrix are those of its
+successor's (Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
+
+Augmenting block: one Llama layer of its own over the target's rows; what leaves it is the state
+s_0. Regressive attention: a token y and the state before it make the next state,
+s' = s + concat_a(cos(q_a, k_a) v_a), q = W_q norm(s), k = W_k e(y), v = W_v e(y), a number a head
+a. What follows is said by the target's output matrix of norm(s' + W_o [s', e(y)]). All steps share
+these weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from methods._heads.files import HeadFiles, HeadShape, wrong_size
+from methods._heads.layer import PrefixLayerHead
+from methods._heads.layouts import Layout
+from methods._heads.module import Out, PrefixHead
+from methods._heads.recipe import HeadRecipe, Objective, Taught
+from specbench_cli.api import Decoder
+
+_HEAD_DIM = 32
+_HEADS = 4
+"""Gates of the regressive attention."""
+
+
+class Clover(PrefixHead):
+    """The torch module."""
+
+    kind: ClassVar[str] = "clover"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            kind,
+            "Clover (specbench)",
+            r"augment\.self_attn\.q_proj\.weight",
+            {"augment.": "layer."}
+            | {f"{own}.": f"{own}." for own in ("norm", "before", "q", "k", "v", "o", "after")},
+            needs=("norm.weight", "o.weight"),
+        ),
+    )
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["Clover"]}
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=500,
+        replies=500,
+        losses={"paper": Objective(4, decay=1.0, text=True), "ttt": Objective(4)},
+        mlp=384,
+    )
+
+    def __init__(
+        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
+    ) -> None:
+        super().__init__(shape, rope, has)
+        width = shape.hidden_size
+        self.before, self.after = self.new_norm(), self.new_norm()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.o = nn.Linear(2 * width, width)
+
+    @classmethod
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+        """With narrow attention in the augmenting block."""
+        return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
+
+    def begin(self, std: float) -> None:
+        """As `PrefixHead`; nothing is added to the state, and what is said is the state's."""
+        super().begin(std)
+        for part in (self.v, self.o):
+            nn.init.zeros_(part.weight)
+        for part in (self.q, self.k, self.v, self.o):
+            nn.init.zeros_(part.bias)
+
+    @classmethod
+    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+        """The state must be a row of this target's."""
+        found, d = tuple(files.tensors["o.weight"].shape), target.hidden_size
+        if found != (d, 2 * d):
+            what = f"o is {list(found)}; this target's rows of {d} need {[d, 2 * d]}"
+            raise wrong_size(files, what)
+        return {}
+
+    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+        """Regressive attention; it leaves the new state beside the token's embedding, which the
+        projection reads too."""
+        state = rows[..., : self.shape.hidden_size]
+        gates = _HEADS if state.shape[-1] % _HEADS == 0 else 1
+        q, k, v = (
+            part.unflatten(-1, (gates, -1))
+            for part in (self.q(self.before(state)), self.k(embedded), self.v(embedded))
+        )
+        state = state + (cosine_similarity(q, k, -1)[..., None] * v).flatten(-2)
+        left = torch.cat((state, embedded), -1)
+        return Out(left, self.after(state + self.o(left)))
+
+
+class CloverHead(PrefixLayerHead):
+    """The head in decoding."""
+
+    kind: ClassVar[str] = Clover.kind
+    module: ClassVar[type[PrefixHead]] = Clover

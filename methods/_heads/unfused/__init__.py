@@ -1,0 +1,1 @@
+"""Heads whose torch module, which is trained, is what decodes too."""

@@ -1,0 +1,197 @@
+"""Draft heads that are decoded with by the torch module that is trained."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from methods._heads.files import HeadFiles, read_head
+from methods._heads.module import DraftHead
+from methods._heads.module import Out as Said
+from methods._heads.slots import Past
+from specbench_cli.api import (
+    Artifact,
+    Decoder,
+    Features,
+    Head,
+    Input,
+    KVState,
+    LayerShape,
+    LogitsAt,
+    Out,
+    State,
+)
+
+
+class Drafted(NamedTuple):
+    """Nodes to draft on from, [1, n, ...]: what their parents' `Said.hidden` was; their places,
+    which of the text's last row would be its own; and what they see."""
+
+    rows: Tensor
+    places: Tensor
+    past: Past
+
+
+class OwnWay(DraftHead):
+    """A `DraftHead` whose `forward` is its own: drafted rows are not made of a token and a feature
+    by `join`, and do not leave by `out`.
+
+    Attributes:
+        left: how many times the target's width `Out.hidden` is, where a draft goes on from it.
+        back: rows of the text before a new one, or before a draft, that it looks back on.
+    """
+
+    left: ClassVar[int]
+    back: ClassVar[int]
+
+    @abstractmethod
+    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a text's rows [sequences, n, width] at their places."""
+
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """None."""
+        raise NotImplementedError
+
+    def out(self, rows: Tensor) -> Said:
+        """None."""
+        raise NotImplementedError
+
+
+class UnfusedHead(Head, Artifact):
+    """A `DraftHead` as a decoder: it writes a row for each token of the text and none for drafted
+    ones, whose keys and values go with what is left for their children.
+
+    Rows as wide as the target's features are of the text; those that its own forwards left
+    (`Out.hidden`) are wider.
+
+    The state's first layer has keys and values of the text's rows, its second what was read: the
+    embedding as key, the features as value.
+
+    Args:
+        module: computes on the target's device, in its dtype.
+    """
+
+    module: ClassVar[type[OwnWay]]
+    n_layers = 2
+
+    def __init__(self, module: OwnWay, target: Decoder) -> None:
+        self.own: Any = module.to(target.device, target.dtype).requires_grad_(False).eval()
+        self.target, self.name, self.taps = target, self.kind, module.taps
+        self.device, self.dtype = target.device, target.dtype
+        self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
+        self.max_positions = target.max_positions
+        self.weight_bytes = sum(each.nbytes for each in module.parameters())
+        shape = module.shape
+        self._heads, self._wide = shape.num_attention_heads, shape.head_dim
+
+    @abstractmethod
+    def begin_at(
+        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Said:
+        """What is drafted behind the `slots` [1, m] of n rows of the text.
+
+        Args:
+            embedded, features: of the n rows, [1, n, width]; places: [1, n].
+            past: the whole text's keys and values, and which of them each of the m sees.
+        """
+
+    @abstractmethod
+    def go_on(self, embedded: Tensor, drafted: Drafted) -> Said:
+        """What is drafted behind nodes with the embeddings [1, n, width]."""
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The head in a folder; see `Artifact.load`."""
+        target = decoders["target"]
+        files = read_head(folder, cls.kind, cls.module.layouts)
+        files.check_target(target)
+        return cls.of(files, target)
+
+    @classmethod
+    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+        """The head that files hold; raises EnvironmentFault where it does not fit the target."""
+        return cls(cls.module.of(files, target), target)
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """A head with random weights; see `Artifact.random`."""
+        target = decoders["target"]
+        return cls(cls.module.random(target, seed), target)
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
+        """See `Decoder`."""
+        shapes = [
+            LayerShape(self._heads, self._wide, self._wide),
+            LayerShape(1, self.hidden_size, self.hidden_size),
+        ]
+        return KVState(shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        x: Input,
+        state: State,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_at: LogitsAt = "last",
+        taps: Sequence[int] = (),
+        **_: Any,
+    ) -> Out:
+        """See `Decoder.forward`, over one sequence. A drafted row's position and what it sees of
+        others go with what its parent left, so that they are not asked for."""
+        assert isinstance(x, Features)
+        assert isinstance(state, KVState)
+        self.ran += 1
+        embedded = self.target.embed(x.ids)
+        if x.rows.shape[-1] == self.hidden_size * len(self.taps):
+            n, first = x.ids.shape[1], state.length()
+            self._write(state, embedded, x.rows)
+            asked = n if logits_at == "all" else 1
+            places = torch.arange(first + n, device=self.device)[None]
+            seen = places[..., None, :] <= places[:, -asked:, None]
+            past = Past(seen[:, None], self._text(state, first + n))
+            read = self._read(state, first + n - asked)
+            slots = torch.arange(read[0].shape[1] - asked, read[0].shape[1], device=self.device)
+            said = self.begin_at(*read, slots[None], past)
+        else:
+            said, past = self._drafted(embedded, x.rows, state)
+        left = [said.hidden]
+        left += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
+        return Out(self.target.unembed(said.normed), torch.cat(left, -1))
+
+    def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
+        """Write rows of the text."""
+        n, first = embedded.shape[1], state.length()
+        state.require(first, n)
+        new = slice(first, first + n)
+        state.keys(1)[:, :, new], state.values(1)[:, :, new] = embedded[:, None], features[:, None]
+        state.extend(0, range(2), n)
+        keys, values = self.own.context(*self._read(state, first))
+        state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
+
+    def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings and features [1, n, width] that were read from a row on, and of so many before
+        it as a head looks back on, with their places [1, n]."""
+        rows = slice(max(0, since - self.own.back), state.length())
+        embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
+        return embedded, features, torch.arange(rows.start, rows.stop, device=self.device)[None]
+
+    def _text(self, state: KVState, n: int) -> tuple[Tensor, Tensor]:
+        return state.keys(0)[:, :, :n], state.values(0)[:, :, :n]
+
+    def _drafted(self, embedded: Tensor, rows: Tensor, state: KVState) -> tuple[Said, Past]:
+        """Go on from what forwards left: `Said.hidden`, and keys and values by level."""
+        n, size, own = rows.shape[1], state.length(), self.own.left * self.hidden_size
+        parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._wide))
+        pairs = [part.transpose(1, 2) for part in parts.unbind(2)]
+        seen = torch.ones(1, 1, n, size, dtype=torch.bool, device=self.device)
+        past = Past(seen, self._text(state, size))
+        past.own += list(zip(pairs[::2], pairs[1::2], strict=True))
+        places = torch.full((1, n), size - 1 + len(past.own), device=self.device)
+        return self.go_on(embedded, Drafted(rows[..., :own], places, past)), past

@@ -1,0 +1,180 @@
+"""The draft head of DFlash: a few layers that denoise a block of masks beside the target's rows.
+
+Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
+arXiv:2602.06036; files as github.com/z-lab/dflash publishes them.
+
+The target's rows of a token at several layers, side by side, become one row c through `fc` and a
+norm. In every layer keys and values are made of c, at the token's place, and of the block; queries
+are the block's. The block, [x_t, m, m, ...] by the target's embedding, sees c_0 ... c_{t-1} and all
+of itself. Row k of it, normed, through the target's output matrix says x_{t+k}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from methods._heads.files import HeadShape, by_config
+from methods._heads.layer import HeadStack
+from methods._heads.module import ParallelHead, drawn, filled
+from methods._heads.recipe import HeadRecipe, in_parallel
+from methods._heads.slots import Layer, Norm, Past, rotary_of, take
+from specbench_cli.api import (
+    Artifact,
+    Decoder,
+    Features,
+    Input,
+    LogitsAt,
+    Out,
+    State,
+    Tokens,
+    layer_bytes,
+)
+
+PLAIN = {"hidden_act": "silu", "is_causal": False, "final_logit_softcapping": None}
+PLAIN |= {"input_embedding_scale": 1.0, "output_multiplier": 1.0}
+"""Settings that z-lab's later heads have, and the values that are computed here."""
+
+NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # its layers are like a Qwen3's
+
+
+class DFlash(ParallelHead, Artifact):  # type: ignore[override]
+    """The torch module.
+
+    Args:
+        taps: layers of the target whose outgoing rows it reads.
+        block: places of a block, the last committed token's included. mask: the id of the others.
+    """
+
+    kind: ClassVar[str] = "dflash"
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=0, replies=240, losses=in_parallel(7), mlp=384, peak_lr=3e-3
+    )
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        taps: tuple[int, ...],
+        block: int,
+        mask: int,
+        has: Collection[str] = NORMS,
+    ) -> None:
+        super().__init__()
+        self.shape, self.rope, self.taps, self.block, self.mask = shape, rope, taps, block, mask
+        d, eps = shape.hidden_size, shape.rms_norm_eps
+        self.fc = nn.Linear(len(taps) * d, d, bias=False)
+        layers = (Layer(d, shape, rope, has, normed=True) for _ in range(shape.num_hidden_layers))
+        self.layers, self.hidden_norm, self.norm = nn.ModuleList(layers), Norm(d, eps), Norm(d, eps)
+
+    @classmethod
+    def new(cls, target: Any, draft: Any) -> Self:
+        """Two layers that read an early, a middle and a late layer; its mask is the padding."""
+        n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
+        eps, most = target.rms_norm_eps, target.max_position_embeddings
+        shape = HeadShape(d, cls.recipe.mlp, heads, heads, d // heads, eps, most, 2)
+        taps, block = (min(1, n - 1), n // 2, max(0, n - 2)), cls.recipe.losses["ttt"].steps + 1
+        rope = {"rope_parameters": target.rope_parameters}
+        mask = target.eos_token_id if target.pad_token_id is None else target.pad_token_id
+        return cls(shape, rope, taps, block, mask)
+
+    def words(self) -> dict[str, Any]:
+        """As z-lab writes them."""
+        sizes = {name: getattr(self.shape, name) for name in HeadShape.__dataclass_fields__}
+        read = {"mask_token_id": self.mask, "target_layer_ids": list(self.taps)}
+        more = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu"}
+        return {**sizes, **self.rope, **more, "block_size": self.block, "dflash_config": read}
+
+    def draft(
+        self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `ParallelHead`; a third of the slots will do to learn from."""
+        slots = slots[:, ::3] if self.training else slots
+        embed, places = target.model.embed_tokens, read.chats.positions
+        anchors = (slots + 1).clamp(max=ids.shape[1] - 1)
+        context = self.hidden_norm(self.fc(read.features))
+        mask = embed.weight[self.mask].expand(*slots.shape, -1)
+        rows = [embed(ids.gather(1, anchors)), *[mask] * (self.block - 1)]
+        where = [places.gather(1, slots) + 1 + k for k in range(self.block)]
+        sight = take(read.chats.mask[:, 0], slots)[:, None]
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            attend, reads = layer.self_attn, [layer.reads(row) for row in rows]
+            own = [attend.remember(*each) for each in zip(reads, where, strict=True)]
+            past = Past(sight, attend.remember(context, places), own)
+            seen = [attend(*each, past) for each in zip(reads, where, strict=True)]
+            rows = [layer.after(*each) for each in zip(rows, seen, strict=True)]
+        for row in rows[1 : steps + 1]:
+            yield target.lm_head(self.norm(row)), slots
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The module in a folder; see `Artifact.load`."""
+        files, target = by_config(folder, decoders["target"]), decoders["target"]
+        said = dict(files.config) | files.config.get("dflash_config", {})
+        files.only(said, PLAIN, {"layer_types": {"full_attention"}})
+        mask, block = files.token(said, "mask_token_id", target), said.get("block_size", 16)
+        has = [name.removeprefix("layers.0.") for name in files.tensors]
+        facts = files.shape, files.rope, files.taps(target.n_layers), block, mask, has
+        made = filled(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
+        return made.to(target.device, target.dtype)
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """Two layers with random weights, one narrow attention head; see `Artifact.random`."""
+        target = decoders["target"]
+        shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
+        facts = (0, target.n_layers - 1), 6, target.vocab_size - 1
+        return drawn(cls(shape, {}, *facts), seed).to(target.device, target.dtype).eval()
+
+
+class DFlashHead(HeadStack):
+    """The head in decoding: a row of its state holds keys and values of one token's c.
+
+    A forward reads `Features` of n tokens, beside n + k ids: the token behind each, and k masks.
+    The last token, whose own row is not known yet, and the masks are the block.
+
+    Attributes:
+        block, mask: as of `DFlash`.
+    """
+
+    kind: ClassVar[str] = DFlash.kind
+    module: ClassVar[type[DFlash]] = DFlash
+    parallel: ClassVar[bool] = True
+
+    def __init__(self, module: DFlash, target: Decoder) -> None:
+        super().__init__(module.shape, rotary_of(module.shape, module.rope), target, module.taps)
+        self.block, self.mask = module.block, module.mask
+        read = self._reader(module.shape, module.state_dict())
+        self.layers = [read.layer(f"layers.{at}.") for at in self._all]
+        self._fc = read.linear(read.get("fc.weight"))
+        self._context, self._end = read.norm("hidden_norm"), read.norm("norm")
+        self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> Any:
+        """See `Decoder`; with room for a block."""
+        return super().new_state(capacity + self.block, n_seqs)
+
+    @torch.inference_mode()
+    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **_: Any) -> Out:
+        """See the class; logits are of the block's rows."""
+        if not isinstance(x, Features):
+            raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
+        n, start = x.rows.shape[1], state.length()
+        self._remember(self._norm(self._fc(x.rows[0]), self._context), state)
+        if logits_at is None:
+            self.ran += 1
+            return Out(None, x.rows)
+        block = Tokens(x.ids[:, n - 1 :])
+        both_ways = torch.ones((block.ids.shape[1],) * 2, dtype=torch.bool, device=self.device)
+        out = super().forward(block, state, mask=both_ways, logits_at=logits_at)
+        state.rollback(0, start + n)
+        return out
+
+    def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
+        assert isinstance(x, Tokens)
+        return self.embed(x.ids.reshape(-1)), *x.ids.shape

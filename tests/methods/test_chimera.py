@@ -1,0 +1,136 @@
+"""Chimera's draft model against its definition, in decoding, in training and from a file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import silu
+
+from methods._heads.unfused.chimera import LEVELS, Chimera, ChimeraHead
+from methods.chimera import Chimera as Method
+from specbench_cli.engine.models.head import features
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.training import head_family
+from specbench_cli.training.head_losses import read_target, unroll
+
+
+@pytest.fixture(scope="module")
+def target(family):
+    return family.decoders["target"]
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    return ChimeraHead(Chimera.random(target, seed=5), target)
+
+
+def by_definition(head, target, text, path):
+    """Logits behind a path drafted after a text: the layer over [H ; z], nothing kept."""
+    module, n = head.own, len(text) - 1
+    with torch.no_grad():
+        out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n), taps=())
+        h = features(out, (-1,), target)
+        ids = [*text, *path]
+        zs = []
+        for end in range(n, len(ids)):  # the last committed token, and those of the path
+            known = ids[1 : end + 1]  # what a row stands for: the text's first token has none
+            last = [known[0]] * 3 + known if len(known) < 3 else known
+            gram = torch.cat([target.embed(torch.tensor(token)) for token in last[-3:]])
+            zs.append(module.last(silu(module.fc(gram))))
+        rows = torch.cat((h, torch.stack(zs)))
+        layer, attention = module.layer, module.layer.self_attn
+        places = torch.arange(len(rows))[None]
+        normed = layer.input_layernorm(rows)[None]
+        keys, values = attention.remember(normed, places)
+        queries = attention._turned(attention.q_proj(normed), places, None)
+        causal = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
+        seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, causal)
+        o = rows + attention.o_proj(seen.transpose(1, 2).flatten(2))[0]
+        o = o + layer.mlp(layer.post_attention_layernorm(o))
+        mixed = module.mixed[len(path)](torch.cat((h[-1], o[-1])))
+        return target.unembed(mixed)
+
+
+def test_each_node_is_ranked_by_the_layer_over_the_context_and_the_trigrams_of_its_path(
+    family, target, head
+):
+    space = Workspace({"target": target}, 96, make=lambda _: head)
+    for prompt in (0, 17):  # of one token, and of many
+        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
+        session = Session(space, request, Sampling())
+        method = Method(Method.Params(nodes=8))
+        method.start(session)
+        session.prefill()
+        for _ in range(3):
+            draft = method.propose(session, 3)
+            text, ids = list(session.tokens()), draft.tokens.tolist()
+            paths = []
+            ranks: dict[int, int] = {}
+            for node, parent in enumerate(draft.parents):
+                above = paths[parent] if parent >= 0 else []
+                rank = ranks[parent] = ranks.get(parent, -1) + 1
+                said = by_definition(head, target, text, above).sort(descending=True).indices
+                assert ids[node] == int(said[rank])
+                paths.append([*above, ids[node]])
+            assert max(map(len, paths)) == LEVELS
+            method.observe(session, session.commit(session.verify(draft, session.score(draft))))
+
+
+def test_training_drafts_what_decoding_does(family, target, head):
+    module, ids = family.modules["target"], list(family.prompts[17])
+    with torch.no_grad():
+        text = torch.tensor([ids])
+        slots = torch.tensor([[0, 1, 6]])
+        read = read_target(module, text, (-1,))
+        for level, step in enumerate(unroll(head.own, module, text, read, slots, LEVELS)):
+            for place, slot in enumerate(slots[0].tolist()):
+                path = ids[slot + 2 : slot + 2 + level]
+                due = by_definition(head, target, ids[: slot + 2], path)
+                torch.testing.assert_close(step.logits[0, place], due, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
+    module = family.modules["target"]
+    first, second = family.prompts[17][:9], family.prompts[13][:8]
+    slots = torch.tensor([[0, 1, 2, 4]])
+    with torch.no_grad():
+        alone = torch.tensor([second])
+        packed, starts = torch.tensor([[*first, *second]]), torch.tensor([[0] * 9 + [9] * 8])
+        found = [
+            list(unroll(head.own, module, ids, read_target(module, ids, (-1,), begin), at, LEVELS))
+            for ids, begin, at in ((alone, None, slots), (packed, starts, slots + 9))
+        ]
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(here.logits, there.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def new(family):
+    """One as training begins with it."""
+    schedule, config = head_family.SCHEDULES["chimera"], family.modules["target"].config
+    return head_family.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
+
+
+def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
+    h, o = torch.randn(2, 32)
+    for mixed in new.mixed:
+        assert mixed(torch.cat((h, o))).equal(h)
+
+
+def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
+    config = head_family.head_config(family.modules["target"].config, new.recipe.mlp)
+    head_family.export(new, config, tmp_path, {"kind": "chimera"})
+    again = ChimeraHead.load(tmp_path, {"target": target}).own
+    for name, tensor in new.state_dict().items():
+        assert again.state_dict()[name].equal(tensor.half().float())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["trigram.1.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(EnvironmentFault, match=r"has no last\.weight"):
+        ChimeraHead.load(tmp_path, {"target": target})

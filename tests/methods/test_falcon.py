@@ -1,0 +1,143 @@
+"""Falcon's head against its definition, in decoding and in training; its tree; its sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from methods._heads.unfused.falcon import BLOCK, Falcon, FalconHead
+from methods.falcon import Falcon as Method
+from specbench_cli.engine.models.head import features
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.training.head_losses import read_target, unroll
+
+
+@pytest.fixture(scope="module")
+def target(family):
+    return family.decoders["target"]
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    return FalconHead(Falcon.random(target, seed=5), target)
+
+
+def relaxed(n, end):
+    """Which of n pairs sees which: those before, its own, and the k of its block, where blocks are
+    counted from `end`, the pair behind which drafting began."""
+    block = [(at - end - 1) // BLOCK for at in range(n)]
+    return torch.tensor(
+        [[key <= at or block[key] == block[at] for key in range(n)] for at in range(n)]
+    )
+
+
+def test_the_relaxed_mask_of_five_pairs_in_blocks_of_two():
+    assert relaxed(5, 2).int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1],
+    ]
+
+
+def by_definition(head, target, text, path):
+    """Logits [k, V] behind a path of whole blocks drafted after a text: one pass over all pairs."""
+    module, n = head.own, len(text) - 1
+    lstm = torch.nn.LSTM(2 * target.hidden_size, 64, num_layers=2, batch_first=True)
+    for layer, cell in enumerate(module.lstm):
+        for name, value in cell.named_parameters():
+            getattr(lstm, f"{name}_l{layer}").data.copy_(value)
+    with torch.no_grad():
+        out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n))
+        known = list(features(out, (-1,), target))
+        for done in range(0, len(path) + 1, BLOCK):
+            ids = [*text[1:], *path[:done]]
+            pairs = torch.stack(
+                [
+                    torch.cat((target.embed(torch.tensor(token)), f))
+                    for token, f in zip(ids, known, strict=True)
+                ]
+            )
+            windows = [
+                pairs[[max(0, at - back) for back in range(BLOCK)][::-1]] for at in range(len(ids))
+            ]
+            rows = torch.stack(
+                [module.fc(w[-1]) + module.up(lstm(w[None])[0][0, -1]) for w in windows]
+            )
+            attention, places = module.layer.self_attn, torch.arange(len(rows))[None]
+            keys, values = attention.remember(rows[None], places)
+            queries = attention._turned(attention.q_proj(rows[None]), places, None)
+            seen = torch.nn.functional.scaled_dot_product_attention(
+                queries, keys, values, relaxed(len(rows), n - 1)
+            )
+            o = rows + attention.o_proj(seen.transpose(1, 2).flatten(2))[0]
+            o = o + module.layer.mlp(module.layer.post_attention_layernorm(o))
+            predicted = o[[max(0, len(rows) - BLOCK + at) for at in range(BLOCK)]]
+            known += list(predicted)
+        return target.unembed(predicted)
+
+
+def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predicts(
+    family, target, head
+):
+    space = Workspace({"target": target}, 96, make=lambda _: head)
+    for prompt in (0, 17):  # of one token, and of many
+        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
+        session = Session(space, request, Sampling())
+        method = Method(Method.Params(nodes=10, depth=4))
+        method.start(session)
+        session.prefill()
+        for _ in range(2):
+            draft = method.propose(session, 4)
+            text, ids = list(session.tokens()), draft.tokens.tolist()
+            paths, ranks = [], {}
+            for node, parent in enumerate(draft.parents):
+                above = paths[parent] if parent >= 0 else []
+                rank = ranks[parent] = ranks.get(parent, -1) + 1
+                whole = len(above) // BLOCK * BLOCK
+                said = by_definition(head, target, text, above[:whole])[len(above) - whole]
+                assert ids[node] == int(said.sort(descending=True).indices[rank])
+                paths.append([*above, ids[node]])
+            assert {len(path) for path in paths} == {1, 2, 3, 4}
+            passes = [f.n_tokens for f in session.harness.forwards() if f.role == "draft"]
+            inner = sum(len(path) == BLOCK for at, path in enumerate(paths) if at in draft.parents)
+            assert passes[1:] == [BLOCK * inner]  # two passes for four levels
+            method.observe(session, session.commit(session.verify(draft, session.score(draft))))
+            session.harness.forwards()
+
+
+def test_training_drafts_what_decoding_does(family, target, head):
+    module, ids = family.modules["target"], list(family.prompts[17])
+    with torch.no_grad():
+        text = torch.tensor([ids])
+        slots = torch.tensor([[0, 1, 6]])
+        read = read_target(module, text, (-1,))
+        for step, said in enumerate(unroll(head.own, module, text, read, slots, 2 * BLOCK)):
+            whole = step // BLOCK * BLOCK
+            for place, slot in enumerate(slots[0].tolist()):
+                path = ids[slot + 2 : slot + 2 + whole]
+                due = by_definition(head, target, ids[: slot + 2], path)[step - whole]
+                torch.testing.assert_close(said.logits[0, place], due, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bonus_that_is_drawn_without_the_temperature_is_not_the_targets():
+    """The authors' rule: a draft token stands by the warped laws, and the token behind a full
+    acceptance is drawn from the target's logits as they are (that of ours is walked, and exact, in
+    tests/engine/test_law.py)."""
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0], [1.5, 0.5, 0.0]])
+    p, q = (logits / 0.5).softmax(-1), torch.tensor([0.5, 0.3, 0.2])
+    stands = torch.minimum(p[0], q)  # drafted and accepted, by token
+    short = (p[0] - q).clamp(min=0)  # rejected: in any case a token of the residual law
+    law = {}
+    for bonus, name in ((p[1:], "ours"), (logits[1:].softmax(-1), "theirs")):
+        first = stands + short / short.sum() * (1 - stands.sum())
+        torch.testing.assert_close(first, p[0])  # both are right in the first token
+        law[name] = stands[:, None] * bonus + (p[0] - stands)[:, None] * p[1:]
+    due = p[0][:, None] * p[1:]
+    torch.testing.assert_close(law["ours"], due)
+    assert (law["theirs"] - due).abs().sum() / 2 > 0.1

@@ -1,0 +1,294 @@
+"""PARD and DFlash: published checkpoints, against transformers; and what training computes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from methods._parallel.dflash import DFlash, DFlashHead
+from methods._parallel.pard import Pard, PardDraft
+from specbench_cli.api import Features, Tokens, Weights, read_config
+from specbench_cli.engine.models.head import features
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.training.head_losses import Read, chats_of, read_target
+
+TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+MASK = 94
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@pytest.fixture(scope="module")
+def target(family):
+    return family.decoders["target"]
+
+
+def spread(module):
+    """A module whose numbers are drawn widely, and whose norms are not all ones."""
+    drawn = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for part in module.parameters():
+            like = torch.randn(part.shape, generator=drawn)
+            part.copy_(like / part.shape[1] ** 0.5 if part.dim() == 2 else 1 + like / 4)
+    return module.eval().requires_grad_(False)
+
+
+# ---- PARD ---------------------------------------------------------------------------------------
+
+
+def published(folder, kind="llama", **words):
+    """A tiny checkpoint as amd/PARD-* are: transformers' own files, and two more words."""
+    make, model = FAMILIES[kind]
+    module = spread(model(make(**SIZES, pard_token=MASK, spd_type="pard", **words)))
+    module.bfloat16().save_pretrained(folder)
+    return model.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_a_published_pard_draft_says_behind_masks_what_transformers_says(tmp_path, target, kind):
+    oracle = published(tmp_path, kind)
+    assert {"model.embed_tokens.weight", "model.norm.weight"} < load_file(
+        tmp_path / "model.safetensors"
+    ).keys()
+    draft = PardDraft.load(tmp_path, {"target": target})
+    ids = torch.cat((TEXT, torch.full((1, 3), draft.mask)), 1)
+    said = draft.forward(Tokens(ids), draft.new_state(32), logits_at="all").rows
+    assert draft.mask == MASK
+    torch.testing.assert_close(said, oracle(ids).logits[0], **CLOSE)
+
+
+def broken(folder, name, change):
+    """The checkpoint with a tensor changed, or without it."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensor = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(tensor)
+    save_file(tensors, path, {"format": "pt"})
+
+
+WRONG = [
+    (None, "lacks {name}"),
+    (lambda tensor: tensor[:-1].clone(), r"{name} is \[\d+(, \d+)?\]; this target needs"),
+    (lambda tensor: torch.full_like(tensor, torch.nan), "{name} holds numbers that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("change", "what"), WRONG, ids=["missing", "size", "nan"])
+def test_a_pard_draft_that_is_not_whole_is_refused(tmp_path, target, change, what):
+    published(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    broken(tmp_path, name, change)
+    with pytest.raises(EnvironmentFault, match=what.format(name=name)):
+        PardDraft.load(tmp_path, {"target": target})
+
+
+@pytest.mark.parametrize("token", [None, 96, "m"])
+def test_a_draft_model_that_knows_no_mask_is_no_pard_draft(tmp_path, target, token):
+    published(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pard_token": token}))
+    with pytest.raises(EnvironmentFault, match=f"whose pard_token is {token!r}"):
+        PardDraft.load(tmp_path, {"target": target})
+
+
+# ---- DFlash -------------------------------------------------------------------------------------
+
+
+def z_lab(folder, target, **words):
+    """A tiny checkpoint in exactly the names of z-lab's, in bfloat16."""
+    d, narrow, wide = target.hidden_size, 24, 3
+    drawn = torch.Generator().manual_seed(6)
+    sizes = {"fc.weight": (d, 2 * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
+    for layer in range(wide):
+        parts = {
+            "self_attn.q_proj": (4 * 8, d),
+            "self_attn.k_proj": (2 * 8, d),
+            "self_attn.v_proj": (2 * 8, d),
+            "self_attn.o_proj": (d, 4 * 8),
+            "self_attn.q_norm": (8,),
+            "self_attn.k_norm": (8,),
+            "mlp.gate_proj": (narrow, d),
+            "mlp.up_proj": (narrow, d),
+            "mlp.down_proj": (d, narrow),
+            "input_layernorm": (d,),
+            "post_attention_layernorm": (d,),
+        }
+        sizes |= {f"layers.{layer}.{name}.weight": size for name, size in parts.items()}
+    tensors = {}
+    for name, size in sizes.items():
+        like = torch.randn(size, generator=drawn)
+        like = like / size[1] ** 0.5 if len(size) == 2 else 1 + like / 4
+        tensors[name] = like.bfloat16()
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": False,
+        "block_size": 5,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 0]},
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "hidden_size": d,
+        "intermediate_size": narrow,
+        "layer_types": ["full_attention"] * wide,
+        "max_position_embeddings": 128,
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_hidden_layers": wide,
+        "num_key_value_heads": 2,
+        "num_target_layers": target.n_layers,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "vocab_size": target.vocab_size,
+    }
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | words))
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def rows_of(target, head, n):
+    out = target.forward(Tokens(TEXT[:, :n]), target.new_state(32), taps=head.taps)
+    return features(out, head.taps, target)
+
+
+@torch.no_grad()
+def test_a_published_dflash_head_says_what_transformers_drafter_says(tmp_path, target):
+    """In two steps, of eight tokens and of three: keys and values of the first are kept."""
+    from methods.hf import dflash_module
+
+    z_lab(tmp_path, target)
+    head = DFlashHead.load(tmp_path, {"target": target})
+    oracle = dflash_module(DFlash.load(tmp_path, {"target": target}))
+    assert (head.block, head.mask, head.taps) == (5, MASK, (0, 0))
+    state, seen = head.new_state(32), 0
+    for n in (8, 11):
+        masks = torch.full((1, 4), MASK)
+        rows, ids = rows_of(target, head, n), torch.cat((TEXT[:, seen + 1 : n + 1], masks), 1)
+        said = head.forward(Features(ids, rows[None, seen:]), state, logits_at="all").rows
+        due = oracle(
+            noise_embeds=target.embed(torch.cat((TEXT[:, n : n + 1], masks), 1)),
+            context_hidden_states=rows[None],
+            position_ids=torch.arange(n + 5)[None],
+        ).last_hidden_state
+        torch.testing.assert_close(said, target.unembed(due[0]), **CLOSE)
+        assert state.length() == n
+        seen = n
+
+
+@pytest.mark.parametrize(("change", "what"), WRONG, ids=["missing", "size", "nan"])
+@pytest.mark.parametrize("name", ["fc.weight", "layers.2.self_attn.k_norm.weight"])
+def test_a_dflash_head_that_is_not_whole_is_refused(tmp_path, target, name, change, what):
+    z_lab(tmp_path, target)
+    broken(tmp_path, name, change)
+    with pytest.raises(EnvironmentFault, match=what.format(name=name)):
+        DFlashHead.load(tmp_path, {"target": target})
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; computed is 'silu'"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types has 'sliding_attention'"),
+        ({"dflash_config": {"target_layer_ids": [0, 0]}}, "mask_token_id is None"),
+        ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 0]}}, "is 96; ids"),
+        ({"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 7]}}, r"\[0, 7\]"),
+        ({"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0]}}, "fc.weight is"),
+        ({"num_hidden_layers": 2}, r"has no place for layers\.2\."),
+        ({"output_multiplier": 2.0}, r"output_multiplier is 2\.0"),
+        ({"hidden_size": 64}, "rows of 64 where the target's are 32"),
+        ({"specbench": {"target_sha256": "0" * 64}}, "another|trained for"),
+    ],
+)
+def test_a_dflash_head_that_is_computed_otherwise_is_refused(tmp_path, family, target, words, what):
+    if "specbench" in words:
+        from specbench_cli.engine.models.load import load_decoder
+
+        family.modules["target"].save_pretrained(tmp_path / "target")
+        target = load_decoder(tmp_path / "target", name="target")
+    z_lab(tmp_path / "head", target, **words)
+    with pytest.raises(EnvironmentFault, match=what):
+        DFlashHead.load(tmp_path / "head", {"target": target})
+
+
+@pytest.mark.parametrize("kind", [PardDraft, DFlashHead])
+def test_a_file_that_is_cut_off_is_one_clear_error(tmp_path, target, kind):
+    (published if kind is PardDraft else z_lab)(tmp_path, *(() if kind is PardDraft else (target,)))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(EnvironmentFault, match="is damaged: it has"):
+        kind.load(tmp_path, {"target": target})
+
+
+# ---- training computes what decoding computes ---------------------------------------------------
+
+SLOTS = torch.tensor([[2, 5, 11, 12]])
+
+
+@torch.no_grad()
+def test_pard_in_training_says_what_it_says_in_decoding(tmp_path, target):
+    published(tmp_path)
+    module = Pard(read_config(tmp_path), dict(Weights(tmp_path))).eval()
+    draft = PardDraft.load(tmp_path, {"target": target})
+    read = Read(chats_of(TEXT, None), TEXT, TEXT)
+    steps = [logits for logits, _ in module.draft(None, TEXT, read, SLOTS, 4)]
+    for at, slot in enumerate(SLOTS[0].tolist()):
+        ids = torch.cat((TEXT[:, : slot + 2], torch.full((1, 3), MASK)), 1)
+        said = draft.forward(Tokens(ids), draft.new_state(32), logits_at="all").rows[-4:]
+        torch.testing.assert_close(torch.stack([step[0, at] for step in steps]), said, **CLOSE)
+
+
+@torch.no_grad()
+def test_pard_drops_masks_so_that_what_one_sees_is_there(tmp_path):
+    """The paper's conditional drop: each step keeps slots of the step before, and says the same."""
+    published(tmp_path)
+    module = Pard(read_config(tmp_path), dict(Weights(tmp_path)))
+    read, slots = Read(chats_of(TEXT, None), TEXT, TEXT), torch.arange(12)[None]
+    kept = list(module.train().draft(None, TEXT, read, slots, 6))
+    whole = list(module.eval().draft(None, TEXT, read, slots, 6))
+    assert [len(at[0]) for _, at in kept] == [12, 8, 5, 4, 2, 2]
+    assert all(set(b[0].tolist()) <= set(a[0].tolist()) for (_, a), (_, b) in pairwise(kept))
+    for (some, at), (all_, _) in zip(kept, whole, strict=True):
+        torch.testing.assert_close(some[0], all_[0, at[0]], **CLOSE)
+
+
+@torch.no_grad()
+def test_dflash_in_training_says_what_it_says_in_decoding(tmp_path, family, target):
+    z_lab(tmp_path, target)
+    module = DFlash.load(tmp_path, {"target": target})
+    head = DFlashHead(module, target)
+    oracle = family.modules["target"]
+    read = read_target(oracle, TEXT, module.taps)
+    steps = [logits for logits, _ in module.draft(oracle, TEXT, read, SLOTS, 4)]
+    for at, slot in enumerate(SLOTS[0].tolist()):
+        n = slot + 1
+        ids = torch.cat((TEXT[:, 1 : n + 1], torch.full((1, 4), MASK)), 1)
+        x = Features(ids, rows_of(target, head, n)[None])
+        said = head.forward(x, head.new_state(32), logits_at="all").rows[1:]
+        torch.testing.assert_close(torch.stack([step[0, at] for step in steps]), said, **CLOSE)
