@@ -47,6 +47,8 @@ CONFIGURED = {
     "chimera": [{"depth": 2, "nodes": 6}],
     "falcon": [{"depth": 2, "nodes": 6}],
     "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
+    "dflash": [{"length": 2}],
+    "pard": [{"length": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
