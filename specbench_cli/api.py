@@ -71,6 +71,9 @@ from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 # Which of earlier texts leave a memory that is full.
 from specbench_cli.engine.drafting.eviction import EvictionName
 
+# A draft model with a tokenizer of its own: the text as it reads it.
+from specbench_cli.engine.drafting.transcript import Transcript
+
 # A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
 from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
 
@@ -190,6 +193,7 @@ __all__ = [
     "Template",
     "Tokens",
     "Trained",
+    "Transcript",
     "UsageError",
     "Weights",
     "Widths",

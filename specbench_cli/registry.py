@@ -85,6 +85,19 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2211.17192, arXiv:2302.01318",
     ),
+    "tli": Entry(
+        "methods.tli:Tli",
+        "TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.",
+        needs=("draft",),
+        source="arXiv:2502.05202",
+    ),
+    "uag": Entry(
+        "methods.uag:Uag",
+        "UAG: a draft with any tokenizer writes on, and its text is tokenized for the target.",
+        aliases=("slem",),
+        needs=("draft",),
+        source="arXiv:2502.05202",
+    ),
     "sps-tree": Entry(
         "methods.sps_tree:SpsTree",
         "Tree speculative sampling: a small model drafts a tree, the target scores it in one"

@@ -24,9 +24,9 @@ def block_after(marker: str) -> str:
     return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
 
 
-def table_after(marker: str) -> list[list[str]]:
-    """The rows of the table that follows a marker in README, as cells."""
-    (after,) = README.split(f"<!-- {marker} -->\n")[1:]
+def table_after(marker: str, page: str = README) -> list[list[str]]:
+    """The rows of the table that follows a marker in a page, as cells."""
+    (after,) = page.split(f"<!-- {marker} -->\n")[1:]
     lines = after.split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -42,7 +42,8 @@ def shipped() -> set[str]:
 
 
 def test_method_table_is_the_registry():
-    said = {row[0].strip("`"): row[1:] for row in table_after("methods")}
+    page = (ROOT / "docs/catalogue.md").read_text(encoding="utf-8")
+    said = {row[0].strip("`"): row[1:] for row in table_after("methods", page)}
     assert said == {
         name: [
             ", ".join(f"`{alias}`" for alias in entry.aliases),
@@ -52,6 +53,11 @@ def test_method_table_is_the_registry():
         ]
         for name, entry in registry.METHODS.items()
     }
+
+
+def test_readme_names_every_method_once():
+    named = [name for _, names in table_after("families") for name in names.split(", ")]
+    assert sorted(named) == sorted(f"`{name}`" for name in registry.METHODS)
 
 
 def test_exit_codes_are_the_documented_ones():

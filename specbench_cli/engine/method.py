@@ -45,6 +45,8 @@ class Method(ABC):
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
+        any_vocabulary: whether its draft model may have a tokenizer of its own
+            (`Transcript`).
         peer: whether it is somebody else's implementation, measured but not audited.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
@@ -59,6 +61,7 @@ class Method(ABC):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
+    any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None

@@ -16,6 +16,8 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 
+from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.encoded import EncodedDecoder
@@ -57,9 +59,7 @@ class Bench:
             role: _readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = _tokenizer(plan.target)
-        for role, checkpoint in checkpoints.items():
-            if role != "target":
-                _agreeing(plan.target, self.tokenizer, checkpoint, self.facts[role].vocab_size)
+        words = {role: self._words(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
             _check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
@@ -75,6 +75,8 @@ class Bench:
             )
             for role, checkpoint in checkpoints.items()
         }
+        for role, decoder in decoders.items():
+            decoder.translation = words[role]
         _encoding(decoders, checkpoints)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
@@ -108,6 +110,39 @@ class Bench:
         if self._beside is not None:
             held.setdefault(self._beside, []).append("draft")
         return held
+
+    def _words(self, role: str, draft: Checkpoint) -> Translation | None:
+        """The translation for a draft with another vocabulary than the target's.
+
+        Raises:
+            UsageError: who asks for it does not take any.
+        """
+        if role == "target":
+            return None
+        target, theirs = self._plan.target, _tokenizer(draft)
+        differing = _differing(self.tokenizer, theirs, self.facts[role].vocab_size)
+        if not differing:
+            return None
+        asking = [arm.method for arm in self._plan.arms if role in _roles_of(arm.method)]
+        if role != "draft" or not all(method.any_vocabulary for method in asking):
+            names = sorted({m.name for m in asking if not m.any_vocabulary})
+            raise UsageError(
+                f"{draft.label} cannot draft for {target.label}"
+                f"{' with ' + ', '.join(names) if names else ''}: their vocabularies differ"
+                f" ({differing} of {len(self.tokenizer)} tokens have another id or none)",
+                hint="choose a --draft with the target's tokenizer (specbench list models), methods"
+                " that draft in any vocabulary (-m tli,uag), or methods that need no draft"
+                " (specbench list methods)",
+            )
+        try:
+            ours, own = Vocabulary.of(self.tokenizer), Vocabulary.of(theirs)
+        except ValueError as error:
+            raise UsageError(
+                f"{draft.label} cannot draft for {target.label}: a tokenizer cannot be read as"
+                f" bytes, {error}",
+                hint="choose a --draft with the target's tokenizer (specbench list models)",
+            ) from error
+        return Translation(ours, own, self.device)
 
     def _make(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""
@@ -283,23 +318,20 @@ def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpo
             )
 
 
-def _agreeing(target: Checkpoint, tokenizer: Any, draft: Checkpoint, width: int) -> None:
-    """Raise UsageError unless the draft reads every id of the target's tokenizer as the same token.
+def _roles_of(method: Method) -> set[str]:
+    """The models beside the target that a method drafts with, by role."""
+    return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
+
+
+def _differing(ours: Any, theirs: Any, width: int) -> int:
+    """How many ids of the target's tokenizer a draft does not read as the same token.
 
     Vocabularies may be padded differently, and the draft's may go on where the target's ends.
 
     Args:
         width: ids that the draft has an embedding for.
     """
-    ours, theirs = tokenizer.get_vocab(), _tokenizer(draft).get_vocab()
-    at = {index: token for token, index in theirs.items()}
-    differing = sum(
-        index >= width or at.get(index, token) != token for token, index in ours.items()
+    at = {index: token for token, index in theirs.get_vocab().items()}
+    return sum(
+        index >= width or at.get(index, token) != token for token, index in ours.get_vocab().items()
     )
-    if differing:
-        raise UsageError(
-            f"{draft.label} cannot draft for {target.label}: their vocabularies differ"
-            f" ({differing} of {len(ours)} tokens have another id or none)",
-            hint="choose a --draft with the target's tokenizer (specbench list models), or methods"
-            " that need no draft (specbench list methods)",
-        )

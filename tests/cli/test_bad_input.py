@@ -250,8 +250,8 @@ def test_vocabularies_that_differ_are_refused(run, pair):
     message, hint = told(err)
     assert code == 2
     assert message == (
-        "other cannot draft for embedded-7m: their vocabularies differ (8 of 4096 tokens have"
-        " another id or none)"
+        "other cannot draft for embedded-7m with sps: their vocabularies differ (8 of 4096 tokens"
+        " have another id or none)"
     )
     assert hint.startswith("choose a --draft with the target's tokenizer")
     assert not Path("here").exists()

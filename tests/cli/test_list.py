@@ -76,10 +76,10 @@ def test_no_runs_are_an_empty_table(listed):
     assert listed("runs").split() == ["name", "status", "target", "tasks", "methods"]
 
 
-def test_markdown_is_the_table_of_readme(listed):
+def test_markdown_is_the_table_of_the_catalogue(listed):
     table = listed("methods", "--markdown")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (after,) = readme.split("<!-- methods -->\n")[1:]
+    page = (ROOT / "docs/catalogue.md").read_text(encoding="utf-8")
+    (after,) = page.split("<!-- methods -->\n")[1:]
     assert after.startswith(table)
 
 

@@ -13,6 +13,7 @@ from specbench_cli.audit.choice import Law, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import TableDecoder, exits_of
+from specbench_cli.engine.drafting.vocabulary import Translation
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.random import Random
@@ -51,12 +52,14 @@ def open_session() -> Callable[..., Session]:
         budget: int = 8,
         sampling: Sampling | None = None,
         kind: type[Session] = Session,
+        translation: Translation | None = None,
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
         decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
         if draft is not None:
             decoders["draft"] = TableDecoder("draft", draft)
+            decoders["draft"].translation = translation
         return kind(
             Workspace(
                 decoders,

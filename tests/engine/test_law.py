@@ -49,6 +49,8 @@ CONFIGURED = {
     "mtp": [{"length": 2}, {"length": "confidence", "max": 2}],
     "dflash": [{"length": 2}],
     "pard": [{"length": 2}],
+    "tli": [{"length": 2}],
+    "uag": [{"length": 2, "behind": 1}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.drafting.vocabulary import Translation
 from specbench_cli.engine.types import Features, Input, Out, Skip, Source, Tokens, skipped
 from specbench_cli.errors import MethodFault
 
@@ -23,11 +24,13 @@ class State(Protocol):
     stands at a position of the text: its own number, unless rows before it were left out.
 
     Attributes:
+        capacity: rows that there is room for in each sequence.
         by_row: whether it holds a row for each token, so that any last ones can be forgotten. What
             does not (recurrent models) returns to the end of an earlier forward: after `commit` or
             `rollback`, `length` may be less than was asked for, and what is missing is fed again.
     """
 
+    capacity: int
     by_row: bool
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
@@ -78,6 +81,7 @@ class Decoder(ABC):
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
         trees: whether new rows may be branches, at positions and under a mask of their own.
+        translation: between the target's vocabulary and a draft's own; None where they are one.
         ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
             trace that tells fewer leaves some out.
     """
@@ -92,6 +96,7 @@ class Decoder(ABC):
     weight_bytes: int
     first: int = 0
     trees: bool = True
+    translation: Translation | None = None
     ran: int = 0
 
     @abstractmethod

@@ -1,0 +1,82 @@
+"""Speculative sampling by the tokens that two vocabularies share (TLI).
+
+Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 4.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Transcript,
+)
+
+
+class TliParams(MethodParams):
+    """Parameters of `Tli`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+
+
+class Tli(Method):
+    """TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.
+
+    Exact because q, the draft's law over the shared tokens alone, is a law over the target's
+    vocabulary: a token x drawn from it stands with probability min(1, p(x)/q(x)), and a rejected
+    one is replaced by a draw from norm(max(p - q, 0)), whatever the draft has read.
+    Differs from the paper: temperature and cuts are applied to what is left of the logits, so that
+    greedy decoding drafts the likeliest shared token.
+
+    With a draft that has the target's own tokenizer it is speculative sampling.
+
+    One step:
+    1. Bring the committed tokens into the draft's vocabulary: a shared one is itself, the bytes of
+       others are tokenized anew.
+    2. Feed them to the draft. Of its logits keep those of shared tokens, in the target's numbering;
+       all others are -inf.
+    3. Draw a token; feed it back as the draft's own; so on, `length` times.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Forget the draft's rows of rejected tokens.
+    """
+
+    name: ClassVar[str] = "tli"
+    Params: ClassVar[type[TliParams]] = TliParams
+    params: TliParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    any_vocabulary: ClassVar[bool] = True
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft with the prompt in its own vocabulary."""
+        self.model = session.draft()
+        self.text = Transcript(session, self.model)
+        if self.text.room > 0:
+            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        # 1.
+        self.text.follow(session.tokens())
+        translation, picks = self.text.translation, list[Pick]()
+        x = self.text.unread()
+        while len(picks) < min(self.params.length, limit, self.text.room):
+            # 2. q is the draft's law, given that the target has the token too.
+            said = self.model.forward(x, self.text.state)
+            # 3.
+            picks.append(session.pick(translation.in_target(said), len(picks)))
+            x = Tokens(translation.in_draft(picks[-1][0])[None])
+        return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 5: rows of what was committed stay, those of the drafted tokens that stood."""
+        stood = len(self.text.ids) + len(outcome.path)
+        self.text.state.rollback(0, min(self.text.state.length(), stood))

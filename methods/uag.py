@@ -1,0 +1,71 @@
+"""Universal assisted generation: a draft with any tokenizer, whose words are tokenized anew (SLEM).
+
+Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 2; transformers' universal
+assisted generation.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Tokens, Transcript, host
+
+
+class UagParams(MethodParams):
+    """Parameters of `Uag`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step, of the draft's own")
+    behind: int = Field(
+        10, ge=0, description="tokens before the draft that are tokenized anew along with it"
+    )
+
+
+class Uag(Method):
+    """UAG: a draft with any tokenizer writes on, and its text is tokenized for the target.
+
+    Exact because the draft's tokens are only a guess of the text: one stands iff the target
+    itself, greedy or by its own draw, chooses just that token.
+    Differs from the sources: the draft writes what it finds likeliest at any temperature; which of
+    its tokens still stand is told by their bytes, where transformers compares windows of tokens.
+
+    One step:
+    1. Bring the committed text into the draft's vocabulary: of what it wrote last those tokens
+       stand that spell it; what comes behind them is tokenized, the others' rows are forgotten.
+    2. Have the draft write `length` tokens on.
+    3. Tokenize their text for the target, with the last tokens before it, so that none is cut
+       where the target would not cut.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    """
+
+    name: ClassVar[str] = "uag"
+    Params: ClassVar[type[UagParams]] = UagParams
+    params: UagParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    any_vocabulary: ClassVar[bool] = True
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft with the prompt in its own vocabulary."""
+        self.model = session.draft()
+        self.text = Transcript(session, self.model)
+        self.written: list[int] = []
+        if self.text.room > 0:
+            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        # 1.
+        self.text.follow(session.tokens(), self.written)
+        # 2.
+        x, tokens = self.text.unread(), list[Tensor]()
+        while limit and len(tokens) < min(self.params.length, self.text.room):
+            tokens.append(self.model.forward(x, self.text.state).rows[-1:].argmax(-1))
+            x = Tokens(tokens[-1][None])
+        self.written = host.numbers(torch.cat(tokens)) if tokens else []
+        # 3.
+        before = session.tokens()[-self.params.behind :] if self.params.behind else ()
+        return session.chain(self.text.translation.respelt(before, self.written)[:limit])

@@ -1,0 +1,209 @@
+"""Two vocabularies, of a target and of a draft with a tokenizer of its own, and what they share.
+
+Both are seen as bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.types import Out
+
+MARK = b"\xff"
+"""No text has this byte: it stands around the name of a special token."""
+
+_PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
+
+
+def special(name: str) -> bytes:
+    """What a special token stands for: its name, which no text can be mistaken for."""
+    return MARK + name.encode() + MARK
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the ids of a tokenizer stand for, and how it cuts a text.
+
+    pieces: of each id its bytes; none for ids that stand for nothing, which pad an embedding.
+    cut: the ids of a text, by the tokenizer, nothing put before or behind it.
+    begins: the id that the tokenizer puts before every text, if it does.
+    """
+
+    pieces: Sequence[bytes]
+    cut: Callable[[str], Sequence[int]] = lambda _: ()
+    begins: int | None = None
+
+    @classmethod
+    def of_ids(cls, n: int) -> Vocabulary:
+        """One of n ids that stand for nothing but themselves."""
+        return cls([special(str(token)) for token in range(n)])
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Vocabulary:
+        """That of one of transformers' fast tokenizers.
+
+        Beginning and end of a text are the same tokens in all vocabularies, whatever their names.
+
+        Raises:
+            ValueError: its tokens are spelt in a way that is not known here.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError("it is no fast tokenizer (tokenizer.json)")
+        spell = _spelling(json.loads(backend.to_str()))
+        named = {tokenizer.eos_token_id: special("eos"), tokenizer.bos_token_id: special("bos")}
+        added = tokenizer.added_tokens_decoder
+        tokens = tokenizer.get_vocab()
+        pieces = [b""] * (1 + max(tokens.values()))
+        for token, at in tokens.items():
+            if at in named:
+                pieces[at] = named[at]
+            elif at in added:
+                pieces[at] = special(token) if added[at].special else token.encode()
+            else:
+                pieces[at] = spell(token)
+        first = tokenizer.encode("")[:1]
+        return cls(
+            pieces,
+            lambda text: tokenizer.encode(
+                text, add_special_tokens=False, split_special_tokens=True
+            ),
+            first[0] if first and first[0] == tokenizer.bos_token_id else None,
+        )
+
+    @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """The id of each piece; the first, where several are spelt alike."""
+        return {piece: at for at, piece in reversed([*enumerate(self.pieces)]) if piece}
+
+    def spelt(self, ids: Sequence[int]) -> bytes:
+        """The bytes of some tokens."""
+        return b"".join(self.pieces[token] for token in ids)
+
+    def encode(self, data: bytes) -> list[int]:
+        """The ids of bytes that may hold special tokens and begin or end within a character.
+
+        A special token that this vocabulary does not have is left out, as is a byte.
+        """
+        ids: list[int] = []
+        for part in _PARTS.split(data):
+            if part.startswith(MARK):
+                ids += [self.ids[part]] if part in self.ids else []
+            else:
+                ids += self._text(part)
+        return ids
+
+    def _text(self, data: bytes) -> Sequence[int]:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            whole = data[: error.start]
+            if whole:
+                return [*self._text(whole), *self._text(data[error.start :])]
+            first = self.ids.get(_byte(data[0]))
+            return [*([] if first is None else [first]), *self._text(data[1:])]
+        ids = self.cut(text) if text else ()
+        if self.spelt(ids) == data:
+            return ids
+        # Some tokenizers put a space before whatever they are given, but not behind a line's end.
+        behind = self.cut("\n" + text)
+        for n in range(1, len(behind)):
+            if self.spelt(behind[n:]) == data:
+                return behind[n:]
+        return [
+            self.ids[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self.ids
+        ]
+
+
+def _byte(value: int) -> bytes:
+    return bytes((value,))
+
+
+def _spelling(said: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """The bytes of a token, by what a tokenizer.json says of how tokens are put together."""
+    kinds = re.findall(r'"type": "(\w+)"', json.dumps([said["decoder"], said["pre_tokenizer"]]))
+    if "ByteLevel" in kinds:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        byte_of = {sign: bytes([byte]) for byte, sign in bytes_to_unicode().items()}
+        return lambda token: b"".join(byte_of.get(sign, b"") for sign in token)
+    if "Metaspace" in kinds or "ByteFallback" in kinds:
+        return lambda token: (
+            bytes([int(token[3:5], 16)])
+            if re.fullmatch(r"<0x[0-9A-F]{2}>", token)
+            else token.replace("\u2581", " ").encode()
+        )
+    raise ValueError(
+        f"its tokens are put together by {', '.join(kinds) or 'nothing that it names'}"
+    )
+
+
+class Translation:
+    """Between the vocabularies of a target and of its draft.
+
+    Attributes:
+        target, draft: the two.
+        device: where models compute.
+        shared: how many pieces both have.
+    """
+
+    def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
+        self.target, self.draft, self.device = target, draft, device
+        both = [(at, draft.ids[piece]) for piece, at in target.ids.items() if piece in draft.ids]
+        self.shared = len(both)
+        self._draft_of = dict(both)
+        self._rows = torch.tensor([theirs for _, theirs in both], device=device, dtype=torch.int64)
+        self._at = torch.tensor([ours for ours, _ in both], device=device, dtype=torch.int64)
+        self._ids = torch.zeros(len(target.pieces), device=device, dtype=torch.int64)
+        self._ids[self._at] = self._rows
+
+    def in_target(self, out: Out) -> Out:
+        """A draft's logits as the target's: of the tokens that both have; -inf for all others."""
+        rows = out.rows
+        ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
+        ours[..., self._at] = rows[..., self._rows]
+        return Out(ours[None], out.hidden)
+
+    def in_draft(self, tokens: Tensor) -> Tensor:
+        """The draft's ids of target tokens [n] that both have."""
+        return self._ids[tokens]
+
+    def shares(self, token: int) -> int | None:
+        """The draft's id of a target token, if it has one."""
+        return self._draft_of.get(token)
+
+    def respelt(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
+        """The target's tokens of what a draft says behind a text.
+
+        A token may reach over their border, so the text's last tokens are cut anew along with it;
+        where they come out otherwise, what was said is cut by itself.
+
+        Args:
+            before: the last tokens of the text, the target's.
+            ids: the draft's. A character that they do not end is left out.
+        """
+        said = _whole(self.draft.spelt(ids))
+        both = self.target.encode(self.target.spelt(before) + said)
+        if both[: len(before)] == [*before]:
+            return both[len(before) :]
+        return self.target.encode(said)
+
+
+def _whole(data: bytes) -> bytes:
+    """Without the beginning of a character at the end."""
+    for n in range(1, min(3, len(data)) + 1):
+        lead = data[-n]
+        if 0xC0 <= lead < 0xF8:  # begins a character of two bytes, three or four
+            size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return data[:-n] if size > n else data
+        if not 0x80 <= lead < 0xC0:  # is one by itself
+            break
+    return data

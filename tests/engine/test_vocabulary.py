@@ -1,0 +1,291 @@
+"""Drafts with a tokenizer of their own: texts keep their bytes, and outputs keep their law."""
+
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from methods.tli import Tli, TliParams
+from methods.uag import Uag, UagParams
+from methods.vanilla import Vanilla
+from specbench_cli.engine.drafting.transcript import Transcript
+from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special
+from specbench_cli.engine.verify.sampling import Sampling, warp
+
+CPU = torch.device("cpu")
+CORPUS = (
+    "the cat sat on the mat",
+    "a caf\u00e9, na\u00efve \u4f60\u597d 1234",
+    "ababab aab abba catmat",
+    "\u00fcber \U0001f600",
+)
+METHODS = pytest.mark.parametrize(
+    "make",
+    [lambda: Tli(TliParams(length=2)), lambda: Uag(UagParams(length=2, behind=1))],
+    ids=["tli", "uag"],
+)
+
+
+def byte_level(size, begins=False, seed=0):
+    """A byte-level BPE tokenizer of 256 bytes, two special tokens and some merges."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=seed % 2 == 0)
+    made.decoder = decoders.ByteLevel()
+    names = ["<s>", "</s>"] if seed else ["<|end|>", "<|begin|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=names,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([text[seed % 3 :] for text in CORPUS], trainer)
+    if begins:
+        from tokenizers.processors import TemplateProcessing
+
+        made.post_processor = TemplateProcessing(
+            single=f"{names[0]} $A", special_tokens=[(names[0], 0)]
+        )
+    roles = {"bos_token": "<s>", "eos_token": "</s>"} if seed else {"eos_token": "<|end|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+
+
+def sentence_piece():
+    """A tokenizer in SentencePiece's manner: spaces as marks, one put before every text."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", "\u2581the", "\u2581cat", "t", "h", "e", "c", "a", "at", "the", "\u2581a"]
+    made = Tokenizer(
+        models.Unigram(
+            [(piece, -float(at)) for at, piece in enumerate(pieces)], 0, byte_fallback=True
+        )
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens(["<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+
+
+TOKENIZERS = {
+    "bpe": byte_level(300),
+    "larger bpe": byte_level(340, seed=2),
+    "bpe that begins": byte_level(290, begins=True, seed=1),
+    "sentencepiece": sentence_piece(),
+}
+VOCABULARIES = {name: Vocabulary.of(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+TEXTS = st.text(st.sampled_from("abct the\u00e9\u4f60\U0001f6001\n"), max_size=20)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=TEXTS)
+@settings(max_examples=40, deadline=None)
+def test_pieces_spell_what_the_tokenizer_cut(name, text):
+    vocabulary = VOCABULARIES[name]
+    ids = vocabulary.encode(text.encode())
+    assert vocabulary.spelt(ids) == text.encode()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.binary(max_size=12).filter(lambda data: b"\xff" not in data))
+@settings(max_examples=40, deadline=None)
+def test_bytes_that_are_no_text_are_spelt_by_single_bytes(name, data):
+    assert VOCABULARIES[name].spelt(VOCABULARIES[name].encode(data)) == data
+
+
+def test_a_special_token_is_not_what_a_text_says():
+    vocabulary = VOCABULARIES["bpe"]
+    assert vocabulary.encode(b"<|end|>") != [TOKENIZERS["bpe"].eos_token_id]
+    assert vocabulary.encode(special("eos")) == [TOKENIZERS["bpe"].eos_token_id]
+    assert vocabulary.encode(b"a" + special("unknown") + b"a") == vocabulary.encode(b"a") * 2
+
+
+def test_ends_of_texts_are_one_token_whatever_their_names():
+    translation = Translation(VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"], CPU)
+    assert (
+        translation.shares(TOKENIZERS["bpe"].eos_token_id)
+        == TOKENIZERS["sentencepiece"].eos_token_id
+    )
+
+
+def transcript(translation, prompt):
+    """One of a prompt; its state only counts."""
+    rows = [0]
+    state = SimpleNamespace(
+        capacity=4096,
+        rows=rows,
+        length=lambda: rows[0],
+        rollback=lambda _, n: rows.__setitem__(0, min(rows[0], n)),
+    )
+    session = SimpleNamespace(tokens=lambda: prompt, new_state=lambda *_: state)
+    model = SimpleNamespace(decoder=SimpleNamespace(translation=translation), max_positions=4096)
+    return Transcript(session, model)
+
+
+def test_what_a_tokenizer_begins_texts_with_stands_there_once():
+    ours, theirs = VOCABULARIES["bpe"], VOCABULARIES["bpe that begins"]
+    assert (
+        transcript(Translation(ours, theirs, CPU), ours.encode(b"the cat")).ids[0] == theirs.begins
+    )
+    begun = transcript(
+        Translation(theirs, theirs, CPU), [theirs.begins, *theirs.encode(b"the cat")]
+    )
+    assert begun.ids.count(theirs.begins) == 1
+
+
+@pytest.mark.parametrize("ours", ["bpe", "bpe that begins", "sentencepiece"])
+@pytest.mark.parametrize("theirs", ["larger bpe", "sentencepiece"])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
+    """Whatever was drafted: right words, the beginning of right ones, wrong ones."""
+    target, draft = VOCABULARIES[ours], VOCABULARIES[theirs]
+    text = target.encode(data.draw(TEXTS).encode())
+    read = transcript(Translation(target, draft, CPU), text)
+    for _ in range(3):
+        more = target.encode(data.draw(TEXTS).encode())
+        drafted = draft.encode(target.spelt(more) + data.draw(TEXTS).encode())
+        drafted = [
+            *drafted[: data.draw(st.integers(0, 6))],
+            *draft.encode(data.draw(TEXTS).encode()),
+        ]
+        before, text = len(read.ids), [*text, *more]
+        read.state.rows[0] = before + len(drafted)
+        stood = read.follow(text, drafted)
+        assert draft.spelt(read.ids) == target.spelt(text)
+        assert read.ids[before : before + stood] == drafted[:stood]
+        assert read.state.length() == before + stood
+        if stood < len(drafted):
+            assert not target.spelt(more).startswith(draft.spelt(drafted[: stood + 1]))
+
+
+@pytest.mark.parametrize("theirs", ["larger bpe", "sentencepiece"])
+@given(before=TEXTS, said=TEXTS)
+@settings(max_examples=25, deadline=None)
+def test_what_a_draft_says_is_spelt_in_the_targets_tokens(theirs, before, said):
+    target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
+    translation = Translation(target, draft, CPU)
+    ids = translation.respelt(target.encode(before.encode())[-3:], draft.encode(said.encode()))
+    assert target.spelt(ids) == said.encode()
+
+
+def test_a_character_that_was_begun_waits_for_its_end():
+    target, draft = VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"]
+    half = draft.encode("a\U0001f600".encode()[:-1])
+    assert target.spelt(Translation(target, draft, CPU).respelt([], half)) == b"a"
+
+
+# ---- decoding -----------------------------------------------------------------------------------
+
+WORDS = Translation(
+    Vocabulary([b"a", b"b", b"ab"], lambda text: _longest(text, ("ab", "a", "b"), (2, 0, 1))),
+    Vocabulary([b"b", b"c", b"a"], lambda text: _longest(text, ("a", "b", "c"), (2, 0, 1))),
+    CPU,
+)
+"""Vocabularies of three that share two, numbered otherwise; one of the target's is two of the
+draft's, and one of the draft's is no text of the target's."""
+
+
+def _longest(text, pieces, ids):
+    found = []
+    while text:
+        at = next((at for at, piece in enumerate(pieces) if text.startswith(piece)), None)
+        if at is None:
+            return found
+        found.append(ids[at])
+        text = text[len(pieces[at]) :]
+    return found
+
+
+def law_of(table, sampling, prompt, length):
+    law = defaultdict(float)
+
+    def extend(output, weight):
+        if len(output) == length:
+            law[output] += weight
+            return
+        before, last = (*prompt, *output)[-2:]
+        for token, p in enumerate(warp(table[before, last], sampling).tolist()):
+            if p > 0:
+                extend((*output, token), weight * p)
+
+    extend((), 1.0)
+    return law
+
+
+@METHODS
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_draft_of_other_words_leaves_the_targets_law(
+    make, temperature, open_session, exact_law, random_table
+):
+    sampling = Sampling("rejection", temperature)
+    tables = random_table(3, 21, 1.5), random_table(3, 22, 1.5)
+    prompt = (0, 1, 2)
+
+    def run(random):
+        session = open_session(
+            *tables, prompt=prompt, sampling=sampling, budget=5, random=random, translation=WORDS
+        )
+        for _ in make().generate(session):
+            if len(session.output()) >= 3:
+                break
+        return tuple(session.output()[:3])
+
+    found, true = exact_law(run), law_of(tables[0], sampling, prompt, 3)
+    assert sum(abs(found.get(x, 0) - true.get(x, 0)) for x in {*found, *true}) / 2 < 1e-12
+
+
+@METHODS
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling("coupled", 1.0)], ids=["greedy", "coupled"]
+)
+def test_a_draft_of_other_words_leaves_every_token(make, sampling, open_session, random_table):
+    for seed in range(8):
+        tables = random_table(3, seed, 1.5), random_table(3, seed + 50, 1.5)
+        how = {"prompt": (0, 1, 2), "sampling": sampling, "budget": 12}
+        session, plain = (
+            open_session(*tables, translation=WORDS, **how),
+            open_session(tables[0], **how),
+        )
+        list(make().generate(session))
+        list(Vanilla().generate(plain))
+        assert session.output() == plain.output()
+
+
+def test_q_is_the_drafts_law_given_that_both_have_the_token(open_session, random_table):
+    tables = random_table(3, 21, 1.5), random_table(3, 22, 1.5)
+    session = open_session(
+        *tables, prompt=(0, 1), sampling=Sampling("rejection", 1.0), budget=6, translation=WORDS
+    )
+    step = next(Tli(TliParams(length=1)).generate(session))
+    first = session.output()[0]
+    read = [*(WORDS.draft.encode(WORDS.target.spelt([0, 1, first])))]
+    said = tables[1][read[-2], read[-1]].softmax(-1)
+    q = step.draft.q[0]
+    assert q[2] == 0 and math.isclose(float(q.sum()), 1, abs_tol=1e-6)
+    assert torch.allclose(q[:2], torch.stack((said[2], said[0])) / (said[2] + said[0]), atol=1e-6)
+
+
+@METHODS
+def test_a_draft_whose_words_are_the_targets_own_stands_as_a_whole(
+    make, open_session, random_table
+):
+    """Where the target speaks the draft's words and thinks as it does."""
+    table = random_table(3, 21, 4.0)
+    order = [2, 0, 1]  # the draft's id of each of the target's
+    theirs = torch.empty_like(table)
+    for a in range(3):
+        for b in range(3):
+            theirs[order[a], order[b], order] = table[a, b]
+    target = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(sign) for sign in text])
+    draft = Vocabulary([b"b", b"c", b"a"], lambda text: ["bca".index(sign) for sign in text])
+    session = open_session(
+        table, theirs, prompt=(0, 1), budget=13, translation=Translation(target, draft, CPU)
+    )
+    steps = list(make().generate(session))
+    assert [len(step.outcome.committed) for step in steps] == [3, 3, 3, 3]
