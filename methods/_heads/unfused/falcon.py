@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
-from methods._heads.layouts import Layout
+from methods._heads.layouts import CUT, Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
@@ -47,7 +47,7 @@ class Falcon(OwnWay):
             kind,
             "Falcon (specbench)",
             r"lstm\.0\.weight_ih",
-            {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
+            CUT | {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["FalconHead"]}
