@@ -13,17 +13,56 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from methods._heads.files import fill
-from specbench_cli.api import Decoder, FeatureHead, Weights
+from specbench_cli.api import (
+    Decoder,
+    FeatureHead,
+    Field,
+    MethodParams,
+    Template,
+    Weights,
+    best_tree,
+    tree_of_choices,
+)
 
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 """Tensors of the authors' checkpoints: head, place in it, of a block (`linear`) or the matrix."""
+
+
+MC_SIM_7B_63 = tuple(
+    tuple(map(int, ranks))
+    for ranks in (
+        "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12"
+        " 003 40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050"
+        " 15 101 021 90 060 0001 16 070"
+    ).split()
+)
+"""The tree `mc_sim_7b_63` of Medusa's and Hydra's code, each node by the ranks on its path, in the
+order in which its search took them: so its first n are its best n, and no node lacks its parent."""
+
+
+class TreeParams(MethodParams):
+    """Parameters of a static tree."""
+
+    tree: Literal["likeliest", "mc_sim_7b_63"] = Field(
+        "likeliest",
+        description="made of the likeliest ranks; or the tree of Medusa's and Hydra's code for 7B"
+        " models, the first `nodes` of its 63, as deep as there are heads",
+    )
+
+
+def static_tree(tree: str, nodes: int, depth: int, width: int | None = None) -> Template:
+    """The tree of `TreeParams.tree`, of at most so many nodes, levels and children of a node."""
+    if tree == "likeliest":
+        return best_tree(nodes, depth=depth, width=width)
+    whole = tree_of_choices(MC_SIM_7B_63[:nodes])
+    return whole.within(depth, width or len(MC_SIM_7B_63))
 
 
 class MedusaHeads(FeatureHead):

@@ -11,8 +11,10 @@ from methods._heads.unfused.space import PUBLISHED_MASK, MaskToken
 from methods.space import Space
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models import table
 from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import scoring
 from specbench_cli.engine.scoring import branches
@@ -118,3 +120,31 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
     head = MaskToken.load(tmp_path, {"target": target})
     assert head.sizes["levels"] == 5
     assert head.mask.equal(target.embed(torch.tensor([90]))[0])
+
+
+# ---- above temperature 0: the authors' rule beside ours -----------------------------------------
+
+
+def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
+    """Theirs takes a candidate with probability min(1, p/q), and draws from p where it does not."""
+    case = Case("near", pair("near"), Sampling("rejection", 1.0), budget=3, length=2)
+    truth = Reference(case.tables[0], case.sampling).joint(case.prompt, (), 2)
+
+    def run(random):
+        session = case.open(random=random)
+        for _ in Space(Space.Params(length=1)).generate(session):
+            pass
+        return tuple(session.output()[:2])
+
+    assert distance(law_of(outcomes(run, 5000)), truth) < 1e-9
+    target, draft = (table.double().softmax(-1) for table in case.tables)
+    before, last = case.prompt[-2:]
+    q = draft[last, int(target[before, last].argmax())]  # the mask knows no drawn first token
+    theirs = {}
+    for first, p_first in enumerate(target[before, last].tolist()):
+        p = target[last, first]
+        stands = torch.minimum(p, q)
+        law = stands + (1 - stands.sum()) * p
+        theirs |= {(first, x): p_first * float(each) for x, each in enumerate(law)}
+    assert sum(theirs.values()) == pytest.approx(1)
+    assert distance(theirs, truth) > 0.02
