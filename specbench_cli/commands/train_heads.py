@@ -68,8 +68,8 @@ Count = Annotated[
 Towards = Annotated[
     Loss,
     typer.Option(
-        help="ttt: the target's distribution over several tokens, drafted in training; paper: as "
-        "the method was published."
+        help="ttt: the target's distribution over several tokens, drafted in training; paper: the"
+        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made."
     ),
 ]
 
@@ -174,7 +174,10 @@ KINDS = {
         "Hidden Transfer's maps to pseudo states",
         "as `train eagle`, through the target's upper layers, for fewer tokens.",
     ),
-    "falcon": ("Falcon's head, which drafts two tokens a pass", "as `train eagle`, for fewer."),
+    "falcon": (
+        "Falcon's head, which drafts two tokens a pass",
+        "as `train eagle`, for fewer; the paper's glancing is left out.",
+    ),
     "chimera": ("Chimera's two encoders and heads", "as `train eagle`, for fewer tokens."),
     "space": (
         "SPACE's mask token, and fine-tune the target to answer it",
