@@ -84,8 +84,8 @@ class Falcon(OwnWay):
             for at, step in enumerate(steps):
                 state = cell(step, state)
                 steps[at] = state[0]
-        recurred: Tensor = self.up(steps[-1]).unflatten(0, windows.shape[:-2])
-        return recurred + self.fc(windows[..., -1, :])
+        rows: Tensor = self.fc(windows[..., -1, :])
+        return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
     def text(self, pairs: Tensor, places: Tensor) -> Tensor:
         """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
