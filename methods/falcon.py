@@ -7,8 +7,10 @@ AAAI 2025, arXiv:2412.12639.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
+from methods._heads.medusa import static_tree
 from methods._heads.unfused.falcon import FalconHead
 from specbench_cli.api import (
     Draft,
@@ -18,7 +20,6 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Trained,
-    best_tree,
     host,
 )
 
@@ -28,8 +29,11 @@ class FalconParams(MethodParams):
 
     head: str = Field("auto", description="auto: the target's own; else the folder of one")
     depth: int = Field(4, ge=1, description="most levels; a pass of the head drafts two")
-    nodes: int = Field(24, ge=1, description="size of the tree, made of the likeliest ranks")
-    width: int = Field(8, ge=1, le=10, description="most children of a node")
+    nodes: int = Field(24, ge=1, description="size of the tree; of the authors', its first nodes")
+    width: int = Field(8, ge=1, le=20, description="most children of a node")
+    tree: Literal["likeliest", "kmask2_8layer_tree"] = Field(
+        "likeliest", description="made of the likeliest ranks, or the authors'"
+    )
 
 
 class Falcon(Method):
@@ -39,9 +43,8 @@ class Falcon(Method):
     target shares: children are the head's likeliest tokens, each of which stands with the target's
     own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
     Differs from the authors' code: verification is the target's own law, where theirs draws the
-    token behind a full acceptance at temperature 1; the tree is Medusa's construction over their
-    blocks; nothing is drafted past the budget; in coupled decoding the head's scores carry the
-    target's noise.
+    token behind a full acceptance at temperature 1; nothing is drafted past the budget; in
+    coupled decoding the head's scores carry the target's noise.
 
     One step:
     1. Feed the head the committed tokens that it has not read, each beside the target's true
@@ -59,6 +62,12 @@ class Falcon(Method):
     params: FalconParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
+    paper: ClassVar[Mapping[str, Any]] = {
+        "tree": "kmask2_8layer_tree",
+        "nodes": 165,
+        "depth": 8,
+        "width": 20,
+    }
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The head."""
@@ -67,7 +76,7 @@ class Falcon(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the head reads."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
-        self.tree = best_tree(self.params.nodes, depth=depth, width=width)
+        self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
         size = len(self.tree.nodes)
         session.reserve(size)
         head = session.artifact(*self.artifacts())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from methods._heads.hydra import HydraHeads
+from methods._heads.medusa import TreeParams, static_tree
 from specbench_cli.api import (
     AcceptParams,
     Draft,
@@ -23,16 +24,15 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Trained,
-    best_tree,
     host,
 )
 
 
-class HydraParams(AcceptParams, MethodParams):
+class HydraParams(AcceptParams, TreeParams):
     """Parameters of `Hydra`."""
 
     head: str = Field("auto", description="auto: the target's own; else the folder of them")
-    nodes: int = Field(63, ge=1, description="size of the tree, made of the likeliest ranks")
+    nodes: int = Field(63, ge=1, description="size of the tree")
     width: int = Field(10, ge=1, le=10, description="most children of a node")
     children: Literal["likeliest", "drawn"] = Field(
         "likeliest", description="or drawn without replacement, where tokens are drawn at all"
@@ -50,8 +50,8 @@ class Hydra(Method):
     temperatures above zero, which is not exact, and is not said to be.
     Differs from the authors' code: without typical acceptance, verification is the target's own
     law; the first token of a step is drawn, never the likeliest one whatever the temperature; the
-    tree is Medusa's construction, where theirs is searched for each model; nothing is drafted past
-    the budget; in coupled decoding the heads' scores carry the target's noise.
+    tree is Medusa's construction, or theirs (`tree`); nothing is drafted past the budget; in
+    coupled decoding the heads' scores carry the target's noise.
 
     One step:
     1. Head 1 reads the target's row that the last committed token was chosen from, and that token.
@@ -76,7 +76,7 @@ class Hydra(Method):
         heads = session.artifact(*self.artifacts())
         session.tap(heads.taps)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
-        self.tree = best_tree(self.params.nodes, depth=depth, width=width)
+        self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
         session.reserve(len(self.tree.nodes))
         self.levels = HeadLevels(session, heads)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from methods._heads.hydra_plus import HydraPlusHead
+from methods._heads.medusa import TreeParams, static_tree
 from specbench_cli.api import (
     AcceptParams,
     Draft,
@@ -20,16 +21,15 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Trained,
-    best_tree,
     fill,
 )
 
 
-class HydraPlusParams(AcceptParams, MethodParams):
+class HydraPlusParams(AcceptParams, TreeParams):
     """Parameters of `HydraPlus`."""
 
     head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: int = Field(63, ge=1, description="size of the tree, made of the likeliest ranks")
+    nodes: int = Field(63, ge=1, description="size of the tree")
     depth: int = Field(4, ge=1, description="most levels; no more than there are heads")
     width: int = Field(10, ge=1, le=10, description="most children of a node")
     children: Literal["likeliest", "drawn"] = Field(
@@ -45,8 +45,8 @@ class HydraPlus(Method):
     `children=drawn`, under rejection, siblings are drawn without replacement and tested in that
     order. `accept=typical` is the authors' rule at temperatures above zero, which is not exact.
     Differs from the authors' code: without typical acceptance, verification is the target's own
-    law, and the first token of a step is drawn; the tree is Medusa's construction, where theirs is
-    searched for each model; nothing is drafted past the budget.
+    law, and the first token of a step is drawn; the tree is Medusa's construction, or theirs
+    (`tree`); nothing is drafted past the budget.
 
     One step:
     1. Prefix attention: the head's own layer reads the target's rows of all tokens committed since
@@ -74,7 +74,7 @@ class HydraPlus(Method):
         session.tap(head.taps)
         width = min(params.width, session.target.vocab_size)
         depth = min(params.depth, head.levels or params.depth)
-        self.tree = best_tree(params.nodes, depth=depth, width=width)
+        self.tree = static_tree(params.tree, params.nodes, depth, width)
         size = len(self.tree.nodes)
         session.reserve(size)
         self.levels = Levels(session, head, session.new_state(head, slack=size))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from methods._heads.medusa import MedusaHeads
+from methods._heads.medusa import MC_SIM_7B_63, MedusaHeads, TreeParams, static_tree
 from specbench_cli.api import (
     AcceptParams,
     Draft,
@@ -19,30 +19,16 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Trained,
-    best_tree,
     fill_from,
-    tree_of_choices,
 )
 
-AUTHORS = tree_of_choices(
-    tuple(map(int, ranks))
-    for ranks in (
-        "0 1 2 3 4 5 6 7 8 9  00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40"
-        "  50 60 70 80 90  000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050"
-        "  060 070 100 101 200  0000 0001"
-    ).split()
-)
-"""The tree of the authors' code for heads of 7B models: each node by the ranks on its path."""
 
-
-class MedusaParams(AcceptParams, MethodParams):
+class MedusaParams(AcceptParams, TreeParams):
     """Parameters of `Medusa`."""
 
     head: str = Field("auto", description="auto: the target's own; else the folder of them")
     nodes: int = Field(
-        len(AUTHORS.nodes),
-        ge=1,
-        description="size of the tree; 63 is the authors', others are made of the likeliest ranks",
+        len(MC_SIM_7B_63), ge=1, description="size of the tree; 63 is the authors', mc_sim_7b_63"
     )
 
 
@@ -79,8 +65,9 @@ class Medusa(Method):
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
         self.heads = session.artifact(*self.artifacts())
         session.tap(self.heads.taps)
-        whole = best_tree(self.params.nodes, depth=self.heads.sizes["levels"])
-        self.tree = AUTHORS if self.params.nodes == len(AUTHORS.nodes) else whole
+        nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
+        name = "mc_sim_7b_63" if nodes == authors else self.params.tree
+        self.tree = static_tree(name, nodes, self.heads.sizes["levels"])
         session.reserve(len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:

@@ -225,6 +225,13 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2404.12022",
     ),
+    "space": Entry(
+        "methods.space:Space",
+        "SPACE: a target tuned to fill mask tokens verifies a draft and makes the next in one"
+        " forward.",
+        needs=("head",),
+        source="arXiv:2402.11809",
+    ),
     "mtp": Entry(
         "methods.mtp:Mtp",
         "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
 from methods._heads.layouts import COPIES, CUT, Layout
-from methods._heads.module import DraftHead, Out
+from methods._heads.module import DraftHead, JoinedHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
 from methods._heads.vocabulary import Vocabulary
 
 
-class Eagle(DraftHead):
+class Eagle(JoinedHead):
     """The torch module."""
 
     kind: ClassVar[str] = "eagle"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from methods._heads.files import HeadFiles, HeadShape, official_taps, wrong_size
 from methods._heads.layer import LayerHead
 from methods._heads.layouts import DROPPED, OWN, Layout, under
-from methods._heads.module import DraftHead, Out
+from methods._heads.module import DraftHead, JoinedHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer, Norm
 from methods._heads.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ _AROUND = OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
 _LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
-class Eagle3(DraftHead):
+class Eagle3(JoinedHead):
     """The torch module. One that is trained here says the most frequent tokens only, with the
     target's output matrix; official ones bring another.
 

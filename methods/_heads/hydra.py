@@ -86,11 +86,14 @@ class HydraHeads(SequentialHead):
         found = [match for name in weights if (match := PUBLISHED.fullmatch(name))]
         if not found:
             return super().load(folder, decoders)
-        read_below = _offset(folder)
-        if read_below:
+        told = _config(folder)
+        read_below, blind = told.get("hidden_state_offset", 0), not told.get("grounded_heads", True)
+        if read_below or blind:
+            rows = f"read the rows of {read_below} layers below the last (hidden_state_offset)"
+            odd = "read no drafted token (grounded_heads is false)" if blind else rows
             raise EnvironmentFault(
-                f"{folder.name}: {who} that read the rows of {read_below} layers below the last"
-                " (hidden_state_offset); here they read the last layer's",
+                f"{folder.name}: {who} that {odd}; here they read the last layer's, and all tokens"
+                " drafted before",
                 "give the folder of another: --set hydra.head=DIR",
             )
         levels = 1 + max(int(match[2]) for match in found)
@@ -110,10 +113,10 @@ class HydraHeads(SequentialHead):
         return head.ready()
 
 
-def _offset(folder: Path) -> int:
+def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return int(config.get("hidden_state_offset", 0))
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
 
 
 class First(nn.Module):

@@ -101,12 +101,23 @@ class DraftHead(nn.Module, ABC):
         return features
 
     @abstractmethod
-    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and the residual stream, each [sequences, n, width]."""
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """One step; keys and values are added to `past`.
 
-    @abstractmethod
-    def out(self, rows: Tensor) -> Out:
-        """The rows that leave the layer, to feed back and to read out."""
+        Args:
+            embedded: of the tokens one after the features, [sequences, n, width].
+            features: as `read` gives them at the first step, later what `Out.hidden` was.
+            places: of the slots in their chats, counting each later step one further.
+            slots: [sequences, slots] at the first step, where all n places of the text are given:
+                which of them to go on with. None at later steps.
+        """
 
     @classmethod
     def tapped(cls, _n_layers: int) -> tuple[int, ...]:
@@ -162,34 +173,6 @@ class DraftHead(nn.Module, ABC):
 
     # What all have in common.
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
-        """One step; keys and values are added to `past`.
-
-        Args:
-            embedded: of the tokens one after the features, [sequences, n, width].
-            features: as `read` gives them at the first step, later what `Out.hidden` was.
-            places: of the slots in their chats, counting each later step one further.
-            slots: [sequences, slots] at the first step, where all n places of the text are given:
-                which of them to go on with. None at later steps.
-        """
-        layer = self.layer
-        rows, residual = self.join(embedded, features)
-        seen = layer.self_attn.remember(rows, places)
-        if slots is None:
-            past.own.append(seen)
-        else:
-            past.text = seen
-            rows, residual = take(rows, slots), take(residual, slots)
-            places = places.gather(1, slots)
-        return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
-
     def speak(self, own: Vocabulary) -> None:
         """Have another vocabulary than the target's, or matrices of its own for it."""
         self.vocabulary, self.says, width = own, own.says, self.shape.hidden_size
@@ -222,9 +205,6 @@ class DraftHead(nn.Module, ABC):
         wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
         if wild is not None:
             raise wrong_size(files, f"{wild} holds numbers that are not finite")
-        odd = next((name for name in names if not files.tensors[name].isfinite().all()), None)
-        if odd is not None:
-            raise wrong_size(files, f"{odd} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
@@ -255,6 +235,39 @@ class DraftHead(nn.Module, ABC):
         """The head as `of` takes it."""
         source = f"the {self.kind} head"
         return HeadFiles(source, self.tensors(), self.shape, self.rope, self.hidden_first)
+
+
+class JoinedHead(DraftHead):
+    """A head whose every step is the same: a token's embedding is joined with the features before
+    it, and goes through the layer."""
+
+    @abstractmethod
+    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the residual stream, each [sequences, n, width]."""
+
+    @abstractmethod
+    def out(self, rows: Tensor) -> Out:
+        """The rows that leave the layer, to feed back and to read out."""
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead.forward`."""
+        layer = self.layer
+        rows, residual = self.join(embedded, features)
+        seen = layer.self_attn.remember(rows, places)
+        if slots is None:
+            past.own.append(seen)
+        else:
+            past.text = seen
+            rows, residual = take(rows, slots), take(residual, slots)
+            places = places.gather(1, slots)
+        return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
 
 
 class ParallelHead(nn.Module, ABC):
@@ -343,7 +356,7 @@ def filled(make: Callable[[], Module], files: HeadFiles, kind: str) -> Module:
     return module
 
 
-class PrefixHead(DraftHead):
+class PrefixHead(JoinedHead):
     """A head whose layer reads the target's rows alone, and no token: prefix attention (Hydra++),
     an augmenting block (Clover). What is drafted is made, step by step, of the row that leaves the
     layer and of the tokens so far.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
 from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, under
-from methods._heads.module import DraftHead, Out
+from methods._heads.module import DraftHead, JoinedHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
 from methods._heads.vocabulary import Vocabulary
@@ -50,7 +50,7 @@ _DEEPSEEK = {
 }
 
 
-class Mtp(DraftHead):
+class Mtp(JoinedHead):
     """The torch module; trained ones join as MiMo's do, the features first."""
 
     kind: ClassVar[str] = "mtp"

@@ -68,8 +68,8 @@ Count = Annotated[
 Towards = Annotated[
     Loss,
     typer.Option(
-        help="ttt: the target's distribution over several tokens, drafted in training; paper: as "
-        "the method was published."
+        help="ttt: the target's distribution over several tokens, drafted in training; paper: the"
+        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made."
     ),
 ]
 
@@ -100,6 +100,7 @@ def _trainer(
         report=report,
         label=found.label,
         template=found.template,
+        source=None if Path(target).exists() else found.label,
         draft=None if (draft := found.draft) is None else lambda: resolve(draft).path,
         keeps=keeps,
     )
@@ -173,19 +174,28 @@ KINDS = {
         "Hidden Transfer's maps to pseudo states",
         "as `train eagle`, through the target's upper layers, for fewer tokens.",
     ),
-    "falcon": ("Falcon's head, which drafts two tokens a pass", "as `train eagle`, for fewer."),
+    "falcon": (
+        "Falcon's head, which drafts two tokens a pass",
+        "as `train eagle`, for fewer; the paper's glancing is left out.",
+    ),
     "chimera": ("Chimera's two encoders and heads", "as `train eagle`, for fewer tokens."),
+    "space": (
+        "SPACE's mask token, and fine-tune the target to answer it",
+        "OUT/embedded-space is both: give it to --target, beside -m vanilla,space. The target"
+        " learns by low-rank additions, towards texts alone.",
+    ),
 }
 """What has a command of its own: what it makes, and more to say of it."""
 
 
 def _trains(name: str, what: str, more: str) -> Callable[..., None]:
     """The command that trains heads of a kind."""
+    towards = Loss.PAPER if name == "space" else Loss.TTT
 
     def command(
         out: Out,
         target: Target = "embedded",
-        loss: Towards = Loss.TTT,
+        loss: Towards = towards,
         count: Count = None,
         seed: Seed = 0,
         resume: Resume = True,

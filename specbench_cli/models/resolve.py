@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models.adapter import base_of, is_adapter, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
 from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
@@ -85,7 +87,8 @@ def resolve(name: str) -> Checkpoint:
     """Find a checkpoint, downloading it from the hub if need be.
 
     An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the
-    local hub cache. A GGUF file is dequantised into specbench's cache at first use.
+    local hub cache. A GGUF file is dequantised into specbench's cache at first use, and a low-rank
+    fine-tuning (PEFT's files) added to its model there.
 
     Raises:
         UsageError: an unknown short name, a folder that holds no checkpoint, or a GGUF file of a
@@ -96,6 +99,8 @@ def resolve(name: str) -> Checkpoint:
         return _from_alias(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if is_adapter(folder):
+            return _tuned(name, folder.resolve().name, folder)
         if missing := _missing(folder):
             raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
         return Checkpoint(name=name, label=folder.resolve().name, path=folder)
@@ -139,6 +144,8 @@ def _from_alias(name: str) -> Checkpoint:
     if alias.hub:
         return _from_hub(name, label, alias)
     folder = HERE / (alias.folder or label)
+    if is_adapter(folder):
+        return replace(_tuned(name, label, folder), heads=alias.heads)
     if missing := _missing(folder):
         raise EnvironmentFault(
             f"{name}: this installation has no {missing} of {label}",
@@ -152,6 +159,23 @@ def _from_alias(name: str) -> Checkpoint:
         dtype=alias.dtype,
         embedded=True,
         heads=alias.heads,
+    )
+
+
+def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
+    """A low-rank fine-tuning, whole; a trained module beside it goes with it."""
+    base = resolve(base_of(folder))
+    config = folder / "config.json"
+    facts = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    kind = facts.get("specbench", {}).get("kind")
+    return replace(
+        base,
+        name=name,
+        label=label,
+        path=merged(folder, base.path),
+        hub_id=None,
+        revision=None,
+        heads={kind: str(folder)} if kind else {},
     )
 
 

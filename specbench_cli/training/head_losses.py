@@ -101,27 +101,20 @@ def unroll(
             the first step at slot t reads token t+1 and says token t+2. A head without a state
             says all of its levels from the slot's features.
     """
-    last = ids.shape[1] - 1
-    starts = torch.arange(last + 1, device=ids.device) - read.chats.positions
-    start = starts.gather(1, slots)
+    starts = torch.arange(ids.shape[1], device=ids.device) - read.chats.positions
     if isinstance(head, FeatureHead):
         rows = take(read.features, slots)
         if isinstance(head, LookAhead):
-            said = _foreseen(head, target, ids, read, slots)
+            _, behind = foreseen(head, target, ids, read, slots)
+            said = iter(target.lm_head(behind).flatten(0, 1).unbind(1))
         else:
             said = _levels(head, rows.flatten(0, 1), ids, slots, steps)
         for step, logits in enumerate(said):
-            at = slots + step + 1
-            inside = at.clamp(max=last)
-            valid = (at <= last) & (starts.gather(1, inside) == start)
-            yield Step(logits.unflatten(0, slots.shape), rows, inside, valid)
+            yield Step(logits.unflatten(0, slots.shape), rows, *placed(starts, slots, step))
         return
     if isinstance(head, ParallelHead):
         for step, (logits, kept) in enumerate(head.draft(target, ids, read, slots, steps)):
-            at = kept + step + 1
-            inside = at.clamp(max=last)
-            valid = (at <= last) & (starts.gather(1, inside) == starts.gather(1, kept))
-            yield Step(logits, logits, inside, valid)
+            yield Step(logits, logits, *placed(starts, kept, step))
         return
     past = Past(take(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
@@ -133,13 +126,22 @@ def unroll(
     out = head(embed(following), head.read(read.features), places, past, slots)
     steps = min(steps, head.levels or steps)
     for step in range(steps):
-        at = slots + step + 1
-        inside = at.clamp(max=last)
-        valid = (at <= last) & (starts.gather(1, inside) == start)
+        inside, valid = placed(starts, slots, step)
         yield Step(F.linear(out.normed, weight), out.normed, inside, valid)
         if step + 1 < steps:
             token = following.gather(1, inside)
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
+
+
+def placed(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """`Step.at` and `Step.valid` of a step from slots of texts.
+
+    Args:
+        starts: [sequences, n], where the chat of each place begins.
+    """
+    at, last = slots + step + 1, starts.shape[1] - 1
+    inside = at.clamp(max=last)
+    return inside, (at <= last) & (starts.gather(1, inside) == starts.gather(1, slots))
 
 
 def _levels(
@@ -159,10 +161,11 @@ def _levels(
         yield logits
 
 
-def _foreseen(
+def foreseen(
     head: LookAhead, target: LlamaForCausalLM, ids: Tensor, read: Read, slots: Tensor
-) -> Iterator[Tensor]:
-    """What the rows that a head sends through the target say at slots, level by level: [n, V]."""
+) -> tuple[Tensor, Tensor]:
+    """What the target's output matrix reads: of a text [sequences, n, width], and of the rows that
+    a head has go through the target at slots, [sequences, slots, levels, width]."""
     body, k = target.model, head.sizes["levels"]
     rows = read.features if head.layer else body.embed_tokens(ids)
     made = head(take(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
@@ -184,8 +187,8 @@ def _foreseen(
     rotary = body.rotary_emb(rows, position_ids=torch.cat((read.chats.positions, behind), 1))
     for layer in body.layers[head.layer :]:
         rows = layer(rows, attention_mask=sight[:, None], position_embeddings=rotary)
-    said = target.lm_head(body.norm(rows[:, n:])).unflatten(1, (-1, k))
-    yield from said.flatten(0, 1).unbind(1)
+    rows = body.norm(rows)
+    return rows[:, :n], rows[:, n:].unflatten(1, (-1, k))
 
 
 class Kept:
@@ -274,8 +277,8 @@ def head_loss(
                     said = None if aim.text else kept.said(batch, read.normed, says)
             if noise is not None:
                 read = read._replace(features=read.features + noise)
-            weights = _within(batch, read.chats)
-            slots = _slots(weights)
+            weights = within(batch, read.chats)
+            slots = slots_of(weights)
             total = torch.zeros((), device=ids.device)
             for number, step in enumerate(unroll(head, target, ids, read, slots, aim.steps)):
                 weight = weights.gather(1, step.at) * step.valid
@@ -337,7 +340,7 @@ def _cross_entropy(
     return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), said.known.gather(1, step.at)
 
 
-def _within(batch: Batch, chats: Chats) -> Tensor:
+def within(batch: Batch, chats: Chats) -> Tensor:
     """The weight of each place's next token, 0 where that begins another chat."""
     places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
     starts = places - chats.positions
@@ -345,7 +348,7 @@ def _within(batch: Batch, chats: Chats) -> Tensor:
     return batch.weights * follows
 
 
-def _slots(weights: Tensor) -> Tensor:
+def slots_of(weights: Tensor) -> Tensor:
     """The slots to draft from: those before an answer's tokens, in the order of the text."""
     after = torch.cat([weights[:, 1:], torch.zeros_like(weights[:, :1])], 1)
     n = max(1, int(SLOTS * weights.shape[1]))

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Objective
 from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts
-from specbench_cli.engine.models.head import NORMED, FeatureHead
+from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import head_mat, loop
@@ -35,6 +35,7 @@ from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.head_family import (
     SCHEDULES,
     HeadSchedule,
+    TorchTarget,
     as_stored,
     begin_linear,
     build,
@@ -45,6 +46,7 @@ from specbench_cli.training.head_family import (
     schedule_of_parallel,
 )
 from specbench_cli.training.head_losses import Drafter, Kept, head_loss, read_target
+from specbench_cli.training.losses import Loss
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import (
     Ask,
@@ -57,6 +59,7 @@ from specbench_cli.training.replies import (
 )
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
 from specbench_cli.training.trainer import WORK, Report, deterministic
+from specbench_cli.training.tuned import masked_loss, save, tune
 
 Progress = Callable[[str, int, int], None]
 """Told the name of the replies that are made, how many are done, and of how many."""
@@ -105,6 +108,7 @@ class HeadTrainer:
         label: the target's name in what is written; else its folder's.
         template: a chat template for a tokenizer that has none.
         draft: gives the folder of the target's draft model, which some heads are adapted from.
+        source: the target as `--target` takes it; else its folder.
         keeps: the kind of head whose taps are kept while replies are made; of others the rows that
             the output matrix reads.
     """
@@ -121,6 +125,7 @@ class HeadTrainer:
     label: str | None = None
     template: str | None = None
     draft: Callable[[], Path] | None = None
+    source: str | None = None
     keeps: str = "eagle"
 
     def smoke(self) -> Self:
@@ -146,6 +151,8 @@ class HeadTrainer:
 
     def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
         """Train and export a head of any kind by its `schedule`; see `train`."""
+        if issubclass(kind, LookAhead) and kind.tuned:
+            return self.train_tuned(kind, schedule, loss)
         if issubclass(kind, FeatureHead):
             return self.train_stateless(kind, schedule, loss)
         if issubclass(kind, ParallelHead):
@@ -184,6 +191,29 @@ class HeadTrainer:
         head.half().save(self.out / schedule.name, **self._facts, loss=loss)
         return result
 
+    def train_tuned(self, kind: type[LookAhead], schedule: Schedule, loss: str) -> HeadResult:
+        """Fine-tune the target and train the head that looks ahead through it, towards texts
+        ("paper"), and export both into one folder, which `--target` takes.
+
+        Raises:
+            UsageError: as `train`; or another loss.
+        """
+        if loss != "paper":
+            raise UsageError(
+                f"{kind.kind} fine-tunes its target towards texts; there is no loss {loss!r}",
+                "--loss paper",
+            )
+        folder = self._claimed(schedule, loss)
+        torch.manual_seed(self.seed)
+        head = kind(TorchTarget(self._model), **kind.trained).to(self.device)
+        parts = tune(self._model, kind.tuned)
+        both = nn.ModuleList([head, *parts.values()])
+        result = self._run(head, schedule, masked_loss(head, self._model), folder, both)
+        out = self.out / schedule.name
+        head.half().save(out, target=self._facts["target"])
+        save(parts, out, self.source or str(self.target.resolve()))
+        return result
+
     def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
         """Train and export one drafter that says all tokens of a draft at once.
 
@@ -206,12 +236,6 @@ class HeadTrainer:
 
     def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        encode = self._encode
-        source: dict[str, loop.Source] = {
-            "replies": Replies(encode.padding, lambda: self._trained_on)
-        }
-        if isinstance(encode, Encoder):
-            source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
         kept = None
         if not self.of_family:
             last = max(reply.first for reply in self._trained_on)
@@ -220,7 +244,20 @@ class HeadTrainer:
             if isinstance(head, DraftHead) and loop.latest_checkpoint(folder) is None:
                 begin_linear(head, self._model, map(kept.text, self._trained_on))
         fast = self.fast and self.of_family and not isinstance(head, ParallelHead)
-        step = head_loss(head, self._model, aim, fast, kept)
+        return self._run(
+            head, schedule, head_loss(head, self._model, aim, fast, kept), folder, head
+        )
+
+    def _run(
+        self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
+    ) -> HeadResult:
+        """Train what learns by a loss, and measure the head meanwhile."""
+        encode = self._encode
+        source: dict[str, loop.Source] = {
+            "replies": Replies(encode.padding, lambda: self._trained_on)
+        }
+        if isinstance(encode, Encoder):
+            source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
         stages = [
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages
@@ -237,7 +274,7 @@ class HeadTrainer:
 
         with deterministic(self.device):
             result = loop.train(
-                head,
+                learns,
                 stages,
                 loop.Optimization(
                     schedule.peak_lr,
@@ -249,9 +286,9 @@ class HeadTrainer:
                 checkpoint_every=MEASURE_EVERY,
                 progress=progress,
             )
-        as_stored(head)
+        as_stored(learns)
         measure(result.curve[-1].step)
-        numbers = sum(each.numel() for each in head.parameters())
+        numbers = sum(each.numel() for each in learns.parameters())
         return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()

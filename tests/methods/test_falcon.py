@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from methods._heads.medusa import KMASK2_8LAYER_TREE, static_tree
 from methods._heads.unfused.falcon import BLOCK, Falcon, FalconHead
 from methods.falcon import Falcon as Method
 from specbench_cli.engine.models.head import features
@@ -141,3 +142,17 @@ def test_a_bonus_that_is_drawn_without_the_temperature_is_not_the_targets():
     due = p[0][:, None] * p[1:]
     torch.testing.assert_close(law["ours"], due)
     assert (law["theirs"] - due).abs().sum() / 2 > 0.1
+
+
+def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():
+    whole = static_tree("kmask2_8layer_tree", 165, 8, 20)
+    assert [sum(len(node) == at for node in whole.nodes) for at in range(1, 9)] == [
+        *(20, 15, 19, 23),
+        *(21, 23, 21, 23),
+    ]
+    assert whole.nodes == KMASK2_8LAYER_TREE  # level by level, siblings by rank
+    assert (0, 0, 0, 1, 2) not in whole.nodes
+    assert {(0, 0, 0, 1, 1, 0), (3, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)} < {*whole.nodes}
+    assert all(len(static_tree("kmask2_8layer_tree", n, 8).nodes) == n for n in range(1, 166))
+    assert max(len(node) for node in static_tree("kmask2_8layer_tree", 165, 4, 8).nodes) == 4
+    assert Method.paper["nodes"] == len(whole.nodes)

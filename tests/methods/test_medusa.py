@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 
@@ -11,11 +12,11 @@ from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
 
 from methods._heads.hydra import HydraHeads
-from methods._heads.medusa import MedusaHeads
+from methods._heads.medusa import MC_SIM_7B_63, MedusaHeads, static_tree
 from methods.clover import Clover
 from methods.hydra import Hydra
 from methods.hydra_plus import HydraPlus
-from methods.medusa import AUTHORS, Medusa
+from methods.medusa import Medusa
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models.table import pair
@@ -110,6 +111,13 @@ def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, 
         MedusaHeads.load(tmp_path, {"target": target})
 
 
+def test_hydras_heads_that_read_no_drafted_token_are_refused_by_that_name(target, tmp_path):
+    published_hydra(tmp_path, target)
+    (tmp_path / "config.json").write_text(json.dumps({"grounded_heads": False}))
+    with pytest.raises(EnvironmentFault, match="read no drafted token"):
+        HydraHeads.load(tmp_path, {"target": target})
+
+
 def test_hydras_heads_compute_their_formula_on_all_that_was_drafted(target, rows):
     heads = stirred(HydraHeads(target, levels=3, blocks=2))
     ids = torch.tensor([[5, 6, 7], [1, 2, 3], [9, 8, 4]])
@@ -136,9 +144,142 @@ def test_a_saved_head_is_the_head_that_is_read(target, rows, tmp_path):
         assert all(map(torch.equal, said, due))
 
 
-def test_the_authors_tree_is_theirs():
-    levels = [sum(len(node) == depth for node in AUTHORS.nodes) for depth in range(1, 5)]
+def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_first():
+    whole = static_tree("mc_sim_7b_63", 63, 4)
+    assert whole.nodes == tuple(sorted(MC_SIM_7B_63, key=lambda node: (len(node), node)))
+    levels = [sum(len(node) == depth for node in whole.nodes) for depth in range(1, 5)]
     assert levels == [10, 28, 23, 2]
+    assert [len(static_tree("mc_sim_7b_63", n, 4).nodes) for n in range(1, 64)] == [*range(1, 64)]
+    assert [len(static_tree("mc_sim_7b_63", 63, n).nodes) for n in (1, 2, 3)] == [10, 38, 61]
+    assert static_tree("mc_sim_7b_63", 63, 4, width=2).nodes == (
+        *((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)),
+        *((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)),
+        *((0, 0, 0, 0), (0, 0, 0, 1)),
+    )
+
+
+# ---- step by step: published folders, and what their authors' programs do with them -------------
+
+
+def published_medusa(folder, target, n_heads=3):
+    """A folder of FasterDecoding's release as it is, and its heads as a function [d] -> [k, V]."""
+    drawn, d, v = torch.Generator().manual_seed(8), target.hidden_size, target.vocab_size
+    output = target.unembed(torch.eye(d)).T.contiguous()
+    tensors = {}
+    for k in range(n_heads):
+        tensors[f"{k}.0.linear.weight"] = torch.randn(d, d, generator=drawn) / d
+        tensors[f"{k}.0.linear.bias"] = torch.randn(d, generator=drawn) / 9
+        tensors[f"{k}.1.weight"] = output + torch.randn(v, d, generator=drawn) / 5
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    config = {"medusa_num_heads": n_heads, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def ranked(h, path):
+        k = len(path) - 1
+        moved = h + silu(linear(h, tensors[f"{k}.0.linear.weight"], tensors[f"{k}.0.linear.bias"]))
+        return linear(moved, tensors[f"{k}.1.weight"]).topk(10).indices.tolist()
+
+    return ranked
+
+
+def published_hydra(folder, target, n_heads=2):
+    """The same of zankner's, with grounded heads of one layer."""
+    drawn, d, v = torch.Generator().manual_seed(9), target.hidden_size, target.vocab_size
+    output = target.unembed(torch.eye(d)).T.contiguous()
+    tensors = {}
+    for k in range(n_heads):
+        for part, scale in (("linear", 1 / d), ("res_connection", 1 / d)):
+            wide = torch.randn(d, (k + 2) * d, generator=drawn) * scale
+            tensors[f"hydra_mlp.{k}.0.{part}.weight"] = wide
+            tensors[f"hydra_mlp.{k}.0.{part}.bias"] = torch.randn(d, generator=drawn) / 9
+        tensors[f"hydra_mlp.{k}.0.res_connection.weight"].fill_diagonal_(1.0)
+        tensors[f"hydra_lm_head.{k}.weight"] = output + torch.randn(v, d, generator=drawn) / 5
+        tensors[f"hydra_lm_head.{k}.bias"] = torch.randn(v, generator=drawn) / 9
+    save_file(tensors, folder / "hydra_lm_head.safetensors")
+    config = {"hydra_num_heads": n_heads, "hydra_head_arch": "mlp", "grounded_heads": True}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def ranked(h, path):
+        k, at = len(path) - 1, f"hydra_mlp.{len(path) - 1}.0"
+        x = torch.cat((h, *(target.embed(torch.tensor([token]))[0] for token in path)))
+        read = linear(
+            x, tensors[f"{at}.res_connection.weight"], tensors[f"{at}.res_connection.bias"]
+        )
+        moved = read + silu(linear(x, tensors[f"{at}.linear.weight"], tensors[f"{at}.linear.bias"]))
+        said = linear(
+            moved, tensors[f"hydra_lm_head.{k}.weight"], tensors[f"hydra_lm_head.{k}.bias"]
+        )
+        return said.topk(10).indices.tolist()
+
+    return ranked
+
+
+def as_their_programs_do(module, prompt, ranked, choices, n_steps):
+    """(candidates beside the root, committed behind it) a step: greedy decoding of the published
+    programs, with no cache and no tree mask, each path by a forward of its own.
+
+    Candidates in the order of `sorted(choices, key=lambda x: (len(x), x))`; of those whose every
+    token is the likeliest one at the place before, the longest; then the target's next token.
+    """
+
+    def read(ids):
+        hidden = module.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        return hidden, int(module.lm_head(hidden).argmax())
+
+    text = [*prompt, read(prompt)[1]]
+    for _ in range(n_steps):
+        feature, _ = read(text[:-1])
+        tokens = {(): text[-1]}
+        for node in sorted(choices, key=lambda node: (len(node), node)):
+            path = [tokens[node[:at]] for at in range(len(node))]
+            tokens[node] = ranked(feature, path)[node[-1]]
+        node, accepted = (), []
+        while True:
+            _, likeliest = read([*text, *accepted])
+            below = [child for child in tokens if child and child[:-1] == node]
+            found = next((child for child in below if tokens[child] == likeliest), None)
+            if found is None:
+                break
+            node, accepted = found, [*accepted, likeliest]
+        yield [token for at, token in tokens.items() if at], [*accepted, likeliest]
+        text += [*accepted, likeliest]
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "heads"),
+    [(Medusa, published_medusa, 3), (Hydra, published_hydra, 2)],
+)
+def test_a_published_folder_is_decoded_with_step_by_step_as_its_authors_program_does(
+    family, target, tmp_path, method, made, heads
+):
+    ranked = made(tmp_path, target)
+    chosen = method(method.Params(head=str(tmp_path), tree="mc_sim_7b_63"))
+    (wanted,) = chosen.artifacts()
+    space = Workspace(
+        {"target": target}, 160, make=lambda _: wanted.kind.load(tmp_path, {"target": target})
+    )
+    choices = [node for node in MC_SIM_7B_63 if len(node) <= heads]
+    accepted = 0
+    for prompt in (family.prompts[7], family.prompts[20]):
+        session = Session(space, Request("tiny", 0, prompt, StopRule(frozenset(), 60)), Sampling())
+        with torch.no_grad():
+            due = list(as_their_programs_do(family.modules["target"], prompt, ranked, choices, 5))
+        for step, (candidates, committed) in zip(chosen.generate(session), due, strict=False):
+            assert step.draft.tokens.tolist() == candidates
+            assert list(step.outcome.committed) == committed
+            accepted += len(committed) - 1
+    assert accepted > 1
+
+
+def test_typical_acceptance_is_the_published_formula():
+    p = torch.randn(40, 9, generator=torch.Generator().manual_seed(3)).mul(3).softmax(-1)
+    tokens = torch.arange(40) % 9
+    entropy = -(p * (p + 1e-5).log()).sum(-1)  # as their programs have it
+    least = torch.minimum(torch.full((40,), 0.09), 0.3 * (-entropy).exp())
+    due = p[torch.arange(40), tokens] > least
+    rule = Medusa.Params(accept="typical").rule
+    assert rule.lets_pass(p, tokens).equal(due)
+    assert 5 < int(due.sum()) < 35
 
 
 def tree_of(session, drafted):

@@ -24,6 +24,8 @@ from methods._heads.files import HeadShape
 from methods._heads.module import heads
 from methods._heads.mtp import MtpHead
 from methods._heads.slots import Past
+from methods._heads.unfused.chimera import ChimeraHead
+from methods._heads.unfused.falcon import FalconHead
 from specbench_cli.commands.train import app
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
@@ -397,7 +399,7 @@ def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "falcon", "chimera"])
 def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     kind: str, folder: Path, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +420,8 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert plan.name == f"tiny-{kind}"
     decoder = load_decoder(folder, name="target")
-    loads: Any = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead}[kind]
+    decoding = (EagleHead, Eagle3Head, MtpHead, FalconHead, ChimeraHead)
+    loads: Any = next(each for each in decoding if each.kind == kind)
     said = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
     assert said.isfinite().sum() == len(ours["d2t"]) == 100
 

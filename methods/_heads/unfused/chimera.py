@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from methods._heads.files import HeadFiles, HeadShape
-from methods._heads.layouts import Layout
+from methods._heads.layouts import CUT, Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
@@ -45,7 +45,13 @@ class Chimera(OwnWay):
             kind,
             "Chimera (specbench)",
             r"heads\.0\.weight",
-            {"trigram.0.": "fc.", "trigram.1.": "last.", "context.": "layer.", "heads.": "mixed."},
+            CUT
+            | {
+                "trigram.0.": "fc.",
+                "trigram.1.": "last.",
+                "context.": "layer.",
+                "heads.": "mixed.",
+            },
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["ChimeraHeads"]}
@@ -83,8 +89,8 @@ class Chimera(OwnWay):
 
     @classmethod
     def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
-        """Nothing; all sizes are in the tensors."""
-        return {}
+        """What it can say; all sizes are in the tensors."""
+        return {"own": Vocabulary.of(files, target)}
 
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of H [sequences, n, width] at their places."""

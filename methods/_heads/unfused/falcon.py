@@ -11,8 +11,8 @@ other, and all before. What leaves at pair j is f_{j+k}, which gives logits of x
 
 The paper's: all of that, and k = 2. Ours: the LSTM runs over the k pairs that end in its own (the
 authors' is not told that its first axis is the batch, so it recurs over no tokens), is `INNER` wide
-and adds to a linear map of the pair; training drafts on from the head's own features, without the
-coupled glancing distillation.
+and adds to a linear map of the pair. No glancing: training shows nothing of what is predicted, with
+the published loss (`paper`) nor with `ttt`, which drafts on from the head's own features.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
-from methods._heads.layouts import Layout
+from methods._heads.layouts import CUT, Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Layer, Past, take
 from methods._heads.unfused.head import Drafted, OwnWay, UnfusedHead
 from methods._heads.vocabulary import Vocabulary
 
-BLOCK = 2
-"""k: features of a pass."""
-
-INNER = 64
+BLOCK, INNER = 2, 64
+"""k, the features of a pass; the LSTM's width."""
 
 
 class Falcon(OwnWay):
@@ -47,7 +45,7 @@ class Falcon(OwnWay):
             kind,
             "Falcon (specbench)",
             r"lstm\.0\.weight_ih",
-            {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
+            CUT | {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["FalconHead"]}
@@ -86,9 +84,8 @@ class Falcon(OwnWay):
             for at, step in enumerate(steps):
                 state = cell(step, state)
                 steps[at] = state[0]
-        recurred = self.up(steps[-1]).unflatten(0, windows.shape[:-2])
-        rows: Tensor = self.fc(windows[..., -1, :]) + recurred
-        return rows
+        rows: Tensor = self.fc(windows[..., -1, :])
+        return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
     def text(self, pairs: Tensor, places: Tensor) -> Tensor:
         """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
@@ -104,10 +101,8 @@ class Falcon(OwnWay):
     def block(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
         """A pass over `rows` [sequences, slots, k, width] at `places` [sequences, slots, k], which
         see `past`, themselves included: the features of the next k places, of the rows' shape."""
-        made = []
-        for row, place in zip(rows.unbind(2), places.unbind(2), strict=True):
-            seen = row + self.layer.self_attn(row, place, past)
-            made.append(seen + self.layer.mlp(self.layer.post_attention_layernorm(seen)))
+        layer, pairs = self.layer, zip(rows.unbind(2), places.unbind(2), strict=True)
+        made = [layer.after(row, layer.self_attn(row, place, past)) for row, place in pairs]
         return torch.stack(made, 2)
 
     def begin_block(self, pairs: Tensor, places: Tensor, slots: Tensor, past: Past) -> Tensor:
@@ -142,19 +137,17 @@ class Falcon(OwnWay):
         slots: Tensor | None = None,
     ) -> Out:
         """See `DraftHead.forward`: every k-th step is a pass, the others read what it left."""
-        width = embedded.shape[-1]
+        width, done = embedded.shape[-1], 0
         if slots is not None:
             past.text = self.context(embedded, features, places)
             left = self.begin_block(torch.cat((embedded, features), -1), places, slots, past)
-            return Out(left, left[..., :width])
-        left = torch.cat((features, embedded), -1)
-        own = self.left * width
-        drafted = left[..., own:].unflatten(-1, (-1, width))
-        if drafted.shape[2] < BLOCK:
-            at = drafted.shape[2] * width
-            return Out(left, left[..., at : at + width])
-        left = self.next_block(left[..., :own], drafted, places, past)
-        return Out(left, left[..., :width])
+        else:
+            left = torch.cat((features, embedded), -1)
+            drafted = left[..., self.left * width :].unflatten(-1, (-1, width))
+            done = drafted.shape[2] % BLOCK
+            if not done:
+                left = self.next_block(left[..., : self.left * width], drafted, places, past)
+        return Out(left, left[..., done * width : (done + 1) * width])
 
 
 class FalconHead(UnfusedHead):
@@ -169,16 +162,16 @@ class FalconHead(UnfusedHead):
         self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
     ) -> Out:
         """See `UnfusedHead.begin_at`."""
-        pairs = torch.cat((embedded, features), -1)
-        return self._said(self.own.begin_block(pairs, places, slots, past))
+        read = torch.cat((embedded, features), -1), places, slots, past
+        return self._said(self.own.begin_block(*read))
 
     def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
         """See `UnfusedHead.go_on`."""
-        past, n, blocks = drafted.past, BLOCK, embedded.unflatten(1, (-1, BLOCK))
+        past, n, tokens = drafted.past, BLOCK, embedded.unflatten(1, (-1, BLOCK))
         mine = Past(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
-        places = drafted.places[:, ::BLOCK] + BLOCK
-        left = self.own.next_block(drafted.rows[:, ::BLOCK], blocks, places, mine)
+        rows, places = drafted.rows[:, ::BLOCK], drafted.places[:, ::BLOCK] + BLOCK
+        left = self.own.next_block(rows, tokens, places, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
         return self._said(left)
 

@@ -38,8 +38,7 @@ class Drafted(NamedTuple):
 
 
 class OwnWay(DraftHead):
-    """A `DraftHead` whose `forward` is its own: drafted rows are not made of a token and a feature
-    by `join`, and do not leave by `out`.
+    """A `DraftHead` whose steps are not all the same, and are not those of a `JoinedHead`.
 
     Attributes:
         left: how many times the target's width `Out.hidden` is, where a draft goes on from it.
@@ -52,14 +51,6 @@ class OwnWay(DraftHead):
     @abstractmethod
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a text's rows [sequences, n, width] at their places."""
-
-    def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """None."""
-        raise NotImplementedError
-
-    def out(self, rows: Tensor) -> Said:
-        """None."""
-        raise NotImplementedError
 
 
 class UnfusedHead(Head, Artifact):
@@ -163,7 +154,15 @@ class UnfusedHead(Head, Artifact):
             said, past = self._drafted(embedded, x.rows, state)
         left = [said.hidden]
         left += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
-        return Out(self.target.unembed(said.normed), torch.cat(left, -1))
+        return Out(self.unembed(said.normed), torch.cat(left, -1))
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """See `Decoder`: the target's; ids that the head cannot say get -inf."""
+        logits, says = self.target.unembed(rows), self.own.says
+        if says is None:
+            return logits
+        said = torch.full_like(logits, -torch.inf)
+        return said.index_copy_(-1, says, logits.index_select(-1, says))
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
         """Write rows of the text."""

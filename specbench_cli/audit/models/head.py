@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.audit.models.table import TableDecoder, TableState
+from specbench_cli.audit.models.table import TableDecoder, TableState, way_of
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
 from specbench_cli.engine.models.head import (
     NORMED,
@@ -122,7 +122,8 @@ class TableFeatureHead(FeatureHead):
 class TableLookAhead(LookAhead):
     """Mixed into a head whose rows go through the target, it has these be what a draft with the
     table would say: a target that is a table lets them pass, if they see and stand where they
-    should.
+    should. What enters its first layer are embeddings, which tell one token and not two: there the
+    target makes of these rows what they should be (`TableDecoder.foresees`).
 
     Attributes:
         tables: of the draft, and of the target; below: of what enters the layer.
@@ -134,6 +135,8 @@ class TableLookAhead(LookAhead):
     def forward(self, rows: Tensor) -> Tensor:
         """See the class."""
         self.__dict__["ran"] += 1  # whoever calls it, and however
+        if not self.layer:
+            return torch.full((len(rows), self.sizes["levels"], self.vocab_size), -1.0)
         ways = [_way(*self.tables, self.below, row, self.sizes["levels"]) for row in rows]
         return torch.stack(ways)
 
@@ -207,8 +210,8 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     """
     kind: type[Artifact] = wanted.kind
     if issubclass(kind, LookAhead):
-        below = cast(TableDecoder, decoders["target"]).layers[0]
-        own = {"tables": _tables(decoders), "below": below}
+        target, tables = cast(TableDecoder, decoders["target"]), _tables(decoders)
+        own, target.foresees = {"tables": tables, "below": target.layers[0]}, tables[0]
         kind = type(kind.__name__, (TableLookAhead, kind), own)
     elif issubclass(kind, FeatureHead):
         mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
@@ -247,13 +250,7 @@ def _way(draft: Tensor, target: Tensor, known: Tensor, row: Tensor, levels: int)
     Args:
         known, row: a table, and the row of it at the place in question.
     """
-    last, token = divmod(_place(known.flatten(0, 1), row), draft.shape[-1])
-    last, token = token, int(target[last, token].argmax())
-    way: list[Tensor] = []
-    for _ in range(levels):
-        way.append(draft[last, token])
-        last, token = token, int(way[-1].argmax())
-    return torch.stack(way)
+    return way_of(draft, target, divmod(_place(known.flatten(0, 1), row), draft.shape[-1]), levels)
 
 
 def _place(rows: Tensor, row: Tensor) -> int:

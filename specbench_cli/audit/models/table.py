@@ -138,10 +138,14 @@ class TableDecoder(Decoder):
     something else than they should; a row of its own that sees one of them reads as another token.
 
     A layer whose attention is passed over sees no token before, one whose MLP is not its own.
+
+    Attributes:
+        foresees: the table by which such rows speak where they enter the first layer.
     """
 
     reads: type[Tokens | Features] = Tokens
     module: LearntTable
+    foresees: Tensor
 
     def __init__(
         self, name: str, table: Tensor, exits: Tensor | None = None, inner: int = 0
@@ -175,8 +179,10 @@ class TableDecoder(Decoder):
         taps: Sequence[int] = (),
     ) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
-        self.ran += 1
         low, high = layers or (0, self.n_layers)
+        if isinstance(x, Hidden) and not low and high == self.n_layers and positions is not None:
+            return self._embedded(x.rows[0], state, positions[0], mask, taps)
+        self.ran += 1
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
             raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
@@ -198,13 +204,9 @@ class TableDecoder(Decoder):
         if len(beyond):
             assert positions is not None
             assert isinstance(x, Hidden)
-            if mask is None:  # one chain, behind the last row there is
-                node = torch.tensor([state.rows[-1].position])
-                mask = torch.ones(len(beyond) + 1, len(beyond) + 1, dtype=torch.bool).tril()
-                beyond = _beyond(beyond, mask, torch.cat((node, positions[0])))
-            else:
-                beyond = _beyond(beyond, mask, positions[0])
-            x = Hidden(x.rows[:, :n] + mask[:n, n:].any(-1)[None, :, None])
+            beyond = _beyond(beyond, mask, positions[0], state)
+            seen = 0 if mask is None else mask[:n, n:].any(-1)[None, :, None]
+            x = Hidden(x.rows[:, :n] + seen)
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
@@ -236,6 +238,34 @@ class TableDecoder(Decoder):
         if isinstance(logits_at, Tensor):
             return Out(hidden[:, logits_at], hidden, tapped)
         return Out(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
+
+    def _embedded(
+        self,
+        rows: Tensor,
+        state: State,
+        positions: Tensor,
+        mask: Tensor | None,
+        taps: Sequence[int],
+    ) -> Out:
+        """A whole forward over embeddings [n, V], and behind them rows that look ahead."""
+        assert isinstance(state, TableState)
+        n = int((rows >= 0).all(-1).sum())
+        hidden, tapped = rows[:0], dict[int, Tensor]()
+        self.ran += not n
+        if n:
+            assert mask is not None
+            ids = (rows[:n].argmax(-1) + mask[:n, n:].any(-1)) % self.vocab_size
+            how: dict[str, Any] = {"positions": positions[None, :n], "mask": mask[:n, :n]}
+            out = self.forward(Tokens(ids[None]), state, taps=taps, **how)
+            hidden, tapped = out.hidden[0], dict(out.taps)
+        nodes = range(len(state.rows) - max(1, n), len(state.rows))
+        each = (len(rows) - n) // len(nodes)
+        ways = [
+            way_of(self.foresees, self.table, (self.before(state, at), self.read(state, at)), each)
+            for at in nodes
+        ]
+        whole = torch.cat((hidden, _beyond(torch.cat(ways), mask, positions, state)))[None]
+        return Out(whole, whole, tapped)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -337,9 +367,24 @@ class LearntTable(nn.Module):
         return Out(rows, rows)
 
 
-def _beyond(rows: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+def way_of(draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int) -> Tensor:
+    """Logits [levels, V] of the tokens behind the one that a greedy target says after two tokens,
+    where a draft's table goes its own greedy way."""
+    last, token = tokens[1], int(target[tokens].argmax())
+    way: list[Tensor] = []
+    for _ in range(levels):
+        way.append(draft[last, token])
+        last, token = token, int(way[-1].argmax())
+    return torch.stack(way)
+
+
+def _beyond(rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableState) -> Tensor:
     """What leaves of rows [e, V] that look ahead, the last ones under a mask and at positions:
-    chains of one length, each behind a row of the text."""
+    chains of one length, each behind a row of the text; without a mask one, behind the last row
+    that there is."""
+    if mask is None:
+        mask = torch.ones(len(rows) + 1, len(rows) + 1, dtype=torch.bool).tril()
+        positions = torch.cat((torch.tensor([state.rows[-1].position]), positions))
     n = len(mask) - len(rows)
     due, left = mask.new_zeros(len(rows), len(mask)), rows.clone()
     behind = [max(seen.nonzero().flatten().tolist(), default=0) for seen in mask[n:, :n]]

@@ -25,7 +25,8 @@ class Weights(Mapping[str, Tensor]):
     """The tensors of a folder by name, read when asked for; nothing is kept.
 
     Args:
-        folder: holds model.safetensors, or shards listed in model.safetensors.index.json.
+        folder: holds model.safetensors, or shards listed in model.safetensors.index.json, or one
+            file of another name.
 
     Raises:
         EnvironmentFault: there are no safetensors, or a listed shard is missing.
@@ -179,6 +180,8 @@ def _weight_files(folder: Path) -> list[Path]:
     else:
         files = [single]
     missing = [path.name for path in files if not path.is_file()]
+    if missing and not index.is_file() and len(named := [*folder.glob("*.safetensors")]) == 1:
+        return named  # as authors of heads call theirs: medusa_lm_head.safetensors
     if not missing:
         return files
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))

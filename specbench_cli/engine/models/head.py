@@ -326,6 +326,8 @@ class LookAhead(FeatureHead):
         layer: the target's first layer that they go through; default: the middle one.
 
     Attributes:
+        tuned: whether the target learns beside it, by additions of this rank to its matrices (LoRA,
+            Hu et al., arXiv:2106.09685); 0: it stays as it is.
         updates, sequences: of its training: on the corpus and on replies, of 512 tokens each. Its
             rows go through the target, which costs more than reading kept ones.
         taps: the layer whose outgoing rows `forward` reads; of layer 0, which reads embeddings, a
@@ -335,6 +337,7 @@ class LookAhead(FeatureHead):
         MethodFault: the target has no such layer.
     """
 
+    tuned: ClassVar[int] = 0
     updates: ClassVar[tuple[int, int]] = (60, 240)
     sequences: ClassVar[int] = 2
     peak_lr: ClassVar[float] = 3e-3

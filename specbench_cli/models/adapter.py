@@ -1,0 +1,155 @@
+"""Low-rank fine-tunings in PEFT's files, added to the model that they are of at first use.
+
+W becomes W + (alpha / r) B A (LoRA, Hu et al., ICLR 2022, arXiv:2106.09685); the format:
+https://huggingface.co/docs/peft/developer_guides/checkpoint. The whole model lies in specbench's
+cache under the hashes of both, in the dtype of the base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.tasks.source import cache_folder
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+PLAIN = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False,),
+    "use_rslora": (False,),
+    "fan_in_fan_out": (False,),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "modules_to_save": (None, []),
+}
+"""What adapter_config.json may say, where it says anything, of additions that are made here."""
+
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+Array = NDArray[Any]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds a fine-tuning and not a model."""
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The model that it is of, as `resolve` takes it.
+
+    Raises:
+        UsageError: a fine-tuning of another kind.
+    """
+    facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    odd = next((key for key, known in PLAIN.items() if facts.get(key, known[0]) not in known), None)
+    if odd is not None:
+        raise UsageError(
+            f"{folder.name}/{CONFIG} has {odd} {facts[odd]!r}; only plain low-rank additions are"
+            f" added here ({odd} {PLAIN[odd][0]!r})",
+            "merge it with peft (merge_and_unload, save_pretrained), and give the folder of that",
+        )
+    base: str = facts["base_model_name_or_path"]
+    return base
+
+
+def merged(folder: Path, base: Path) -> Path:
+    """The folder of the whole model, made at first use.
+
+    Args:
+        folder: of the fine-tuning; base: of the model that it is of.
+
+    Raises:
+        UsageError: it has additions to what the model has not, or of other sizes.
+        EnvironmentFault: a cache that cannot be written.
+    """
+    from filelock import FileLock
+
+    names = [folder / CONFIG, folder / WEIGHTS, *sorted(base.glob("*.safetensors"))]
+    made = cache_folder() / "merged" / _sha256(names)
+    if made.is_dir():
+        return made
+    part = made.with_suffix(".part")
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{made}.lock"):  # one process writes, others wait for it
+            if not made.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+                try:
+                    shutil.copytree(base, part)
+                    _add(folder, part)
+                    part.rename(made)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"{folder.name} cannot be added to its model in the cache {made.parent}:"
+            f" {fault.strerror or fault}",
+            "free space there, or set SPECBENCH_CACHE to a folder with room",
+        ) from fault
+    return made
+
+
+def _add(folder: Path, model: Path) -> None:
+    """Change the matrices in a model's files, where they stand."""
+    from safetensors.numpy import load_file
+
+    parts = load_file(folder / WEIGHTS)
+    facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    left = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
+    for file in sorted(model.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            held = json.loads(opened.read(size))
+        for at in sorted(left):
+            entry = held.get(f"{at}.weight")
+            if entry is None:
+                continue
+            left.discard(at)
+            b, a = (parts[PREFIX + at + end].astype(np.float64) for end in (B, A))
+            if (len(b), a.shape[1]) != tuple(entry["shape"]) or entry["dtype"] not in DTYPES:
+                raise UsageError(
+                    f"{folder.name}: an addition of {[len(b), a.shape[1]]} to {at}, which is"
+                    f" {entry['shape']} of {entry['dtype']}",
+                    f"it is not of the model that {CONFIG} names",
+                )
+            place = 8 + size + entry["data_offsets"][0]
+            kind = DTYPES[entry["dtype"]]
+            matrix = np.memmap(file, kind, "r+", place, tuple(entry["shape"]))
+            added = facts["lora_alpha"] / facts["r"] * (b @ a)
+            matrix[:] = _rounded(_read(matrix) + added, kind)
+            matrix.flush()
+    if left:
+        raise UsageError(
+            f"{folder.name}: additions to {len(left)} matrices that its model has not: {min(left)}",
+            f"it is not of the model that {CONFIG} names",
+        )
+
+
+def _read(matrix: Array) -> Array:
+    if matrix.dtype == np.uint16:  # bfloat16: the upper half of a float32
+        matrix = (matrix.astype(np.uint32) << 16).view(np.float32)
+    return matrix.astype(np.float64)
+
+
+def _rounded(matrix: Array, kind: str) -> Array:
+    if kind != DTYPES["BF16"]:
+        return matrix.astype(kind)
+    bits = matrix.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # halves to even
+
+
+def _sha256(files: list[Path]) -> str:
+    known = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            known.update(hashlib.file_digest(opened, "sha256").digest())
+    return known.hexdigest()

@@ -1,0 +1,183 @@
+"""A target that is fine-tuned beside its masks: the loss, the files, and what they are added to."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from methods._heads.unfused.space import MaskToken
+from specbench_cli.errors import UsageError
+from specbench_cli.models import resolve
+from specbench_cli.models.adapter import CONFIG, WEIGHTS
+from specbench_cli.training import family, tuned
+from specbench_cli.training.head_family import TorchTarget, schedule_of
+from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.loop import Point
+from specbench_cli.training.losses import autocast
+from specbench_cli.training.packing import Batch
+
+CPU = torch.device("cpu")
+
+
+class Killed(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that was never trained, with the family's tokenizer."""
+    place = tmp_path_factory.mktemp("targets") / "tiny"
+    recipe = replace(family.TARGET, hidden=16, layers=2, heads=2, mlp=24)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
+    family.export(family.build(recipe, 0, CPU), tokenizer, place)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+
+
+def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRank]:
+    """Additions that add something."""
+    torch.manual_seed(1)
+    parts = tuned.tune(model, rank)
+    with torch.no_grad():
+        for part in parts.values():
+            part.b.normal_(std=0.3)
+            for each in part.parameters():
+                each.copy_(each.half())
+    return parts
+
+
+def test_the_loss_is_that_of_every_token_and_of_every_mask(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuned, "GROUPS", 3)
+    model = family.read(folder, CPU)
+    head = MaskToken(TorchTarget(model), levels=2)
+    ids = torch.randint(5, 4096, (1, 21), generator=torch.Generator().manual_seed(0))
+    weights = torch.cat((torch.full((1, 8), 0.1), torch.ones(1, 12)), 1)
+    batch = Batch(ids[:, :-1], ids[:, 1:], weights)
+    loss = tuned.masked_loss(head, model)(batch)
+    slots = tuned._drawn(tuned.slots_of(weights), batch)[0].tolist()
+    assert len(set(slots)) == 3
+    with torch.no_grad(), autocast(CPU):
+        text = model(input_ids=batch.inputs, use_cache=False).logits[0].float()
+        total = float((F.cross_entropy(text, ids[0, 1:], reduction="none") * weights[0]).sum())
+        count = float(weights.sum())
+        for slot in slots:
+            rows = model.model.embed_tokens(batch.inputs[:, : slot + 1])
+            rows = torch.cat((rows, head.mask.expand(1, 2, -1)), 1)
+            said = model(inputs_embeds=rows, use_cache=False).logits[0, slot + 1 :].float()
+            for mask, row in enumerate(said):  # mask j says the token behind its own place
+                at = slot + 1 + mask
+                if at < 20:
+                    total += float(weights[0, at] * F.cross_entropy(row, ids[0, at + 1]))
+                    count += float(weights[0, at])
+    assert loss.item() == pytest.approx(total / count, rel=2e-3)
+    parts = tuned.tune(model, 2)
+    torch.autograd.backward(tuned.masked_loss(head, model)(batch))
+    assert head.mask.grad is not None
+    assert all(part.b.grad is not None and part.b.grad.any() for part in parts.values())
+    assert all(not each.requires_grad for name, each in model.named_parameters() if "." not in name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
+def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
+    folder: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in folder.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    held = {name: each.to(dtype) for name, each in load_file(base / "model.safetensors").items()}
+    save_file(held, base / "model.safetensors", {"format": "pt"})
+    model = family.read(base, CPU)
+    parts = stirred(model)
+    tuned.save(parts, tmp_path / "tuned", str(base))
+    found = resolve(str(tmp_path / "tuned"))
+    assert (found.label, found.heads) == ("tuned", {})
+    whole = load_file(found.path / "model.safetensors")
+    for name, part in parts.items():
+        due = (held[f"{name}.weight"].double() + part.b.double() @ part.a.double()).to(dtype)
+        assert whole[f"{name}.weight"].equal(due)
+    same = [name for name in held if name.removesuffix(".weight") not in parts]
+    assert same
+    assert all(whole[name].equal(held[name]) for name in same)
+    if dtype == torch.float32:
+        ids = torch.arange(5, 25)[None]
+        ours = family.read(found.path, CPU)(ids).logits
+        torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"use_dora": True}, "has use_dora True; only plain low-rank additions"),
+        ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
+        ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern"),
+    ],
+)
+def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
+    folder: Path, tmp_path: Path, changed: dict[str, object], what: str
+) -> None:
+    tuned.save(stirred(family.read(folder, CPU)), tmp_path, str(folder))
+    facts = json.loads((tmp_path / CONFIG).read_text()) | changed
+    (tmp_path / CONFIG).write_text(json.dumps(facts))
+    with pytest.raises(UsageError, match=what):
+        resolve(str(tmp_path))
+
+
+def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    tuned.save(stirred(family.read(folder, CPU)), tmp_path, str(folder))
+    parts = load_file(tmp_path / WEIGHTS)
+    name = next(name for name in parts if name.endswith("q_proj.lora_B.weight"))
+
+    def written(held: dict[str, Tensor]) -> str:
+        save_file(held, tmp_path / WEIGHTS)
+        return str(tmp_path)
+
+    with pytest.raises(UsageError, match=r"an addition of \[7, 16\] to .*q_proj, which is \[16, 1"):
+        resolve(written(parts | {name: torch.zeros(7, 2)}))
+    more = {key.replace("layers.0", "layers.9"): each for key, each in parts.items()}
+    with pytest.raises(UsageError, match=r"additions to 7 matrices that its model has not"):
+        resolve(written(more))
+    assert not list((tmp_path / "cache" / "merged").glob("*.part"))
+
+
+def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench_cli.training.head_trainer.MEASURE_EVERY", 2)
+
+    def trainer(out: Path, kill_after: int | None = None) -> HeadTrainer:
+        def report(_name: str, point: Point) -> None:
+            if point.step == kill_after:
+                raise Killed
+
+        return HeadTrainer(out, folder, [], 0, CPU, 8, n_held_out=4, fast=False, report=report)
+
+    schedule = schedule_of(MaskToken, label="embedded")
+    stages = tuple(replace(stage, steps=2, sequences=1, length=256) for stage in schedule.stages)
+    schedule = replace(schedule, stages=stages, warmup_steps=1)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    straight = trainer(whole).train_kind(MaskToken, schedule, "paper")
+    with pytest.raises(Killed):
+        trainer(parts, kill_after=3).train_kind(MaskToken, schedule, "paper")
+    resumed = trainer(parts).train_kind(MaskToken, schedule, "paper")
+    assert resumed.curve == straight.curve
+    for file in ("model.safetensors", WEIGHTS):
+        ours, theirs = (load_file(out / "embedded-space" / file) for out in (whole, parts))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    found = resolve(str(whole / "embedded-space"))
+    assert found.heads == {"space": str(whole / "embedded-space")}
+    with pytest.raises(UsageError, match=r"fine-tunes its target towards texts; .* no loss 'ttt'"):
+        trainer(tmp_path).train_kind(MaskToken, schedule, "ttt")
