@@ -32,8 +32,8 @@ from specbench_cli.engine.verify.choosing import Pick
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
 
-# Chains: of several sequences at once, and how long they get: by a number, or by a rule that decides
-# once a token is kept.
+# Chains: of several sequences at once, and how long they get: by a number, or by a rule that
+# decides once a token is kept.
 from specbench_cli.engine.drafting.chains import draft_chains
 from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
 
