@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, draft_chains
+from methods._artifacts.acceptance import AcceptanceHead
+from specbench_cli.api import (
+    Draft,
+    LengthParams,
+    Method,
+    Outcome,
+    Session,
+    Trained,
+    draft_chains,
+    rule_of,
+)
 
 
-class EqSpecParams(MethodParams):
+class EqSpecParams(LengthParams):
     """Parameters of `EqSpec`."""
-
-    length: int = Field(5, ge=1, description="draft tokens a step (K)")
 
 
 class EqSpec(Method):
@@ -39,15 +47,27 @@ class EqSpec(Method):
     """
 
     name: ClassVar[str] = "eqspec"
-    Params: ClassVar[type[MethodParams]] = EqSpecParams
+    Params: ClassVar[type[LengthParams]] = EqSpecParams
     params: EqSpecParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head, for the rule that asks one."""
+        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
         self.model = session.draft()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
+        heads = map(session.artifact, self.artifacts())
+        self.length = rule_of(self.params, session, *heads, model=self.model)
         self.pad: int | None = None  # columns left of the text, once it lies in a padded batch
         self.realigned = 0
 
@@ -65,9 +85,10 @@ class EqSpec(Method):
             method.pad = pad
         # 2. x ~ q, K times for each; what its draft has not seen is fed first.
         sequences = [(session, method.state) for method, session in members]
-        return draft_chains(self.model, sequences, [self.params.length] * len(members))
+        return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
         """Step 4: the last committed token has no row yet."""
         self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        self.length.observe(outcome)
         return {"realigned_rows": self.realigned}

@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, draft_chains
+from methods._artifacts.acceptance import AcceptanceHead
+from specbench_cli.api import (
+    Draft,
+    Field,
+    LengthParams,
+    Method,
+    Outcome,
+    Session,
+    Trained,
+    draft_chains,
+    rule_of,
+)
 
 
-class ExSpecParams(MethodParams):
+class ExSpecParams(LengthParams):
     """Parameters of `ExSpec`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (K)")
     window: int = Field(32, ge=1, description="sequences to choose from (W)")
 
 
@@ -36,9 +46,19 @@ class ExSpec(Method):
     """
 
     name: ClassVar[str] = "exspec"
-    Params: ClassVar[type[MethodParams]] = ExSpecParams
+    Params: ClassVar[type[LengthParams]] = ExSpecParams
     params: ExSpecParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head, for the rule that asks one."""
+        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def held(self, size: int) -> int:
         """The window."""
@@ -49,6 +69,8 @@ class ExSpec(Method):
         self.model = session.draft()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
+        heads = map(session.artifact, self.artifacts())
+        self.length = rule_of(self.params, session, *heads, model=self.model)
         self.realigned, self.unpadded = 0, False
 
     def schedule(
@@ -74,9 +96,10 @@ class ExSpec(Method):
             method.unpadded = len(set(lengths)) == 1
             method.realigned = session.state.length() if length < max(lengths) else 0
         sequences = [(session, method.state) for method, session in members]
-        return draft_chains(self.model, sequences, [self.params.length] * len(members))
+        return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
         """Step 4: the last committed token has no row yet."""
         self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

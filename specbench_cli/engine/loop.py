@@ -88,6 +88,8 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         # once.
         members = held[0][0].schedule(held, batch.size)
         _check_schedule(members, held, batch.size)
+        for _, session in members:
+            session.harness.beside = [other for _, other in members]
         drafts = members[0][0].propose_batch(members)
         # 3. One target forward over all drafts.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]

@@ -107,7 +107,13 @@ class Method(ABC):
     def uses_costs(self) -> bool:
         """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
         run then measures that before it begins."""
-        return False
+        return self.by_load
+
+    @property
+    def by_load(self) -> bool:
+        """Whether, with these parameters, how much it drafts depends on how many sequences take
+        part in a step."""
+        return bool(getattr(self.params, "by_load", False))
 
     @property
     def learns(self) -> bool:

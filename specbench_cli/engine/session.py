@@ -91,12 +91,16 @@ class Harness:
         meter: the trace of all forwards.
         workers: the drafters at work beside the target.
         reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+        beside: the sequences that take part in the step, this one among them.
+        policy: what sets the length of its drafts by who is beside it, if anything does.
     """
 
     def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
         self._session, self.text = session, session._text
         self.meter, self.reference = meter, reference
         self.workers: list[Worker] = []
+        self.beside: Sequence[Session] = (session,)
+        self.policy: Any = None
         self._taken, self._begun = 0, False
 
     def begin(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from methods.eqspec import EqSpec, EqSpecParams
 from methods.exspec import ExSpec, ExSpecParams
+from methods.sps import Sps, SpsParams
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
@@ -15,6 +16,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, seed=3)
 BOTH = pytest.mark.parametrize("kind", [EqSpec, ExSpec])
 
 
@@ -203,3 +205,28 @@ def test_equally_long_sequences_step_together_and_no_row_is_realigned(decode, fa
     assert sum(step.extra["realigned_rows"] for step in every) == 0
     verified = [sorted(f.rows) for f in batch.meter.forwards if f.role == "verify"]
     assert {tuple(rows) for rows in verified} == {(0, 1), (2, 3)}
+
+
+@pytest.mark.parametrize("length", ["synergy", "smartspec"])
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda each: each.rule)
+def test_lengths_by_load_change_no_id(family, clear_prompts, plain, length, sampling):
+    def costs(model, rows):  # a cheap draft, and a target whose rows cost more the more there are
+        return 0.05 if model != "target" else 1 + rows**2 / 200
+
+    decoders = {"target": family.decoders["target"], "draft": family.decoders["near"]}
+    workspace = Workspace(decoders, 96, costs=costs)
+    chosen = clear_prompts(sampling, 6)
+    requests = [
+        Request(f"tiny/{prompt}", 0, family.prompts[prompt], StopRule(frozenset(), 8 + 3 * at))
+        for at, prompt in enumerate(chosen)
+    ]
+    drafted = {}
+    for method in (EqSpec(EqSpecParams(length=length)), Sps(SpsParams(length=length))):
+        assert method.uses_costs and method.by_load and not method.timing_free
+        for size in (1, 6):
+            batch = Batch(workspace, requests, sampling, size=size)
+            steps = list(method.generate_batch(batch))
+            drafted[size] = sum(step.draft.nodes for step in steps) / len(steps)
+            for at, session in enumerate(batch.sessions):
+                assert session.output() == plain(chosen[at], sampling).ids[: 8 + 3 * at]
+        assert drafted[6] < drafted[1]  # six sequences share a step, and draft less each

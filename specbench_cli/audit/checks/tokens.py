@@ -195,7 +195,7 @@ def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
 def check_batch(subject: Subject) -> list[Finding]:
     """A sequence decoded beside others is what it is alone, and so are its states, whatever the
     others' lengths, drafts and ends are, and whenever these join and leave; in the same steps too,
-    unless the method keeps something from text to text."""
+    unless the method keeps something from text to text, or drafts by how many there are."""
     if not subject.method(subject.variants[0]).batches:
         return []
     learns = subject.method.state_scope != "prompt"
@@ -204,9 +204,10 @@ def check_batch(subject: Subject) -> list[Finding]:
         for params in subject.promising(rule):
             cases = list(_crowd(rule, longest(params, otherwise=5)))
             method = subject.method(params)
-            due = [_decode(subject.method(params), case, learns) for case in cases]
+            outputs_alone = learns or method.by_load
+            due = [_decode(subject.method(params), case, outputs_alone) for case in cases]
             for size in (len(cases), JOINING):
-                unlike = _beside_others(method, cases, due, size, learns)
+                unlike = _beside_others(method, cases, due, size, outputs_alone)
                 compared += len(cases)
                 if unlike is not None and problem is None:
                     problem = Problem(unlike[0], f"{passed(params)}; {unlike[1]}", LOOK_AT_BATCHES)
@@ -216,7 +217,7 @@ def check_batch(subject: Subject) -> list[Finding]:
 
 
 def _beside_others(
-    method: Method, cases: Sequence[Case], due: Sequence[Decoded], size: int, learns: bool
+    method: Method, cases: Sequence[Case], due: Sequence[Decoded], size: int, outputs_alone: bool
 ) -> tuple[str, str] | None:
     """What the first sequence that is not what it is alone gives, and where; None if all are.
 
@@ -243,7 +244,7 @@ def _beside_others(
             if wrong is not None:
                 return wrong, where
     for at, (case, own) in enumerate(zip(cases, due, strict=True)):
-        found = tuple(batch.sessions[at].output()), () if learns else tuple(steps[at])
+        found = tuple(batch.sessions[at].output()), () if outputs_alone else tuple(steps[at])
         if found[0] != own[0]:
             unlike = f"gives {list(found[0])} beside others, {list(own[0])} alone"
             return f"sequence {at} {unlike}", f"{where}; {case}"
