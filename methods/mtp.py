@@ -81,14 +81,15 @@ class Mtp(Method):
         session.tap(head.taps)
         fed = self.params.levels - 1
         self.levels = Levels(session, head, session.new_state(head, slack=fed))
-        self.length = rule_of(self.params, session)
+        self.length = rule_of(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
+        self.length.begin()
+        limit = min(limit, self.length.most)
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        self.length.begin()
         # 1. True rows of what was committed.
         out = levels.begin(session.unread(levels.state.length()))
         picks = [session.pick(out)]

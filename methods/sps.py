@@ -38,7 +38,8 @@ class Sps(Method):
 
     `length` may also be a rule, which decides by the draft alone and once a token is kept: the
     output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
-    "acceptance-head" is that of `specdec++`, and "oracle", which reads vanilla's output, bounds
+    "acceptance-head" is that of `specdec++`; "synergy" and "smartspec" set it by what forwards cost
+    and by how many sequences share them (--batch); "oracle", which reads vanilla's output, bounds
     what any rule can reach. With `accept` it is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
@@ -68,12 +69,15 @@ class Sps(Method):
         self.model = session.draft()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
-        self.length = rule_of(self.params, session, *map(session.artifact, self.artifacts()))
+        self.length = rule_of(
+            self.params, session, *map(session.artifact, self.artifacts()), model=self.model
+        )
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
         picks: list[Pick] = []  # each a token x and, where it was drawn, the law q that it is from
         self.length.begin()
+        limit = min(limit, self.length.most)
         # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
         x = session.since(self.state.length())
         while len(picks) < limit:

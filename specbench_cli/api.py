@@ -32,7 +32,9 @@ from specbench_cli.engine.verify.choosing import Pick
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
 
-# Chains: how long they get, by a number or by a rule that decides once a token is kept.
+# Chains: of several sequences at once, and how long they get: by a number, or by a rule that
+# decides once a token is kept.
+from specbench_cli.engine.drafting.chains import draft_chains
 from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
 
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
@@ -201,6 +203,7 @@ __all__ = [
     "Worker",
     "best_tree",
     "config_of",
+    "draft_chains",
     "expand",
     "fill",
     "fill_from",

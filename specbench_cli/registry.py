@@ -137,6 +137,18 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2405.19715",
     ),
+    "eqspec": Entry(
+        "methods.eqspec:EqSpec",
+        "EQSPEC: sequences draft together, and each keeps what it accepted, whatever others did.",
+        needs=("draft",),
+        source="arXiv:2510.22876",
+    ),
+    "exspec": Entry(
+        "methods.exspec:ExSpec",
+        "EXSPEC: of a window of sequences, those that are equally long take a step together.",
+        needs=("draft",),
+        source="arXiv:2510.22876",
+    ),
     "staged": Entry(
         "methods.staged:Staged",
         "Staged speculative decoding: the draft model has a draft of its own, and drafts a tree.",

@@ -1,14 +1,15 @@
 """Several requests decoded together: a session each, and one forward of the target a step for all.
 
-Every sequence has a length, a draft, a tree mask and an end of its own; one that has ended takes no
-further part. What it commits does not depend on those beside it: its draws, its noise and its
-states are its own.
+Every sequence has a length, a draft, a tree mask and an end of its own. It joins once a seat is
+free, which holds its states, and leaves it at its end to one that waits: continuous batching. What
+it commits does not depend on those beside it: its draws, its noise and its states are its own.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
@@ -24,13 +25,18 @@ class Batch:
     """The sessions of requests that one method decodes together.
 
     Args:
+        size: most sequences that take part in a step; default: all requests.
+        held: seats, at least `size`: sequences that are held at once, each with states of its own;
+            default: `size`. Requests beyond these wait, in their order.
         memory: what the method keeps between prompts; the same for all sequences.
         recordings, references: by place, as `Session` takes them.
         kind: what makes the sessions.
 
     Attributes:
         sessions: one a request, in their order.
+        size: as given, but no more than there are requests.
         meter: the trace of all forwards; `Forward.rows` says whose rows each had.
+        prefill_ns: nanoseconds that joining took: the drafts' prefills and the target's.
     """
 
     def __init__(
@@ -39,6 +45,8 @@ class Batch:
         requests: Sequence[Request],
         sampling: Sampling,
         *,
+        size: int | None = None,
+        held: int = 0,
         pass_: int = 1,
         memory: Memory | None = None,
         recordings: Mapping[int, Sequence[int]] | None = None,
@@ -47,13 +55,11 @@ class Batch:
     ) -> None:
         target = workspace.decoders["target"]
         self.meter = Meter(target.device)
-        self._target = Metered(target, self.meter, role="verify")
-        self._taken = 0
-        lend, kept = workspace.loans(len(requests)), Memory() if memory is None else memory
-        # Sequences about as long as each other lie beside each other: attention takes them at once.
-        lengths = [len(request.ids) for request in requests]
-        order = sorted(range(len(requests)), key=lengths.__getitem__)
-        self._line = {place: line for line, place in enumerate(order)}
+        self.size = min(size or len(requests), len(requests))
+        self.prefill_ns = 0
+        self._workspace, self._target = workspace, Metered(target, self.meter, role="verify")
+        self._taken = self._joining_ns = 0
+        kept = Memory() if memory is None else memory
         self.sessions = tuple(
             kind(
                 workspace,
@@ -63,16 +69,61 @@ class Batch:
                 memory=kept,
                 recording=(recordings or {}).get(place),
                 reference=(references or {}).get(place),
-                shared=Shared(self.meter, partial(lend, place=self._line[place]), place),
+                shared=Shared(self.meter, place),
             )
             for place, request in enumerate(requests)
         )
+        self._seats = min(max(held, self.size), len(requests))
+        self._free = list(range(self._seats))
+        self._seat: dict[Session, int] = {}
+        self._waiting = deque(self.sessions)
+        if self._seats:  # so that the states' memory is there before the clock runs
+            workspace.loans(self._seats)(target, 0)
 
-    def prefill(self) -> None:
-        """Run all prompts through the target in one forward; commit each one's first token."""
-        nothing = [(session, None) for session in self.sessions]
-        for session, logits in zip(self.sessions, self._forward(nothing), strict=True):
+    # ---- the schedule ---------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether all sequences have come to their ends."""
+        return not self._waiting and not self.live
+
+    @property
+    def live(self) -> list[Session]:
+        """Those that have joined and not ended, in the order in which they joined."""
+        return [session for session in self._seat if session.finish is None]
+
+    def seated(self, session: Session) -> bool:
+        """Whether a sequence has joined, and its states are its own yet."""
+        return session in self._seat
+
+    def join(self) -> list[Session]:
+        """Free the seats of sequences that have ended, and have others take them; `prefill` of
+        those that are returned comes next."""
+        self._joining_ns = time.perf_counter_ns()
+        for session in [each for each in self._seat if each.finish is not None]:
+            self._free.append(self._seat.pop(session))
+        n = min(len(self._free), len(self._waiting))
+        joined = [self._waiting.popleft() for _ in range(n)]
+        # Sequences about as long as each other lie beside each other: attention takes them at once.
+        seats = sorted(self._free)[:n]
+        by_length = sorted(joined, key=lambda session: len(session.tokens()))
+        seat_of = dict(zip(by_length, seats, strict=True))
+        for session in joined:
+            seat = self._seat[session] = seat_of[session]
+            self._free.remove(seat)
+            session.harness.seat(self._workspace.loans(self._seats, seat))
+        return joined
+
+    def prefill(self, joined: Sequence[Session]) -> None:
+        """Run the prompts of sequences that have joined through the target in one forward; commit
+        each one's first token."""
+        nothing = [(session, None) for session in joined]
+        for session, logits in zip(joined, self._forward(nothing), strict=True):
             session.harness.begun(logits)
+        self.forwards()  # these are no step's
+        self.prefill_ns += time.perf_counter_ns() - self._joining_ns
+
+    # ---- a step ---------------------------------------------------------------------------------
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
         """One target forward over the last committed tokens and the drafts of some sequences.
@@ -91,7 +142,7 @@ class Batch:
 
     def _forward(self, drafts: Sequence[tuple[Session, Draft | None]]) -> list[Tensor]:
         parts = [session.harness.brings(draft) for session, draft in drafts]
-        order = sorted(range(len(parts)), key=lambda at: self._line[parts[at].place])
+        order = sorted(range(len(parts)), key=lambda at: self._seat[drafts[at][0]])
         outs = self._target.forward_batch(
             [parts[at] for at in order], taps=drafts[0][0].harness.taps
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -23,12 +23,17 @@ class Proposer(Protocol):
     def propose(self, session: Session, limit: int) -> Draft:
         """Propose a continuation of at most `limit` levels."""
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Learn what was committed."""
+    def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
+        """Learn what was committed; returns counts of the method's own, if it has any."""
 
 
 class BatchProposer(Proposer, Protocol):
     """A proposer of several sequences that are decoded together, each by an object of its own."""
+
+    def schedule(
+        self, members: Sequence[tuple[Self, Session]], size: int
+    ) -> Sequence[tuple[Self, Session]]:
+        """Choose at most `size` that take part in the next step."""
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
         """Propose for all sequences of a batch; called on one of their methods."""
@@ -54,8 +59,8 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
             raise _named(method, fault) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
-        method.observe(session, committed)
-        yield session.step(draft, committed)
+        counts = method.observe(session, committed)
+        yield session.step(draft, committed, **(counts or {}))
 
 
 @torch.inference_mode()
@@ -64,31 +69,55 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
     `draft_and_verify`, a sequence after another.
 
     Raises:
-        MethodFault: a malformed draft.
+        MethodFault: a malformed draft, or a schedule of none, too many or others.
     """
-    # 1. Prefill: the drafts', then the target's in one forward.
-    members = list(zip(methods, batch.sessions, strict=True))
-    for method, session in members:
-        method.start(session)
-    batch.prefill()
-    batch.forwards()
+    of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
-    while live := [each for each in members if each[1].finish is None]:
-        # 2. Draft: one after another, or in the method's own way for all at once.
-        drafts = live[0][0].propose_batch(live)
+    while not batch.over:
+        # 1. What has come to its end leaves, what waits joins. Prefill: the drafts', then the
+        # target's in one forward.
+        joined = batch.join()
+        for session in joined:
+            of[session].start(session)
+        if joined:
+            batch.prefill(joined)
+        held = [(of[session], session) for session in batch.live]
+        if not held:
+            continue
+        # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
+        # once.
+        members = held[0][0].schedule(held, batch.size)
+        _check_schedule(members, held, batch.size)
+        for _, session in members:
+            session.harness.beside = [other for _, other in members]
+        drafts = members[0][0].propose_batch(members)
         # 3. One target forward over all drafts.
-        pairs = [(session, draft) for (_, session), draft in zip(live, drafts, strict=True)]
+        pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
             rows = batch.score(pairs)
             forwards = batch.forwards()
-            for (method, session), draft, logits in zip(live, drafts, rows, strict=True):
+            for (method, session), draft, logits in zip(members, drafts, rows, strict=True):
                 outcome = session.verify(draft, logits, *_accept(method))
-                # 4. Commit; what has come to its end leaves.
+                # 4. Commit.
                 committed = session.commit(outcome)
-                method.observe(session, committed)
-                yield Step(place[session], draft, committed, forwards)
+                counts = method.observe(session, committed)
+                yield Step(place[session], draft, committed, forwards, counts or {})
         except MethodFault as fault:
-            raise _named(live[0][0], fault) from None
+            raise _named(members[0][0], fault) from None
+
+
+def _check_schedule(
+    members: Sequence[tuple[BatchProposer, Session]],
+    held: Sequence[tuple[BatchProposer, Session]],
+    size: int,
+) -> None:
+    chosen, known = [session for _, session in members], {session for _, session in held}
+    if not 1 <= len(chosen) <= size or len(set(chosen)) < len(chosen) or not known >= {*chosen}:
+        raise MethodFault(
+            f"{type(held[0][0]).__name__}, `schedule`: {len(chosen)} sequences are chosen of"
+            f" {len(held)} that are held",
+            f"choose 1 to {size} of its `members`, each once",
+        )
 
 
 def _accept(method: Proposer) -> tuple[AcceptRule, ...]:

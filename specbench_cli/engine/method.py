@@ -110,7 +110,13 @@ class Method(ABC):
     def uses_costs(self) -> bool:
         """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
         run then measures that before it begins."""
-        return False
+        return self.by_load
+
+    @property
+    def by_load(self) -> bool:
+        """Whether, with these parameters, how much it drafts depends on how many sequences take
+        part in a step."""
+        return bool(getattr(self.params, "by_load", False))
 
     @property
     def learns(self) -> bool:
@@ -146,8 +152,29 @@ class Method(ABC):
         """
         return [method.propose(session, session.room()) for method, session in members]
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Learn what was committed of the last draft; roll the draft's state back."""
+    def held(self, size: int) -> int:
+        """How many sequences are held at once, each with its states, where at most `size` take part
+        in a step."""
+        return size
+
+    def schedule(
+        self, members: Sequence[tuple[Self, Session]], size: int
+    ) -> Sequence[tuple[Self, Session]]:
+        """Choose which sequences take part in the next step; called on the method of the first.
+
+        Args:
+            members: those that are held and have not ended, in the order in which they joined.
+        Returns:
+            at most `size` of them, each once: unless a method says otherwise, the first.
+        """
+        return members[:size]
+
+    def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
+        """Learn what was committed of the last draft; roll the draft's state back.
+
+        Returns:
+            counts of the method's own, of which records hold the sums (`Step.extra`); or None.
+        """
 
     def learn(self, session: Session) -> None:
         """Learn from a request that has just ended, which delays the next; needs a `state_scope`.

@@ -76,11 +76,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the sessions of a batch have in common, a trace and a lender of states, and the place of
-    one among them."""
+    """What the sessions of a batch have in common, a trace, and the place of one among them."""
 
     meter: Meter
-    lend: Callable[[Decoder, int], State]
     place: int
 
 
@@ -93,12 +91,16 @@ class Harness:
         meter: the trace of all forwards.
         workers: the drafters at work beside the target.
         reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
+        beside: the sequences that take part in the step, this one among them.
+        policy: what sets the length of its drafts by who is beside it, if anything does.
     """
 
     def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
         self._session, self.text = session, session._text
         self.meter, self.reference = meter, reference
         self.workers: list[Worker] = []
+        self.beside: Sequence[Session] = (session,)
+        self.policy: Any = None
         self._taken, self._begun = 0, False
 
     def begin(self) -> None:
@@ -117,6 +119,17 @@ class Harness:
             torch.cuda.synchronize(self.text.device)
         self.meter.clock.restart()
         self.text.start()
+
+    def seat(self, lend: Callable[[Decoder, int], State]) -> None:
+        """Have states: in a batch, from when the sequence joins it.
+
+        Args:
+            lend: makes a cleared state of a decoder, with so many rows beyond the longest sequence.
+        """
+        session = self._session
+        session._lend = lend
+        state = session.new_state(session.target)
+        session._scoring = Scoring(session.target, state, self.text, session._place or 0)
 
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the step that they led to."""
@@ -186,7 +199,7 @@ class Session:
         decoder = self._decoder("target")
         self.device = decoder.device
         self._lend: Callable[[Decoder, int], State]
-        self._lend = workspace.loans() if shared is None else shared.lend
+        self._scoring: Scoring
         self._place = None if shared is None else shared.place
         self._own_chance = random is None
         self.requests = (request,)
@@ -205,10 +218,10 @@ class Session:
         self.harness = Harness(self, meter, reference)
         self._drafts = Drafts(self._text, self._chooser)
         self.target = Metered(decoder, meter, role="verify", place=self._place)
-        state = self.new_state(self.target)
-        self._scoring = Scoring(self.target, state, self._text, self._place or 0)
         self._rows: Tensor | None = None  # that the last draft was verified by
         self._recording = None if recording is None else Recording(recording, self.device)
+        if shared is None:
+            self.harness.seat(workspace.loans())
 
     # ---- what there is --------------------------------------------------------------------------
 

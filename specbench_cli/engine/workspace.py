@@ -51,9 +51,9 @@ class Workspace:
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
 
-    def loans(self, sequences: int = 1) -> Loans:
-        """States for one request, or for several that are decoded together."""
-        return Loans(self, sequences)
+    def loans(self, seats: int = 1, seat: int = 0) -> Loans:
+        """States for one request, which may be one of several that are decoded together."""
+        return Loans(self, seats, seat)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
         """All that can be run forward: the run's decoders, its heads, and a row's own copies."""
@@ -84,25 +84,25 @@ class Workspace:
             self._states.clear()
 
     def state(
-        self, decoder: Decoder, slack: int, index: int, sequences: int = 1, place: int = 0
+        self, decoder: Decoder, slack: int, index: int, seats: int = 1, seat: int = 0
     ) -> State:
         """The index-th cleared state of a decoder, made at first use and kept.
 
         Args:
-            sequences: how many are decoded together, of which `place` says which; their rows lie
+            seats: sequences that are held together, of which `seat` says which; their rows lie
                 beside each other where the decoder's states can.
         """
-        own, key = self._states.setdefault(decoder, {}), (slack, index, sequences)
+        own, key = self._states.setdefault(decoder, {}), (slack, index, seats)
         if key not in own:
             room = self.capacity + slack
-            pool = decoder.new_state(room, sequences)
-            if sequences == 1:
+            pool = decoder.new_state(room, seats)
+            if seats == 1:
                 own[key] = [pool]
             elif isinstance(pool, KVState):
-                own[key] = [pool.line(each) for each in range(sequences)]
+                own[key] = [pool.line(each) for each in range(seats)]
             else:
-                own[key] = [decoder.new_state(room) for _ in range(sequences)]
-        state = own[key][place]
+                own[key] = [decoder.new_state(room) for _ in range(seats)]
+        state = own[key][seat]
         state.clear()
         return state
 
@@ -124,17 +124,20 @@ class Workspace:
 
 
 class Loans:
-    """The states that one request holds, or several together: each is lent once.
+    """The states that one request holds: each is lent once.
 
-    Called with a decoder, rows of its state beyond the longest sequence, and the request's place.
+    Called with a decoder, and rows of its state beyond the longest sequence.
+
+    Args:
+        seats: sequences that are held together; seat: this one's among them.
     """
 
-    def __init__(self, workspace: Workspace, sequences: int = 1) -> None:
+    def __init__(self, workspace: Workspace, seats: int = 1, seat: int = 0) -> None:
         self._workspace = workspace
-        self._sequences = sequences
-        self._lent: dict[tuple[Decoder, int, int], int] = {}
+        self._seats, self._seat = seats, seat
+        self._lent: dict[tuple[Decoder, int], int] = {}
 
-    def __call__(self, decoder: Decoder, slack: int, place: int = 0) -> State:
-        key = (decoder, slack, place)
+    def __call__(self, decoder: Decoder, slack: int) -> State:
+        key = (decoder, slack)
         index = self._lent[key] = self._lent.get(key, -1) + 1
-        return self._workspace.state(decoder, slack, index, self._sequences, place)
+        return self._workspace.state(decoder, slack, index, self._seats, self._seat)

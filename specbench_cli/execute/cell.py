@@ -197,12 +197,14 @@ class Cell:
             gc.enable()
         measured.peak = peak_bytes(session.device)
 
-    def batch(self, requests: Sequence[Request], known: Mapping[str, Any]) -> Batch:
-        """Requests to be decoded together as this cell's would be alone."""
+    def batch(self, requests: Sequence[Request], size: int, known: Mapping[str, Any]) -> Batch:
+        """Requests to be decoded as this cell's would be alone, `size` of them in a step."""
         return Batch(
             self._workspace,
             requests,
             self._sampling,
+            size=size,
+            held=self.arm.method.held(size),
             pass_=self.pass_,
             memory=self._memory,
             **known,
@@ -333,10 +335,13 @@ class Together:
 
     Each gets the steps and the forwards that it took part in, and an equal share of the time: over
     all prompts these add up to what the row took.
+
+    Args:
+        size: most of them that take part in a step; others join as these come to their ends.
     """
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._cells = cells
+    def __init__(self, cells: Sequence[Cell], size: int) -> None:
+        self._cells, self._size = cells, size
 
     def measure(self) -> None:
         """Decode the prompts with the clock running; see `Cell.measure`."""
@@ -344,7 +349,7 @@ class Together:
         device = first.rest()
         watch = first.watch()
         reset_peak(device, None)
-        batch = first.batch([cell.request for cell in cells], self._known())
+        batch = first.batch([cell.request for cell in cells], self._size, self._known())
         counted = [(cell.counters(), dict[str, float](), list[Told]()) for cell in cells]
         error = None
         gc.disable()
@@ -366,8 +371,7 @@ class Together:
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns
         total = watch.ended_ns - started
-        prefill = max(text.first_ns for text in texts) - started
-        share = _share(divided(batch.meter.forwards, total, prefill), len(cells))
+        share = _share(divided(batch.meter.forwards, total, batch.prefill_ns), len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
             steps, extra, told = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
@@ -383,7 +387,9 @@ class Together:
                 extra=extra,
                 version=None,
                 error=error or cell.fault_of(session, told),
-                batch=Batched(len(cells), place, total, max(1, texts[place].last_ns - started)),
+                batch=Batched(
+                    len(cells), place, total, max(1, texts[place].last_ns - started), batch.size
+                ),
             )
 
     def settle(self, other_cpu: float | None, void: bool) -> None:

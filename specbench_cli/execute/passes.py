@@ -30,6 +30,8 @@ from specbench_cli.tasks.schema import Question
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
+WAVES = 4
+"""Prompts that are dealt to a batch at once, as a multiple of its size."""
 
 
 @dataclass
@@ -136,6 +138,7 @@ class Pass:
         gc.freeze()
         try:
             size = self._plan.config.batch
+            size *= WAVES if size > 1 else 1
             for first in range(0, len(visits), size):
                 together = visits[first : first + size]
                 questions = [question for question, _ in together]
@@ -155,7 +158,7 @@ class Pass:
             before = [cell.measured for cell in cells]
             if label in self.left_out or any(m is None or m.error is not None for m in before):
                 continue
-            (cells[0] if len(cells) == 1 else Together(cells)).measure()
+            self._measurable(cells).measure()
             for cell, was in zip(cells, before, strict=True):
                 assert was is not None
                 if cell.lost is None and not cell.same(was):
@@ -265,7 +268,7 @@ class Pass:
                     kept.append(None if done else group)
             if not cells:
                 continue
-            cell = cells[0] if self._plan.config.batch == 1 else Together(cells)
+            cell = self._measurable(cells)
             if any(kept):
                 self._windows.run(cell)
             else:
@@ -284,6 +287,11 @@ class Pass:
         self._pending.extend(groups)
         self._write()
         return [group.reference for group in groups]
+
+    def _measurable(self, cells: Sequence[Cell]) -> Cell | Together:
+        """What is measured at once of a row."""
+        size = self._plan.config.batch
+        return cells[0] if size == 1 else Together(cells, size)
 
     def _request(self, question: Question, prompt: Prompt) -> Request:
         """A prompt as it is decoded; there is room for it."""

@@ -166,6 +166,8 @@ def _validate_batch(record: Record) -> None:
     if batch is not None:
         _ensure(0 <= batch.place < batch.size, "batch.place", "not below its size")
         _ensure(0 < batch.finished <= batch.total, "batch.finished", "not within the total")
+        at_once = batch.size if batch.at_once is None else batch.at_once
+        _ensure(0 < at_once <= batch.size, "batch.at_once", "not within its size")
 
 
 def _validate_messages(record: Record) -> None:

@@ -265,14 +265,16 @@ class Likelihood:
 class Batch:
     """The sequences that were decoded together, of which a record's is one.
 
-    size: how many there were at first. place: this one's among them. total: ns from the timer's
-    start to the end of the method. finished: ns until this one's last token.
+    size: how many there were. place: this one's among them. total: ns from the timer's start to the
+    end of the method. finished: ns until this one's last token. at_once: most of them that took
+    part in a step, where others joined as these ended; null in records from before: all.
     """
 
     size: int
     place: int
     total: int
     finished: int
+    at_once: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -85,8 +85,8 @@ RULES = ("greedy", "coupled", "rejection")
 def crossed():
     """Some methods under every rule; the others, which the audit decodes together on tables, under
     one each."""
-    yield from itertools.product(("vanilla", "sps", "sps-tree", "eagle2"), RULES)
-    others = "pld rsd-c rsd-s sequoia dyspec staged eagle eagle3 mtp".split()
+    yield from itertools.product(("vanilla", "sps", "sps-tree", "eagle2", "exspec"), RULES)
+    others = "pld eqspec rsd-c rsd-s sequoia dyspec staged eagle eagle3 mtp".split()
     yield from zip(others, itertools.cycle(RULES), strict=False)
 
 
@@ -130,6 +130,59 @@ def test_a_sequence_that_has_ended_takes_no_further_part():
         *[[1, 2]] * 4,
         *[[1]] * 5,
     ]
+
+
+def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
+    models = tiny_models()
+    budgets = (3, 9, 1, 6, 4, 2, 5)
+    requests = [
+        Request(f"tiny/{at}", 0, models.prompts[at] * (1 + at % 3), StopRule(frozenset(), budget))
+        for at, budget in enumerate(budgets)
+    ]
+    method = registry.load("sps")()
+    batch = Batch(models.workspace, requests, Sampling(), size=2)
+    steps = list(method.generate_batch(batch))
+    for at, request in enumerate(requests):
+        alone = Session(models.workspace, request, Sampling())
+        due = [step.outcome for step in method.generate(alone)]
+        assert list(batch.sessions[at].output()) == list(alone.output())
+        assert [step.outcome for step in steps if step.seq == at] == due
+    target = [each for each in batch.meter.forwards if each.model == "target"]
+    joined = [sorted(each.rows) for each in target if each.role == "prefill"]
+    assert sorted(itertools.chain(*joined)) == list(range(len(requests)))
+    assert joined[0] == [0, 1] and max(map(len, joined)) <= 2
+    verified = [each.rows for each in target if each.role == "verify"]
+    assert max(map(len, verified)) == 2
+    held = {id(session.state) for session in batch.sessions}
+    assert len(held) == 2  # two seats, whose memory those that join later take
+
+
+def test_waiting_sequences_hold_no_state():
+    models = tiny_models()
+    request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
+    batch = Batch(models.workspace, [request] * 3, Sampling(), size=1)
+    (first,) = batch.join()
+    assert first is batch.sessions[0] and first.state.length() == 0
+    with pytest.raises(AttributeError):
+        _ = batch.sessions[1].state
+    assert (batch.join(), batch.live, batch.over) == ([], [first], False)
+
+
+@pytest.mark.parametrize("chosen", [slice(0), slice(3), "twice", "others"])
+def test_a_schedule_that_cannot_be_kept_is_named(chosen):
+    models = tiny_models()
+    request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
+    batch = Batch(models.workspace, [request] * 3, Sampling(), size=2, held=3)
+    stranger = Session(models.workspace, request, Sampling())
+
+    class Chooses(registry.load("vanilla")):
+        def schedule(self, members, size):
+            if chosen == "twice":
+                return [members[0], members[0]]
+            return [(self, stranger)] if chosen == "others" else members[chosen]
+
+    with pytest.raises(MethodFault, match=r"Chooses, `schedule`: \d sequences are chosen of 3"):
+        list(Chooses().generate_batch(batch))
 
 
 def test_one_step_of_all_sequences_is_one_forward_of_the_target():

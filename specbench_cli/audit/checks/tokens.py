@@ -130,6 +130,10 @@ LOOK_AT_BATCHES = (
 )
 
 
+JOINING = 2
+"""Sequences that take part in a step where others wait for their seats."""
+
+
 def check_order(subject: Subject) -> list[Finding]:
     """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
     ran before; a method that learns from prompt to prompt may take other steps, and the same ones
@@ -190,8 +194,8 @@ def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
 
 def check_batch(subject: Subject) -> list[Finding]:
     """A sequence decoded beside others is what it is alone, and so are its states, whatever the
-    others' lengths, drafts and ends are; in the same steps too, unless the method keeps something
-    from text to text."""
+    others' lengths, drafts and ends are, and whenever these join and leave; in the same steps too,
+    unless the method keeps something from text to text, or drafts by how many there are."""
     if not subject.method(subject.variants[0]).batches:
         return []
     learns = subject.method.state_scope != "prompt"
@@ -200,35 +204,53 @@ def check_batch(subject: Subject) -> list[Finding]:
         for params in subject.promising(rule):
             cases = list(_crowd(rule, longest(params, otherwise=5)))
             method = subject.method(params)
-            due = [_decode(subject.method(params), case, learns) for case in cases]
-            batch = Batch(
-                cases[0].workspace(),
-                [case.request for case in cases],
-                cases[0].sampling,
-                kind=Watched,
-            )
-            steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
-            where = f"{passed(params)}; {len(cases)} sequences together, {cases[0]}"
-            for step in method.generate_batch(batch):
-                steps[step.seq].append(_counts(step))
-                for at, each in enumerate(batch.sessions):
-                    if problem is not None or (at != step.seq and each.finish is None):
-                        continue  # others that go on have drafted already; the ended ones rest
-                    wrong = _stale(cast(Watched, each), at)
-                    problem = Problem(wrong, where, LOOK_AT_BATCHES) if wrong else None
-            for at, (case, own) in enumerate(zip(cases, due, strict=True)):
-                found = tuple(batch.sessions[at].output()), () if learns else tuple(steps[at])
-                compared += 1
-                if found != own and problem is None:
-                    what = (
-                        f"sequence {at} gives {list(found[0])} beside others, {list(own[0])} alone"
-                        if found[0] != own[0]
-                        else f"sequence {at}: {_first_unlike(own[1], found[1])}"
-                    )
-                    problem = Problem(what, f"{where}; {case}", LOOK_AT_BATCHES)
+            outputs_alone = learns or method.by_load
+            due = [_decode(subject.method(params), case, outputs_alone) for case in cases]
+            for size in (len(cases), JOINING):
+                unlike = _beside_others(method, cases, due, size, outputs_alone)
+                compared += len(cases)
+                if unlike is not None and problem is None:
+                    problem = Problem(unlike[0], f"{passed(params)}; {unlike[1]}", LOOK_AT_BATCHES)
     if not compared:
         return []
     return [Finding("batch", problem is None, {"outputs": compared}, problem)]
+
+
+def _beside_others(
+    method: Method, cases: Sequence[Case], due: Sequence[Decoded], size: int, outputs_alone: bool
+) -> tuple[str, str] | None:
+    """What the first sequence that is not what it is alone gives, and where; None if all are.
+
+    Args:
+        size: so many take part in a step; the others join as these come to their ends.
+    """
+    requests, first = [case.request for case in cases], cases[0]
+    batch = Batch(
+        first.workspace(),
+        requests,
+        first.sampling,
+        size=size,
+        held=method.held(size),
+        kind=Watched,
+    )
+    steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
+    where = f"{len(cases)} sequences, {size} at once, {first}"
+    for step in method.generate_batch(batch):
+        steps[step.seq].append(_counts(step))
+        for at, each in enumerate(batch.sessions):
+            # Others that go on have drafted already; the ended ones rest, until another joins.
+            resting = each.finish is not None and batch.seated(each)
+            wrong = _stale(cast(Watched, each), at) if at == step.seq or resting else None
+            if wrong is not None:
+                return wrong, where
+    for at, (case, own) in enumerate(zip(cases, due, strict=True)):
+        found = tuple(batch.sessions[at].output()), () if outputs_alone else tuple(steps[at])
+        if found[0] != own[0]:
+            unlike = f"gives {list(found[0])} beside others, {list(own[0])} alone"
+            return f"sequence {at} {unlike}", f"{where}; {case}"
+        if found != own:
+            return f"sequence {at}: {_first_unlike(own[1], found[1])}", f"{where}; {case}"
+    return None
 
 
 def _stale(session: Watched, at: int) -> str | None:

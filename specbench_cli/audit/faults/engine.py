@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.decoder import Decoder, Part, State
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
-from specbench_cli.engine.session import Session
+from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
 from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
@@ -108,11 +108,23 @@ def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> li
 _prefill = Batch.prefill
 
 
-def noise_of_the_first(self: Batch) -> None:
+def noise_of_the_first(self: Batch, joined: Sequence[Session]) -> None:
     """Has all sequences of a batch decided with the noise of the first one."""
     for each in self.sessions:
         each._chooser._noise = self.sessions[0]._chooser._noise
-    _prefill(self)
+    _prefill(self, joined)
+
+
+_seat = Harness.seat
+
+
+def chance_of_who_left(self: Harness, lend: Callable[[Decoder, int], State]) -> None:
+    """Has who joins a batch decided with the noise of who took the seat first."""
+    _seat(self, lend)
+    state: Any = self._session.state
+    chooser = self._session._chooser
+    if self._session._place is not None:
+        chooser._noise = state.__dict__.setdefault("noise", chooser._noise)
 
 
 # ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------

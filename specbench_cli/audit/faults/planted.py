@@ -38,7 +38,7 @@ from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.recurrent import RecurrentState
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
+from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify import decide, sampling
 from specbench_cli.engine.verify import siblings as verify_tree
@@ -256,6 +256,12 @@ FAULTS: tuple[Fault, ...] = (
         "batch",
         _sps(),
         _instead(Batch, "prefill", engine.noise_of_the_first),
+    ),
+    Fault(
+        "a seat taken with the noise of who left it",
+        "batch",
+        _sps(),
+        _instead(Harness, "seat", engine.chance_of_who_left),
     ),
     Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
     Fault("one state for all of a batch, kept for a run", "batch", _sps(methods.KeepsItsState)),

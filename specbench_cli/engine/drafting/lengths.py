@@ -1,30 +1,38 @@
 """How long a chain of draft tokens gets: a fixed length, or a rule that decides on the way.
 
-A rule is asked once a drafted token is kept. It sees what the draft model said up to there and what
-became of earlier drafts, so each token's law stays the q that verification is given. To take a
-token back for its looks would censor q, and no rule can.
+A rule is asked once a drafted token is kept, or before anything is drafted. It sees what the draft
+model said up to there and what became of earlier drafts, so each token's law stays the q that
+verification is given. To take a token back for its looks would censor q, and no rule can.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.drafting.goodput import Cost, smartspec, synergy
+from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.errors import MethodFault
 
-LengthRule = Literal["heuristic", "confidence", "entropy", "acceptance-head", "oracle"]
+LengthRule = Literal[
+    "heuristic", "confidence", "entropy", "acceptance-head", "oracle", "synergy", "smartspec"
+]
 RULES: tuple[LengthRule, ...] = get_args(LengthRule)
+BY_LOAD = ("synergy", "smartspec")
+"""Rules that decide for all sequences of a step at once, by what forwards cost."""
 
 START = 5
 """Where the heuristic starts: transformers' number of assistant tokens while it was the default."""
@@ -35,9 +43,11 @@ class Length(ABC):
 
     Attributes:
         drafted: tokens of the chain that were drafted so far.
+        most: bound on the chain that was begun; it may be 0.
     """
 
     drafted = 0
+    most = sys.maxsize
 
     def begin(self) -> None:
         """A new chain."""
@@ -116,6 +126,19 @@ class LengthParams(MethodParams):
         if type(value) is int and value < 1:
             raise ValueError(f"must be at least 1, got {value}")
         return value
+
+    acceptance: float = Field(
+        0.7,
+        gt=0,
+        lt=1,
+        description="share of tested draft tokens that stand, profiled beforehand: synergy goes by"
+        " it, smartspec begins with it",
+    )
+
+    @property
+    def by_load(self) -> bool:
+        """Whether a length depends on what is decoded in the same step, and on what that costs."""
+        return self.length in BY_LOAD
 
     @property
     def levels(self) -> int:
@@ -312,11 +335,114 @@ class Oracle(Stopping):
         return reference is None or (at < len(reference) and signal == reference[at])
 
 
-def rule_of(params: LengthParams, session: Session, predict: Predictor | None = None) -> Length:
+# ---- lengths for all sequences of a step ---------------------------------------------------------
+
+PROBE = 16
+"""Steps without a draft after which one token is drafted, since nothing is learnt from none."""
+
+TRUST = 8.0
+"""Tested tokens that what was known beforehand counts as."""
+
+CROWDS = (1, 2, 4, 8, 16, 32, 64)
+"""Sequences in a step that `Synergy` looks lengths up for."""
+
+
+class ByLoad(Length):
+    """A number of tokens that a policy sets for every sequence of a step at once.
+
+    Args:
+        target, draft: what forwards cost.
+        most: bound on the length.
+        acceptance: share of tested draft tokens that stand, as far as it is known beforehand.
+    """
+
+    def __init__(
+        self, session: Session, most: int, acceptance: float, target: Cost, draft: Cost
+    ) -> None:
+        self._session, self._bound, self._known = session, most, acceptance
+        self._target, self._draft = target, draft
+        self._stood = self._tested = 0
+        self._idle = 0  # steps without a draft, one after another
+        session.harness.policy = self
+
+    def begin(self) -> None:
+        """See `Length`: the first sequence of a step decides for all."""
+        super().begin()
+        beside: list[Self] = [session.harness.policy for session in self._session.harness.beside]
+        if beside[0] is self:
+            for policy, length in zip(beside, self.lengths(beside), strict=True):
+                policy.most = length
+        self._idle = 0 if self.most else self._idle + 1
+        if self._idle > PROBE:
+            self.most, self._idle = min(1, self._session.room()), 0
+
+    @abstractmethod
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """The length of each sequence of a step, no longer than there is room for."""
+
+    def goes_on(self, out: Out, pick: Pick) -> bool:
+        """See `Length`."""
+        return self.drafted < self.most
+
+    @property
+    def room(self) -> int:
+        """Most tokens of use."""
+        return min(self._bound, self._session.room())
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count: accepted over tested is the maximum-likelihood estimate, since a chain's length
+        cuts it off (accepted over drafted is too low)."""
+        self._stood += len(outcome.path)
+        self._tested += outcome.tested
+
+    def alpha(self, expected: float) -> float:
+        """The chance that a token stands, shrunk to what is expected."""
+        return (self._stood + TRUST * expected) / (self._tested + TRUST)
+
+
+class Synergy(ByLoad):
+    """The length for so many sequences, looked up: see `synergy`. Between two sizes of the table
+    that of the larger one holds."""
+
+    def __init__(
+        self, session: Session, most: int, acceptance: float, target: Cost, draft: Cost
+    ) -> None:
+        super().__init__(session, most, acceptance, target, draft)
+        self._table: dict[int, int] = {}
+
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """See `ByLoad`."""
+        crowd = next((size for size in CROWDS if size >= len(beside)), CROWDS[-1])
+        if crowd not in self._table:
+            known, bound = self._known, self._bound
+            self._table[crowd] = synergy(known, crowd, bound, self._target, self._draft)
+        return [min(self._table[crowd], each.room) for each in beside]
+
+
+class SmartSpec(ByLoad):
+    """The lengths with the most goodput: see `smartspec`. A sequence's chances are shrunk to those
+    of all beside it, and these to what is known beforehand."""
+
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """See `ByLoad`."""
+        stood, tested = (sum(getattr(each, of) for each in beside) for of in ("_stood", "_tested"))
+        shared = (stood + TRUST * self._known) / (tested + TRUST)
+        alphas = [each.alpha(shared) for each in beside]
+        return smartspec(alphas, [each.room for each in beside], self._target, self._draft)
+
+
+def rule_of(
+    params: LengthParams,
+    session: Session,
+    predict: Predictor | None = None,
+    *,
+    model: Metered | None = None,
+) -> Length:
     """The length that a method's parameters ask for.
 
     Args:
         predict: a trained head, for "acceptance-head".
+        model: what drafts, for rules that ask what its forwards cost.
     """
     most, threshold = params.max, params.threshold
     match params.length:
@@ -332,5 +458,11 @@ def rule_of(params: LengthParams, session: Session, predict: Predictor | None = 
             if predict is None:
                 raise MethodFault("length 'acceptance-head' needs a trained head")
             return AcceptanceHead(session, most, threshold, predict)
+        case "synergy" | "smartspec":
+            if model is None:
+                raise MethodFault(f"length {params.length!r} needs to know which model drafts")
+            rule = Synergy if params.length == "synergy" else SmartSpec
+            draft = partial(session.draft_cost, model)
+            return rule(session, most, params.acceptance, session.verify_cost, draft)
         case length:
             return Fixed(length)

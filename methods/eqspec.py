@@ -1,0 +1,94 @@
+"""EQSPEC: speculative decoding of a batch whose sequences accept different numbers of tokens.
+
+Ranran Haoran Zhang et al.: Batch Speculative Decoding Done Right, 2025, arXiv:2510.22876.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+from methods._artifacts.acceptance import AcceptanceHead
+from specbench_cli.api import (
+    Draft,
+    LengthParams,
+    Method,
+    Outcome,
+    Session,
+    Trained,
+    draft_chains,
+    rule_of,
+)
+
+
+class EqSpecParams(LengthParams):
+    """Parameters of `EqSpec`."""
+
+
+class EqSpec(Method):
+    """EQSPEC: sequences draft together, and each keeps what it accepted, whatever others did.
+
+    Exact because tokens, positions, attention and rows of every sequence are those that it has when
+    it is decoded alone; each is verified as in speculative sampling.
+    Differs from the paper: there a batch is one rectangle, padded on the left, and every round
+    strips the pads, appends what each sequence accepted, and pads anew. Here sequences are ragged:
+    the engine's forward takes each at its own length, and no row moves. What padding would have
+    moved is counted: `realigned_rows` of the target's keys and values. The authors' code loses the
+    bonus token of a draft that stands as a whole, finds pads by their id, looks for an EOS in the
+    prompt, keeps tokens behind an EOS, feeds the draft the whole text each round, and shortens all
+    drafts to the smallest budget; nothing of that is done here.
+
+    One step (with `--batch N`, of up to N sequences):
+    1. Count the rows that a padded batch would move to have all sequences end in one column.
+    2. Draft: one forward of the draft model a token, over all sequences that still have room.
+    3. (engine) One target forward over each one's last committed token and draft; verify each;
+       commit a + 1 tokens of a sequence that accepted a, the bonus token included.
+    4. Forget the draft's rows of rejected tokens. A sequence that ended leaves.
+    """
+
+    name: ClassVar[str] = "eqspec"
+    Params: ClassVar[type[LengthParams]] = EqSpecParams
+    params: EqSpecParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head, for the rule that asks one."""
+        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+        heads = map(session.artifact, self.artifacts())
+        self.length = rule_of(self.params, session, *heads, model=self.model)
+        self.pad: int | None = None  # columns left of the text, once it lies in a padded batch
+        self.realigned = 0
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2 for a sequence alone."""
+        return self.propose_batch([(self, session)])[0]
+
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """Steps 1 and 2."""
+        # 1. Unpad, append, repad: a text of n tokens begins P - n columns from the left.
+        width = max(len(session.tokens()) for _, session in members)
+        for method, session in members:
+            pad = width - len(session.tokens())
+            method.realigned = session.state.length() if method.pad not in (None, pad) else 0
+            method.pad = pad
+        # 2. x ~ q, K times for each; what its draft has not seen is fed first.
+        sequences = [(session, method.state) for method, session in members]
+        return draft_chains(self.model, sequences, [method.length for method, _ in members])
+
+    def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
+        """Step 4: the last committed token has no row yet."""
+        self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        self.length.observe(outcome)
+        return {"realigned_rows": self.realigned}

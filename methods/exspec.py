@@ -1,0 +1,105 @@
+"""EXSPEC: batches of sequences that are equally long, chosen from a window, need no padding.
+
+Ranran Haoran Zhang et al.: Batch Speculative Decoding Done Right, 2025, arXiv:2510.22876.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+from methods._artifacts.acceptance import AcceptanceHead
+from specbench_cli.api import (
+    Draft,
+    Field,
+    LengthParams,
+    Method,
+    Outcome,
+    Session,
+    Trained,
+    draft_chains,
+    rule_of,
+)
+
+
+class ExSpecParams(LengthParams):
+    """Parameters of `ExSpec`."""
+
+    window: int = Field(32, ge=1, description="sequences to choose from (W)")
+
+
+class ExSpec(Method):
+    """EXSPEC: of a window of sequences, those that are equally long take a step together.
+
+    Exact as `eqspec` is: who takes part in a step decides nothing about a sequence's tokens.
+    Differs from the paper: as `eqspec` does. Nothing has to be padded here in any case;
+    `realigned_rows` counts what the paper's batches of unlike lengths would move. Classes are of
+    true lengths, the authors' of padded ones; prompts join in their own order, not sorted.
+
+    One step (with `--batch N`, of up to N sequences):
+    1. Sort the window's sequences into classes by their lengths. The first class that fills a batch
+       takes part. Where none does, the first N of the window do, and would be padded.
+    2. Draft: one forward of the draft model a token, over all sequences that still have room.
+    3. (engine) One target forward; verify and commit each; one that ended leaves, and another
+       prompt joins the window.
+    4. Forget the draft's rows of rejected tokens. Each sequence keeps its own rows, without pads.
+    """
+
+    name: ClassVar[str] = "exspec"
+    Params: ClassVar[type[LengthParams]] = ExSpecParams
+    params: ExSpecParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    @property
+    def upper_bound(self) -> bool:
+        """The oracle is one."""
+        return self.params.length == "oracle"
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head, for the rule that asks one."""
+        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+
+    def held(self, size: int) -> int:
+        """The window."""
+        return max(size, self.params.window)
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+        heads = map(session.artifact, self.artifacts())
+        self.length = rule_of(self.params, session, *heads, model=self.model)
+        self.realigned, self.unpadded = 0, False
+
+    def schedule(
+        self, members: Sequence[tuple[Self, Session]], size: int
+    ) -> Sequence[tuple[Self, Session]]:
+        """Step 1."""
+        classes: dict[int, list[tuple[Self, Session]]] = {}
+        for member in members:
+            alike = classes.setdefault(len(member[1].tokens()), [])
+            alike.append(member)
+            if len(alike) == size:
+                return alike
+        return members[:size]
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 2 for a sequence alone."""
+        return self.propose_batch([(self, session)])[0]
+
+    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+        """Step 2."""
+        lengths = [len(session.tokens()) for _, session in members]
+        for (method, session), length in zip(members, lengths, strict=True):
+            method.unpadded = len(set(lengths)) == 1
+            method.realigned = session.state.length() if length < max(lengths) else 0
+        sequences = [(session, method.state) for method, session in members]
+        return draft_chains(self.model, sequences, [method.length for method, _ in members])
+
+    def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
+        """Step 4: the last committed token has no row yet."""
+        self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        self.length.observe(outcome)
+        return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

@@ -1,0 +1,43 @@
+"""Chains that a draft model drafts for several sequences at once: one forward a token for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench_cli.engine.drafting.lengths import Length
+from specbench_cli.engine.models.decoder import State
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.verify.choosing import Pick
+
+
+def draft_chains(
+    model: Metered, sequences: Sequence[tuple[Session, State]], lengths: Sequence[Length]
+) -> list[Draft]:
+    """Draft a chain for each of several sequences, whose numbers of tokens may differ.
+
+    Args:
+        model: of the first one's session.
+        sequences: each with its state of the model; what that has not seen is fed first.
+        lengths: how long each one's gets; never longer than there is room for.
+    """
+    picks: list[list[Pick]] = [[] for _ in sequences]
+    x = [session.since(state.position()) for session, state in sequences]
+    for length in lengths:
+        length.begin()
+    rooms = [
+        min(length.most, session.room())
+        for length, (session, _) in zip(lengths, sequences, strict=True)
+    ]
+    due = [at for at, room in enumerate(rooms) if room > 0]
+    while due:
+        parts = [sequences[at][0].part(x[at], sequences[at][1]) for at in due]
+        going = []
+        for at, out in zip(due, model.forward_batch(parts), strict=True):
+            picks[at].append(sequences[at][0].pick(out, len(picks[at])))
+            if lengths[at].more(out, picks[at][-1]) and len(picks[at]) < rooms[at]:
+                x[at] = Tokens(picks[at][-1][0][None])
+                going.append(at)
+        due = going
+    return [session.drawn(own) for (session, _), own in zip(sequences, picks, strict=True)]
