@@ -77,6 +77,6 @@ class Tli(Method):
         return session.drawn(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5: rows of what was committed stay, those of the drafted tokens that stood."""
-        stood = len(self.text.ids) + len(outcome.path)
-        self.text.state.rollback(0, min(self.text.state.length(), stood))
+        """Step 5: rows of what was committed stay; the last token of it has none."""
+        draft_of, stood = self.text.translation.draft_of, outcome.committed[: len(outcome.path)]
+        self.text.follow(session.tokens(), [draft_of[token] for token in stood])

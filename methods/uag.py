@@ -12,7 +12,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Tokens, Transcript, host
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    Tokens,
+    Transcript,
+    host,
+)
 
 
 class UagParams(MethodParams):
@@ -59,7 +69,7 @@ class Uag(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         # 1.
-        self.text.follow(session.tokens(), self.written)
+        self.text.follow(session.tokens())
         # 2.
         x, tokens = self.text.unread(), list[Tensor]()
         while limit and len(tokens) < min(self.params.length, self.text.room):
@@ -69,3 +79,7 @@ class Uag(Method):
         # 3.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
         return session.chain(self.text.translation.respelt(before, self.written)[:limit])
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 1 of the next: the last committed token has no row yet."""
+        self.text.follow(session.tokens(), self.written)

@@ -108,7 +108,7 @@ def test_a_special_token_is_not_what_a_text_says():
 def test_ends_of_texts_are_one_token_whatever_their_names():
     translation = Translation(VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"], CPU)
     assert (
-        translation.shares(TOKENIZERS["bpe"].eos_token_id)
+        translation.draft_of[TOKENIZERS["bpe"].eos_token_id]
         == TOKENIZERS["sentencepiece"].eos_token_id
     )
 
@@ -159,7 +159,7 @@ def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
         stood = read.follow(text, drafted)
         assert draft.spelt(read.ids) == target.spelt(text)
         assert read.ids[before : before + stood] == drafted[:stood]
-        assert read.state.length() == before + stood
+        assert read.state.length() == min(before + stood, len(read.ids) - 1)
         if stood < len(drafted):
             assert not target.spelt(more).startswith(draft.spelt(drafted[: stood + 1]))
 

@@ -55,7 +55,8 @@ class Transcript:
         return Tokens(host.ids(self.ids[self.state.length() :], device)[None])
 
     def follow(self, tokens: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """Go on to the end of the text; rows of what is no longer part of it are forgotten.
+        """Go on to the end of the text; rows of what is not part of it are forgotten, and the last
+        token's.
 
         Args:
             tokens: the target's, of all of the text.
@@ -75,12 +76,12 @@ class Transcript:
             at += len(piece)
             stood += 1
         self.ids += drafted[:stood]
-        self.state.rollback(0, min(self.state.length(), len(self.ids)))
+        rows = min(self.state.length(), len(self.ids))
         loose, passed = b"", 0  # what is to be cut, and where the next token begins
         for token in committed:
             piece = target.pieces[token]
             begin, passed = passed, passed + len(piece)
-            shared = self.translation.shares(token)
+            shared = self.translation.draft_of.get(token)
             if shared is None or begin < at:
                 loose += piece[max(0, at - begin) :]
                 continue
@@ -88,4 +89,6 @@ class Transcript:
             self.ids.append(shared)
             loose = b""
         self.ids += draft.encode(loose)
+        # The last token is fed with the next forward, even if it was drafted and has a row.
+        self.state.rollback(0, min(rows, len(self.ids) - 1))
         return stood

@@ -152,14 +152,13 @@ class Translation:
     Attributes:
         target, draft: the two.
         device: where models compute.
-        shared: how many pieces both have.
+        draft_of: the draft's id of each target token that both have.
     """
 
     def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
         self.target, self.draft, self.device = target, draft, device
         both = [(at, draft.ids[piece]) for piece, at in target.ids.items() if piece in draft.ids]
-        self.shared = len(both)
-        self._draft_of = dict(both)
+        self.draft_of = dict(both)
         self._rows = torch.tensor([theirs for _, theirs in both], device=device, dtype=torch.int64)
         self._at = torch.tensor([ours for ours, _ in both], device=device, dtype=torch.int64)
         self._ids = torch.zeros(len(target.pieces), device=device, dtype=torch.int64)
@@ -175,10 +174,6 @@ class Translation:
     def in_draft(self, tokens: Tensor) -> Tensor:
         """The draft's ids of target tokens [n] that both have."""
         return self._ids[tokens]
-
-    def shares(self, token: int) -> int | None:
-        """The draft's id of a target token, if it has one."""
-        return self._draft_of.get(token)
 
     def respelt(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
         """The target's tokens of what a draft says behind a text.
