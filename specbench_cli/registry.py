@@ -206,6 +206,13 @@ METHODS: dict[str, Entry] = {
         needs=("head",),
         source="arXiv:2405.00263",
     ),
+    "p-eagle": Entry(
+        "methods.peagle:PEagle",
+        "P-EAGLE: EAGLE-3's head reads masks behind the text, and drafts a whole chain in one"
+        " forward.",
+        needs=("head",),
+        source="arXiv:2602.01469",
+    ),
     "dflash": Entry(
         "methods.dflash:DFlash",
         "DFlash: a block of mask tokens beside the target's features is denoised in one forward.",

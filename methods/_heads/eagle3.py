@@ -46,7 +46,13 @@ class Eagle3(JoinedHead):
 
     kind: ClassVar[str] = "eagle3"
     layouts: ClassVar[tuple[Layout, ...]] = tuple(
-        Layout("eagle3", name, re.escape(f"{at}hidden_norm.weight"), _AROUND | under(at, _LAYER))
+        Layout(
+            "eagle3",
+            name,
+            re.escape(f"{at}hidden_norm.weight"),
+            _AROUND | under(at, _LAYER),
+            lacks="mask_hidden",
+        )
         for name, at in _WRITERS.items()
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"]}

@@ -64,6 +64,7 @@ class DraftHead(nn.Module, ABC):
         hidden_first: whether `fc` reads the features before the embedding.
         levels: how many steps it can draft; None: as many as are wanted.
         says: ids of the target's vocabulary that it can say; None: all.
+        mask: the id read at later steps in place of drafted tokens, where all are drafted at once.
     """
 
     kind: ClassVar[str]
@@ -79,6 +80,7 @@ class DraftHead(nn.Module, ABC):
     hidden_first: bool = False
     levels: int | None = None
     says: Tensor | None
+    mask: int | None = None
 
     def __init__(
         self,
@@ -225,6 +227,10 @@ class DraftHead(nn.Module, ABC):
         }
         head.load_state_dict(drawn, assign=True)
         return head
+
+    def words(self) -> dict[str, Any]:
+        """What config.json says of it beside its sizes."""
+        return dict(self.config)
 
     def tensors(self) -> dict[str, Tensor]:
         """What files hold of it, by our names."""

@@ -165,6 +165,10 @@ KINDS = {
         "a draft for PARD: the target's own draft model, adapted to mask tokens",
         "as `train eagle`. The draft model learns to say several tokens in one forward.",
     ),
+    "p-eagle": (
+        "a P-EAGLE head, which drafts all tokens at once",
+        "as `train eagle3`; drafted tokens are read as masks.",
+    ),
     "dflash": (
         "a DFlash head, which denoises a block of tokens at once",
         "it reads three of the target's layers.",

@@ -294,7 +294,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
     save_file(tensors(head), folder / "model.safetensors", metadata={"format": "pt"})
     told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
     words = config.to_diff_dict() | {
-        **head.config,
+        **head.words(),
         **told,
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.taps)},

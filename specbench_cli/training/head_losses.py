@@ -130,6 +130,8 @@ def unroll(
         yield Step(F.linear(out.normed, weight), out.normed, inside, valid)
         if step + 1 < steps:
             token = following.gather(1, inside)
+            if head.mask is not None:
+                token = torch.full_like(token, head.mask)
             out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
 
 

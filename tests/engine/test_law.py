@@ -44,6 +44,7 @@ CONFIGURED = {
     "hydra++": [{"nodes": 4, "width": 2, "depth": 2}],
     "clover": [{"nodes": 4, "width": 2, "depth": 2}],
     "hidden-transfer": [{"nodes": 4}],
+    "p-eagle": [{"length": 1}, {"length": 2}],
     "space": [{"length": 1}, {"length": 2}],
     "chimera": [{"depth": 2, "nodes": 6}],
     "falcon": [{"depth": 2, "nodes": 6}],

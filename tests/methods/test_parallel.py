@@ -17,12 +17,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from methods._heads.eagle3 import Eagle3Head
 from methods._parallel.dflash import DFlash, DFlashHead
 from methods._parallel.pard import Pard, PardDraft
+from methods._parallel.peagle import MASKED, PEagle, PEagleHead
 from specbench_cli.api import Features, Tokens, Weights, read_config
 from specbench_cli.engine.models.head import features
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training.head_losses import Read, chats_of, read_target
+from specbench_cli.training.head_losses import Read, chats_of, read_target, unroll
 
 TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -292,3 +294,99 @@ def test_dflash_in_training_says_what_it_says_in_decoding(tmp_path, family, targ
         x = Features(ids, rows_of(target, head, n)[None])
         said = head.forward(x, head.new_state(32), logits_at="all").rows[1:]
         torch.testing.assert_close(torch.stack([step[0, at] for step in steps]), said, **CLOSE)
+
+
+# ---- P-EAGLE ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parallel_eagle(target):
+    return PEagle.random(target, seed=6)
+
+
+def vllm(folder, module, changed=(), **words):
+    """A folder of the head as vLLM reads one: EAGLE-3's names and `mask_hidden`."""
+    own = {"layer.": "midlayer.", "enorm.": "midlayer.input_layernorm.", MASKED: MASKED}
+    own |= {"hnorm.": "midlayer.hidden_norm."}
+    tensors = {}
+    for name, tensor in module.tensors().items():
+        theirs = next(
+            (own[start] + name[len(start) :] for start in own if name.startswith(start)), name
+        )
+        tensors[theirs] = tensor.contiguous()
+    for name in changed:
+        del tensors[name]
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": module.shape.hidden_size,
+        "intermediate_size": module.shape.intermediate_size,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": module.shape.head_dim,
+        "rms_norm_eps": module.shape.rms_norm_eps,
+        "max_position_embeddings": module.shape.max_position_embeddings,
+        "rope_theta": 10000.0,
+        "ptd_token_id": module.mask,
+    }
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, **words}))
+    return folder
+
+
+@torch.no_grad()
+def test_p_eagles_one_forward_is_eagle3s_head_fed_masks_one_by_one(target, parallel_eagle):
+    head, plain = PEagleHead(parallel_eagle, target), Eagle3Head(parallel_eagle, target)
+    assert head.mask == target.vocab_size - 1
+    ours, theirs = head.new_state(32), plain.new_state(32)
+    done = 0
+    for n in (6, 9):  # a prompt, and a step: no row of a mask is kept
+        true = rows_of(target, head, n)[None, done:]
+        ids = TEXT[:, done + 1 : n + 1]
+        masks = torch.full((1, 3), head.mask)
+        said = head.forward(Features(torch.cat((ids, masks), 1), true), ours, logits_at="all").rows
+        assert ours.length() == n
+        due = [plain.forward(Features(ids, true), theirs).rows[-1]]
+        for _ in range(3):
+            row = Features(masks[:, :1], parallel_eagle.mask_hidden[None])
+            due.append(plain.forward(row, theirs).rows[-1])
+        theirs.rollback(0, n)
+        torch.testing.assert_close(said, torch.stack(due), **CLOSE)
+        done = n
+    assert not torch.isclose(said[1], said[2]).all()
+
+
+@torch.no_grad()
+def test_p_eagle_in_training_says_what_it_says_in_decoding(family, target, parallel_eagle):
+    head, oracle = PEagleHead(parallel_eagle, target), family.modules["target"]
+    read = read_target(oracle, TEXT, head.taps)
+    steps = [step.logits for step in unroll(parallel_eagle, oracle, TEXT, read, SLOTS, 4)]
+    for at, slot in enumerate(SLOTS[0].tolist()):
+        n = slot + 1
+        ids = torch.cat((TEXT[:, 1 : n + 1], torch.full((1, 3), head.mask)), 1)
+        x = Features(ids, rows_of(target, head, n)[None])
+        said = head.forward(x, head.new_state(32), logits_at="all").rows
+        said = said if parallel_eagle.says is None else said[:, parallel_eagle.says]
+        torch.testing.assert_close(torch.stack([step[0, at] for step in steps]), said, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_p_eagle_folder_is_read_and_no_eagle3_head(tmp_path, target, parallel_eagle):
+    vllm(tmp_path, parallel_eagle)
+    head = PEagleHead.load(tmp_path, {"target": target})
+    plain = PEagleHead(parallel_eagle, target)
+    x = Features(TEXT[:, 1:7], rows_of(target, head, 4)[None])
+    said, due = (
+        each.forward(x, each.new_state(32), logits_at="all").rows for each in (head, plain)
+    )
+    torch.testing.assert_close(said, due, **CLOSE)
+    with pytest.raises(EnvironmentFault, match=r"a head of kind p-eagle: .*; eagle3 was asked for"):
+        Eagle3Head.load(tmp_path, {"target": target})
+    for words, what in (
+        ({"ptd_token_id": 96}, "ptd_token_id is 96"),
+        ({"ptd_token_id": None}, "None"),
+    ):
+        with pytest.raises(EnvironmentFault, match=what):
+            PEagleHead.load(vllm(tmp_path, parallel_eagle, **words), {"target": target})
+    with pytest.raises(EnvironmentFault, match="without mask_hidden"):
+        PEagleHead.load(vllm(tmp_path, parallel_eagle, (MASKED,)), {"target": target})

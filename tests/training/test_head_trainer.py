@@ -85,7 +85,7 @@ def test_a_head_says_which_target_it_belongs_to(
     assert facts["kind"] == recipe.kind
     assert facts["target"] == "tiny"
     assert facts["target_sha256"] == Weights(target).sha256()
-    assert facts["taps"] == ([1, 4, 7] if recipe.kind == "eagle3" else [-1])
+    assert facts["taps"] == ([1, 4, 7] if recipe.kind in ("eagle3", "p-eagle") else [-1])
     assert facts["loss"] == "ttt"
 
 

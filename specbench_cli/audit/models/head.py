@@ -60,7 +60,7 @@ class TableBlockHead(TableHead):
     its own greedy way from the last token.
 
     Attributes:
-        block: places of a block. mask: an id that no text holds.
+        own_place: as of `Head`. block: places of a block. mask: an id that no text holds.
     """
 
     parallel = True
@@ -79,8 +79,11 @@ class TableBlockHead(TableHead):
         before, last = self.before(held, row), self.read(held, row)
         said = [out.hidden[0, -1]]
         for token in x.ids[0, n:].tolist():
+            if not self.own_place:
+                before, last = last, int(said[-1].argmax())
             said.append(self.table[before, last if token == self.mask else token])
-            before, last = last, int(said[-1].argmax())
+            if self.own_place:
+                before, last = last, int(said[-1].argmax())
         logits = torch.stack(said)[None]
         return Out(
             None if logits_at is None else logits[:, -1:] if logits_at == "last" else logits,
@@ -217,7 +220,10 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
         mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
         kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
     if issubclass(kind, Head):
-        return (TableBlockHead if kind.parallel else TableHead)(*_tables(decoders))
+        if not kind.parallel:
+            return TableHead(*_tables(decoders))
+        own = {"own_place": kind.own_place}
+        return type("TableBlockHead", (TableBlockHead,), own)(*_tables(decoders))
     return (
         TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)
     )

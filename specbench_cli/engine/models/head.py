@@ -41,11 +41,14 @@ class Head(Decoder):
         parallel: whether it reads more ids than features: those beyond are masks, each of whose
             rows says the token at its own place, and nothing of them is kept (DFlash, Chen et al.,
             arXiv:2602.06036).
+        own_place: whether a mask says that, or the token behind its place (P-EAGLE, Hui et al.,
+            arXiv:2602.01469), where the last token that has features says the first one.
     """
 
     taps: tuple[int, ...]
     levels: int | None = None
     parallel: ClassVar[bool] = False
+    own_place: ClassVar[bool] = True
     together: ClassVar[int] = 1
     first = 1
 
