@@ -123,6 +123,16 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = None,
+    load_: Annotated[
+        str | None,
+        typer.Option(
+            "--load",
+            metavar="ARRIVALS",
+            help="Requests arrive by the clock, of which --batch N take part in a step:"
+            " poisson:RATE (a second), burst:SIZE:SECONDS, trace:FILE. Latencies and throughput.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     repeats: Annotated[
         str | None,
         typer.Option(metavar="N", help="Passes, each a process.", rich_help_panel=MORE),
@@ -258,6 +268,7 @@ def run(
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,
+        "load": load_,
         "tune": tune,
         "tune_by": tune_by,
         "threads": threads,
@@ -330,6 +341,7 @@ def _conclude(folder: Path, json: bool) -> None:
     """Write the files that belong to a finished run, and show its result."""
     from specbench_cli.report import outputs, table
     from specbench_cli.report.export import row_dicts
+    from specbench_cli.report.load import as_dict, load_rows
     from specbench_cli.store.run_dir import RunDir
 
     run_dir = RunDir.open(folder)
@@ -342,6 +354,7 @@ def _conclude(folder: Path, json: bool) -> None:
                 "memory": run_dir.manifest.get("memory"),
                 "tuning": run_dir.manifest.get("tuning"),
                 "summary": row_dicts(reading.summary),
+                "load": [as_dict(row) for row in load_rows(reading.records)],
             }
         )
     else:

@@ -38,7 +38,9 @@ DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
-CIRCUMSTANCES = frozenset({"batch", "seed", "threads", "device", "devices", "dtype", "allow_noise"})
+CIRCUMSTANCES = frozenset(
+    {"batch", "load", "seed", "threads", "device", "devices", "dtype", "allow_noise"}
+)
 """What may be given without asking for more than the short run."""
 
 
@@ -102,7 +104,8 @@ def load(
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    together = str(given.fields.get("batch", Sourced(1, "")).value) != "1"
+    together = "load" in given.fields
+    together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
     given.fields.setdefault("methods", Sourced(asked or list(usual), "default"))
     return _validated(given, methods)

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.devices import places
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
@@ -90,6 +91,11 @@ class MethodChoice(BaseModel):
         return value
 
 
+def _known_load(value: str) -> str:
+    Arrivals.parse(value)
+    return value
+
+
 class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
@@ -115,6 +121,7 @@ class RunConfig(BaseModel):
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)
+    load: Annotated[str, AfterValidator(_known_load)] | None = None
     threads: Annotated[Number | None, Field(ge=1)] = None
     device: str = "auto"
     devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None

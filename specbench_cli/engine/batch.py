@@ -8,6 +8,7 @@ it commits does not depend on those beside it: its draws, its noise and its stat
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +29,8 @@ class Batch:
         size: most sequences that take part in a step; default: all requests.
         held: seats, at least `size`: sequences that are held at once, each with states of its own;
             default: `size`. Requests beyond these wait, in their order.
+        arrivals: by place, seconds after the first `join` before which a request is not there,
+            never falling; none: all are there.
         memory: what the method keeps between prompts; the same for all sequences.
         recordings, references: by place, as `Session` takes them.
         kind: what makes the sessions.
@@ -37,6 +40,7 @@ class Batch:
         size: as given, but no more than there are requests.
         meter: the trace of all forwards; `Forward.rows` says whose rows each had.
         prefill_ns: nanoseconds that joining took: the drafts' prefills and the target's.
+        idle_ns: nanoseconds in which none had arrived that was not decoded.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Batch:
         *,
         size: int | None = None,
         held: int = 0,
+        arrivals: Sequence[float] = (),
         pass_: int = 1,
         memory: Memory | None = None,
         recordings: Mapping[int, Sequence[int]] | None = None,
@@ -56,7 +61,9 @@ class Batch:
         target = workspace.decoders["target"]
         self.meter = Meter(target.device)
         self.size = min(size or len(requests), len(requests))
-        self.prefill_ns = 0
+        self.prefill_ns = self.idle_ns = 0
+        self._arrivals = [round(seconds * 1e9) for seconds in arrivals]
+        self._first_ns: int | None = None
         self._workspace, self._target = workspace, Metered(target, self.meter, role="verify")
         self._taken = self._joining_ns = 0
         kept = Memory() if memory is None else memory
@@ -99,10 +106,10 @@ class Batch:
     def join(self) -> list[Session]:
         """Free the seats of sequences that have ended, and have others take them; `prefill` of
         those that are returned comes next."""
-        self._joining_ns = time.perf_counter_ns()
         for session in [each for each in self._seat if each.finish is not None]:
             self._free.append(self._seat.pop(session))
-        n = min(len(self._free), len(self._waiting))
+        n = min(len(self._free), self._arrived())
+        self._joining_ns = time.perf_counter_ns()
         joined = [self._waiting.popleft() for _ in range(n)]
         # Sequences about as long as each other lie beside each other: attention takes them at once.
         seats = sorted(self._free)[:n]
@@ -113,6 +120,21 @@ class Batch:
             self._free.remove(seat)
             session.harness.seat(self._workspace.loans(self._seats, seat))
         return joined
+
+    def _arrived(self) -> int:
+        """How many of those that wait are there; where none is decoded, waits for the next one."""
+        now = time.perf_counter_ns()
+        if self._first_ns is None:
+            self._first_ns = now
+        if not self._arrivals or not self._waiting:
+            return len(self._waiting)
+        due = self._arrivals[len(self._arrivals) - len(self._waiting) :]
+        wait = self._first_ns + due[0] - now
+        if not self._seat and wait > 0:
+            time.sleep(wait / 1e9)
+            began, now = now, time.perf_counter_ns()
+            self.idle_ns += now - began
+        return bisect_right(due, now - self._first_ns)
 
     def prefill(self, joined: Sequence[Session]) -> None:
         """Run the prompts of sequences that have joined through the target in one forward; commit

@@ -197,7 +197,7 @@ class Cell:
             gc.enable()
         measured.peak = peak_bytes(session.device)
 
-    def batch(self, requests: Sequence[Request], size: int, known: Mapping[str, Any]) -> Batch:
+    def batch(self, requests: Sequence[Request], size: int, rest: Mapping[str, Any]) -> Batch:
         """Requests to be decoded as this cell's would be alone, `size` of them in a step."""
         return Batch(
             self._workspace,
@@ -207,7 +207,7 @@ class Cell:
             held=self.arm.method.held(size),
             pass_=self.pass_,
             memory=self._memory,
-            **known,
+            **rest,
         )
 
     def counters(self) -> Steps:
@@ -338,10 +338,11 @@ class Together:
 
     Args:
         size: most of them that take part in a step; others join as these come to their ends.
+        arrivals: of each, seconds from the beginning; none: all are there.
     """
 
-    def __init__(self, cells: Sequence[Cell], size: int) -> None:
-        self._cells, self._size = cells, size
+    def __init__(self, cells: Sequence[Cell], size: int, arrivals: Sequence[float] = ()) -> None:
+        self._cells, self._size, self._arrivals = cells, size, arrivals
 
     def measure(self) -> None:
         """Decode the prompts with the clock running; see `Cell.measure`."""
@@ -371,7 +372,8 @@ class Together:
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns
         total = watch.ended_ns - started
-        share = _share(divided(batch.meter.forwards, total, batch.prefill_ns), len(cells))
+        busy = divided(batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns)
+        share = _share(busy, len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
             steps, extra, told = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
@@ -388,7 +390,13 @@ class Together:
                 version=None,
                 error=error or cell.fault_of(session, told),
                 batch=Batched(
-                    len(cells), place, total, max(1, texts[place].last_ns - started), batch.size
+                    len(cells),
+                    place,
+                    total,
+                    max(1, texts[place].last_ns - started),
+                    batch.size,
+                    round(self._arrivals[place] * 1e9) if self._arrivals else None,
+                    texts[place].first_ns - started if self._arrivals else None,
                 ),
             )
 
@@ -401,7 +409,8 @@ class Together:
         """What the cells know beforehand of their outputs."""
         recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
         references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
-        return {"recordings": recordings, "references": references}
+        known = {"recordings": recordings, "references": references}
+        return {**known, "arrivals": self._arrivals}
 
 
 def _share(ns: Ns, n: int) -> Ns:

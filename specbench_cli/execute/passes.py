@@ -139,6 +139,8 @@ class Pass:
         try:
             size = self._plan.config.batch
             size *= WAVES if size > 1 else 1
+            if self._plan.arrivals:
+                size = len(visits)
             for first in range(0, len(visits), size):
                 together = visits[first : first + size]
                 questions = [question for question, _ in together]
@@ -290,8 +292,10 @@ class Pass:
 
     def _measurable(self, cells: Sequence[Cell]) -> Cell | Together:
         """What is measured at once of a row."""
-        size = self._plan.config.batch
-        return cells[0] if size == 1 else Together(cells, size)
+        size, arrivals = self._plan.config.batch, self._plan.arrivals
+        if size == 1 and not arrivals:
+            return cells[0]
+        return Together(cells, size, arrivals[: len(cells)])
 
     def _request(self, question: Question, prompt: Prompt) -> Request:
         """A prompt as it is decoded; there is room for it."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
 from specbench_cli import registry
+from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
@@ -88,6 +89,7 @@ class Plan:
     target: Checkpoint
     draft: Checkpoint | None
     others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
+    arrivals: tuple[float, ...] = ()  # of the questions, in seconds; none: all are there
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -193,12 +195,13 @@ def make_plan(config: RunConfig) -> Plan:
             hint="add --method pearl, or use --device and --threads, which are for all others",
         )
     alone = [arm.label for arm in arms if not arm.method.batches]
-    if config.batch > 1 and alone:
+    if (config.batch > 1 or config.load) and alone:
+        what = "--load" if config.load else f"--batch {config.batch}"
         raise UsageError(
-            f"{', '.join(alone)} decodes one prompt at a time, and --batch {config.batch} decodes"
-            f" {config.batch} together",
-            hint="leave it out, or drop --batch; specbench list methods says which draft beside the"
-            " target or are another program's",
+            f"{', '.join(alone)} decodes one prompt at a time, and {what} decodes"
+            f" {config.batch if config.batch > 1 else 'several'} together",
+            hint=f"leave it out, or drop {what.split()[0]}; specbench list methods says which draft"
+            " beside the target or are another program's",
         )
     tasks = tuple(load_task(name) for name in config.tasks)
     for task in tasks:
@@ -215,6 +218,8 @@ def make_plan(config: RunConfig) -> Plan:
         )
     questions = [question for task in tasks for question in task.questions]
     questions = select(questions, config.category)
+    if config.load:  # a later turn would arrive when it is asked
+        questions = [replace(question, turns=question.turns[:1]) for question in questions]
     target = resolve(config.target)
     needy = [arm.label for arm in arms if "draft" in arm.method.needed]
     draft = target.draft if config.draft in (None, AUTO) else config.draft
@@ -228,12 +233,24 @@ def make_plan(config: RunConfig) -> Plan:
     for wanted in (each for arm in arms for each in arm.method.artifacts()):
         kind = wanted.kind
         check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+    chosen = tuple(sample(questions, config.limit, config.seed))
     return Plan(
         config=config,
         arms=arms,
         tasks=tasks,
-        questions=tuple(sample(questions, config.limit, config.seed)),
+        questions=chosen,
+        arrivals=_arrivals(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
     )
+
+
+def _arrivals(config: RunConfig, n: int) -> tuple[float, ...]:
+    """When n questions arrive, the same for all rows and passes. Raises UsageError."""
+    if config.load is None:
+        return ()
+    try:
+        return tuple(Arrivals.parse(config.load).times(n, config.seed))
+    except ValueError as error:
+        raise UsageError(f"--load: {error}", hint="specbench run --help") from error

@@ -19,7 +19,8 @@ class Facts:
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
-    batch: how many prompts are decoded together.
+    batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
+        are there from the beginning.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
         ran through the fused decoder.
@@ -39,6 +40,7 @@ class Facts:
     aa_noise: float | None
     tuned: str
     batch: int = 1
+    load: str = ""
     runs: int = 1
     forced: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
@@ -65,6 +67,7 @@ class Facts:
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
             batch=config.get("batch") or 1,
+            load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
             hosted=frozenset(
@@ -103,6 +106,8 @@ class Facts:
             work.append(f"{self.threads} threads")
         if self.batch > 1:
             work.append(f"batch {self.batch}")
+        if self.load:
+            work.append(f"load {self.load}")
         if self.seed is not None:
             work.append(f"seed {self.seed}")
         if self.runs > 1:

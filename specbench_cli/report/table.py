@@ -11,6 +11,7 @@ from rich.text import Text
 from specbench_cli import output
 from specbench_cli.report import text
 from specbench_cli.report.facts import Facts
+from specbench_cli.report.load import load_lines
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.row import Row
 from specbench_cli.report.summary import ALL, Summary
@@ -41,6 +42,7 @@ def print_runs(readings: Sequence[Reading], *, families: bool) -> None:
     for reading in readings:
         summary, facts = reading.summary, reading.facts
         head, foot = facts.header(summary.prompts, WIDTH), footer(summary, facts, reading.where)
+        foot += load_lines(reading.records)
         if output.human():
             notes = (Text(f" {note}", "dim") for note in foot)
             more = _drawn_families(summary) if families else []

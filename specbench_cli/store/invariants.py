@@ -168,6 +168,9 @@ def _validate_batch(record: Record) -> None:
         _ensure(0 < batch.finished <= batch.total, "batch.finished", "not within the total")
         at_once = batch.size if batch.at_once is None else batch.at_once
         _ensure(0 < at_once <= batch.size, "batch.at_once", "not within its size")
+        if batch.arrived is not None and batch.first is not None and record.error is None:
+            ordered = 0 <= batch.arrived < batch.first <= batch.finished
+            _ensure(ordered, "batch.first", "not between its arrival and its last token")
 
 
 def _validate_messages(record: Record) -> None:

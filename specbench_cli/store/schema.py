@@ -267,7 +267,8 @@ class Batch:
 
     size: how many there were. place: this one's among them. total: ns from the timer's start to the
     end of the method. finished: ns until this one's last token. at_once: most of them that took
-    part in a step, where others joined as these ended; null in records from before: all.
+    part in a step, where others joined as these ended; null in records from before: all. arrived,
+    first: ns until the request was there, and until its first token; null where all were there.
     """
 
     size: int
@@ -275,6 +276,8 @@ class Batch:
     total: int
     finished: int
     at_once: int | None = None
+    arrived: int | None = None
+    first: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

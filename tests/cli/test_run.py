@@ -112,7 +112,12 @@ def test_plan_is_one_event_with_json(run):
     _, out, _ = run("run", "--dry-run", "--json", "-m", "sps", "--limit", "2")
     (event,) = events_of(out)
     assert event["event"] == "plan"
-    assert event["methods"][1]["params"] == {"length": 5, "max": 20, "threshold": None}
+    assert event["methods"][1]["params"] == {
+        "length": 5,
+        "max": 20,
+        "threshold": None,
+        "acceptance": 0.7,
+    }
 
 
 def test_unknown_parameter_is_refused_before_anything_runs(run, tmp_path):

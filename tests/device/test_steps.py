@@ -115,6 +115,8 @@ CASES = {
         ({"length": 3, "accept": "random", "rate": 0.5}, nothing),
     ],
     "specdec++": [({"max": 3}, each_token)],
+    "eqspec": [({"length": 3}, nothing), ({"length": "smartspec", "max": 3}, nothing)],
+    "exspec": [({"length": 3}, nothing), ({"length": "synergy", "max": 3}, nothing)],
     "pld": [({"length": 4, "ngram": 1}, nothing)],
     "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
     "rest": [({"shortest": 1, "nodes": 12}, nothing)],

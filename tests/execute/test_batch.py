@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from specbench_cli.errors import UsageError
 from specbench_cli.execute import passes
+from specbench_cli.report.load import load_lines, load_rows
 
 
 def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
@@ -27,3 +31,31 @@ def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypat
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
+
+
+def test_requests_join_no_sooner_than_they_arrive(specbench):
+    outcome = specbench("eqspec", batch=2, limit=4, max_new_tokens=6, load="burst:2:0.4")
+    assert outcome.exit_code == 0
+    for label in ("vanilla", "eqspec"):
+        records = sorted(outcome.by_label(label), key=lambda record: record.batch.place)
+        batches = [record.batch for record in records]
+        assert [batch.arrived for batch in batches] == [0, 0, 400_000_000, 400_000_000]
+        assert all(batch.arrived < batch.first <= batch.finished for batch in batches)
+        assert {record.verdict.kind for record in records} <= {"reference", "identical"}
+        assert {record.turn for record in records} == {1}
+    plain, _ = load_rows(outcome.records)
+    assert (plain.label, plain.requests, plain.offered) == ("vanilla", 4, 3 / 0.4)
+    assert plain.tokens == sum(r.n_tokens for r in outcome.by_label("vanilla"))
+    text = "\n".join(load_lines(outcome.records))
+    assert "7.5 requests/s offered" in text and "eqspec" in text
+
+
+@pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])
+def test_a_load_that_makes_no_sense_is_refused(specbench, load, why):
+    with pytest.raises(ValueError, match=why):
+        specbench(load=load)
+
+
+def test_a_method_that_decodes_alone_has_no_load(specbench):
+    with pytest.raises(UsageError, match="pearl decodes one prompt at a time, and --load"):
+        specbench("pearl", load="poisson:1")

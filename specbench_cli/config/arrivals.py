@@ -1,0 +1,101 @@
+"""When requests arrive, where they do not wait for each other: `--load`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Arrival times of requests.
+
+    poisson: independent, `rate` a second. burst: `size` at once, every `seconds`. trace: as listed.
+    """
+
+    kind: str
+    rate: float = 0.0
+    size: int = 0
+    seconds: float = 0.0
+    listed: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """Read what was typed.
+
+        Raises:
+            ValueError: it makes no sense; the message says what is allowed.
+        """
+        kind, _, rest = text.partition(":")
+        if kind == "poisson":
+            return cls(kind, rate=_positive(rest, "RATE", text))
+        if kind == "burst":
+            size, _, seconds = rest.partition(":")
+            if not size.isdecimal() or int(size) < 1:
+                raise ValueError(f"{text!r}: SIZE must be a whole number from 1; one of {FORMS}")
+            return cls(kind, size=int(size), seconds=_positive(seconds, "SECONDS", text))
+        if kind == "trace" and rest:
+            return cls(kind, listed=_trace(Path(rest)))
+        raise ValueError(f"must be {FORMS}, got {text!r}")
+
+    def times(self, n: int, seed: int) -> list[float]:
+        """Arrival times of n requests, in seconds from the first possible moment.
+
+        Raises:
+            ValueError: a trace lists fewer.
+        """
+        if self.kind == "poisson":
+            draw = random.Random(seed)
+            return list(accumulate(draw.expovariate(self.rate) for _ in range(n)))
+        if self.kind == "burst":
+            return [at // self.size * self.seconds for at in range(n)]
+        if n > len(self.listed):
+            raise ValueError(
+                f"the trace lists {len(self.listed)} arrivals for {n} prompts: add lines, or"
+                f" --limit {len(self.listed)}"
+            )
+        return list(self.listed[:n])
+
+
+def _positive(text: str, what: str, typed: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{typed!r}: {what} must be a number above 0; one of {FORMS}")
+    return number
+
+
+def _trace(path: Path) -> tuple[float, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"trace {path} cannot be read: {error}") from error
+    times: list[float] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            time = float(line)
+        except ValueError:
+            time = math.nan
+        if not 0 <= time < math.inf:
+            raise ValueError(f"trace {path}, line {number}: {line.strip()!r} is no time in seconds")
+        times.append(time)
+    _check_order(path, times)
+    return tuple(times)
+
+
+def _check_order(path: Path, times: Sequence[float]) -> None:
+    if not times:
+        raise ValueError(f"trace {path} lists no arrival")
+    for at, (a, b) in enumerate(pairwise(times), start=2):
+        if b < a:
+            raise ValueError(f"trace {path}: arrival {at} at {b:g} s comes before the one at {a:g}")

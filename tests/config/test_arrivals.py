@@ -1,0 +1,59 @@
+"""When requests arrive: what may be typed, and what it comes to."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_cli.config.arrivals import Arrivals
+
+
+def test_poisson_arrivals_are_independent_and_come_at_their_rate():
+    times = Arrivals.parse("poisson:5").times(4000, seed=1)
+    gaps = [b - a for a, b in zip([0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.2, rel=0.05)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert spread == pytest.approx(mean, rel=0.08)  # an exponential's
+    assert times == Arrivals.parse("poisson:5").times(4000, seed=1)
+    assert times != Arrivals.parse("poisson:5").times(4000, seed=2)
+
+
+def test_bursts_come_together():
+    assert Arrivals.parse("burst:3:0.5").times(7, seed=0) == [0, 0, 0, 0.5, 0.5, 0.5, 1]
+
+
+def test_a_trace_says_when(tmp_path):
+    file = tmp_path / "trace.txt"
+    file.write_text("0\n0.25\n\n0.25\n1e0\n")
+    arrivals = Arrivals.parse(f"trace:{file}")
+    assert arrivals.times(3, seed=0) == [0, 0.25, 0.25]
+    with pytest.raises(ValueError, match=r"lists 4 arrivals for 5 prompts.*--limit 4"):
+        arrivals.times(5, seed=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "poisson", "poisson:", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf",
+     "poisson:fast", "burst:4", "burst:0:1", "burst:2.5:1", "burst:2:0", "trace:", "uniform:3"],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_with_what_does(text):
+    with pytest.raises(ValueError, match=r"poisson:RATE .*burst:SIZE:SECONDS or trace:FILE"):
+        Arrivals.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("", "lists no arrival"),
+        ("0\nsoon\n", "line 2: 'soon' is no time"),
+        ("0\n-1\n", "line 2: '-1' is no time"),
+        ("0\n2\n1\n", "arrival 3 at 1 s comes before the one at 2"),
+    ],
+)
+def test_a_trace_that_makes_no_sense_is_told_with_its_line(tmp_path, lines, why):
+    file = tmp_path / "trace.txt"
+    file.write_text(lines)
+    with pytest.raises(ValueError, match=why):
+        Arrivals.parse(f"trace:{file}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Arrivals.parse(f"trace:{tmp_path}/none")
