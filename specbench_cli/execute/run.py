@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,10 @@ from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.standing import broken
-from specbench_cli.store.run_dir import RunDir, new_path
+from specbench_cli.store.run_dir import ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
-
-_ORDER = ".resume.json"
-"""What was ordered, word for word: it may name folders of this machine, so it is not part of the
-result and goes once the run is finished."""
 
 _TUNING = 0
 """The number of the pass that chooses parameters."""
@@ -54,20 +50,37 @@ def start(
     view.planned(facts(plan, tuning))
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
-    run_dir = RunDir.create(path, manifest(plan, sources))
-    (run_dir.path / _ORDER).write_text(config.model_dump_json(), encoding="utf-8")
-    return plan, run_dir
+    return plan, RunDir.create(path, manifest(plan, sources), order=config.model_dump_json())
 
 
-def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
+def reopen(path: Path, view: RunView, *, part: bool = False) -> tuple[Plan | None, RunDir]:
     """Plan the rest of a run; None if it is finished.
 
+    Args:
+        part: whether the process that started this one holds the folder.
     Raises:
-        UsageError: no run, one that cannot be resumed, or data that changed since.
+        UsageError: no run, one that cannot be resumed, that another process is at, or data that
+            changed since.
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
         return None, run_dir
+    if not part:
+        run_dir.hold()
+    try:
+        run_dir.read()  # whoever held the folder until now may have finished the run
+        if run_dir.manifest.get("status") == "finished":
+            run_dir.release()
+            return None, run_dir
+        return _replanned(run_dir, view), run_dir
+    except BaseException:
+        run_dir.release()
+        raise
+
+
+def _replanned(run_dir: RunDir, view: RunView) -> Plan:
+    """The plan of a run that was begun, which is marked as running again."""
+    path = run_dir.path
     config = _ordered(path)
     plan, tuning = planned(config)
     plan = tune.tuned(plan, run_dir.manifest)
@@ -80,16 +93,16 @@ def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
     for _ in run_dir.records():
         pass  # a damaged one is told before anything changes
     run_dir.resume()
-    return plan, run_dir
+    return plan
 
 
 def _ordered(path: Path) -> RunConfig:
     """The configuration that a run was begun with. Raises UsageError."""
     try:
-        return RunConfig.model_validate_json((path / _ORDER).read_text(encoding="utf-8"))
+        return RunConfig.model_validate_json((path / ORDER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {_ORDER} is missing or damaged",
+            f"{path} cannot be resumed: its {ORDER} is missing or damaged",
             hint=_ANEW,
         ) from error
 
@@ -113,6 +126,7 @@ def run(
     are given the same file `in_turn` measure in turn.
     """
     if plan is None:
+        (run_dir.path / ORDER).unlink(missing_ok=True)  # it was killed on its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
@@ -129,22 +143,25 @@ def run(
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
                 what = "tuning" if number == _TUNING else f"pass {number}"
                 view.handed_over()
-                run_apart(run_dir.path, number, what, flags, kept=_measured(run_dir))
+                run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
             _run_passes(plan, run_dir, view, [only_pass], in_turn)
+        run_dir.read()  # what other processes wrote
+        records = list(run_dir.records())
+        if only_pass is None:
+            loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
+            run_dir.close("finished", finished_utc=now(), noisy=loud)
+            (run_dir.path / ORDER).unlink(missing_ok=True)
     except BaseException as fault:
         if fresh and isinstance(fault, SpecbenchError) and not _measured(run_dir):
-            (run_dir.path / _ORDER).unlink(missing_ok=True)
             run_dir.discard()
         else:
-            RunDir.open(run_dir.path).close("interrupted")
+            with suppress(OSError):  # a full disk: "running" will do
+                run_dir.read()
+                run_dir.close("interrupted")
         raise
-    run_dir = RunDir.open(run_dir.path)
-    records = list(run_dir.records())
-    loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
-    if only_pass is None:
-        run_dir.close("finished", finished_utc=now(), noisy=loud)
-        (run_dir.path / _ORDER).unlink(missing_ok=True)
+    finally:
+        run_dir.release()
     return Result(run_dir.path, exit_code(records, run_dir.manifest))
 
 
@@ -176,7 +193,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
     assert tuning is not None
     rehearsal = tune.rehearsal(plan, tuning)
     path = run_dir.path / tune.FOLDER
-    if path.exists():
+    if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.resume()
     else:
@@ -189,21 +206,23 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
     try:
         _run_passes(rehearsal, trial, view, [1], in_turn)
     except BaseException:
-        trial.close("interrupted")
-        if not any(trial.records()):
-            trial.discard()
+        with suppress(OSError):
+            trial.close("interrupted")
+            if not any(trial.records()):
+                trial.discard()
         raise
     free_memory()
     trial.close("finished", finished_utc=now())
     models = {**trial.manifest["models"], **trial.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
     choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
+    found = tune.facts(plan, tuning, choices)
+    chosen = tune.tuned(plan, {"tuning": found})
     run_dir.update(
-        tuning=tune.facts(plan, tuning, choices),
+        tuning=found,
+        rows=rows(chosen),
         step_costs=trial.manifest.get("step_costs"),  # what methods chose by then and choose by now
     )
-    chosen = tune.tuned(plan, run_dir.manifest)
-    run_dir.update(rows=rows(chosen))
     return chosen
 
 
