@@ -231,6 +231,15 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With --resume: go on though the program, the machine or the data changed since,"
+            " and label the run.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
     ] = False,
@@ -283,6 +292,10 @@ def run(
             "--dry-run": dry_run,
         }
         _refuse([*map(option, given), *(name for name, value in others.items() if value)])
+    elif force:
+        raise UsageError(
+            "--force is for a run that is resumed", "specbench run --resume RUN --force"
+        )
     else:
         asked, sources = load(
             given,
@@ -306,13 +319,19 @@ def run(
             return ExitCode.OK
         part = only_pass is not None
         if resume is not None:
-            plan, run_dir = execute.reopen(_folder(resume), view, part=part)
+            plan, run_dir = execute.reopen(_folder(resume), view, part=part, force=force)
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
             with _told_how_to_go_on(run_dir.path, view, part):
                 result = execute.run(
-                    plan, run_dir, view, only_pass=only_pass, fresh=resume is None, in_turn=in_turn
+                    plan,
+                    run_dir,
+                    view,
+                    only_pass=only_pass,
+                    fresh=resume is None,
+                    force=force,
+                    in_turn=in_turn,
                 )
         except apart.Unfinished as fault:
             if fault.told and plan is not None and plan.config.repeats == 1:

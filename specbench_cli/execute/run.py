@@ -12,7 +12,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute import tune
 from specbench_cli.execute.apart import resumption, run_apart
-from specbench_cli.execute.manifest import manifest, now, rows
+from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.tune import Tuning
 from specbench_cli.execute.turns import own as own_turns
@@ -53,14 +53,17 @@ def start(
     return plan, RunDir.create(path, manifest(plan, sources), order=config.model_dump_json())
 
 
-def reopen(path: Path, view: RunView, *, part: bool = False) -> tuple[Plan | None, RunDir]:
+def reopen(
+    path: Path, view: RunView, *, part: bool = False, force: bool = False
+) -> tuple[Plan | None, RunDir]:
     """Plan the rest of a run; None if it is finished.
 
     Args:
         part: whether the process that started this one holds the folder.
+        force: go on though the program changed since, and label the run.
     Raises:
-        UsageError: no run, one that cannot be resumed, that another process is at, or data that
-            changed since.
+        UsageError: no run, one that cannot be resumed, that another process is at, or that another
+            program, or data, would go on with.
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
@@ -72,28 +75,43 @@ def reopen(path: Path, view: RunView, *, part: bool = False) -> tuple[Plan | Non
         if run_dir.manifest.get("status") == "finished":
             run_dir.release()
             return None, run_dir
-        return _replanned(run_dir, view), run_dir
+        return _replanned(run_dir, view, force), run_dir
     except BaseException:
         run_dir.release()
         raise
 
 
-def _replanned(run_dir: RunDir, view: RunView) -> Plan:
+def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
     """The plan of a run that was begun, which is marked as running again."""
     path = run_dir.path
     config = _ordered(path)
-    plan, tuning = planned(config)
-    plan = tune.tuned(plan, run_dir.manifest)
+    first, tuning = planned(config)
+    plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
-    for task, then in zip(plan.tasks, run_dir.manifest.get("tasks", []), strict=False):
-        if task.sha256 != then["sha256"]:
-            raise UsageError(
-                f"the data of task {task.name} changed since {path} was begun", hint=_ANEW
-            )
     for _ in run_dir.records():
         pass  # a damaged one is told before anything changes
-    run_dir.resume()
+    going_on = program(first)
+    _same(run_dir, run_dir.manifest.get("program", {}), going_on, force)
+    run_dir.update(status="running", program=going_on)
     return plan
+
+
+def _same(run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool) -> None:
+    """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
+    manifest name what differs."""
+    differing = [
+        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} since)"
+        for name in dict.fromkeys([*then, *now])
+        if then.get(name) != now.get(name)
+    ]
+    if differing and not force:
+        raise UsageError(
+            f"{run_dir.path} was begun with something else, and a run measures one thing; changed"
+            f" since: {', '.join(differing)}",
+            hint=f"{_ANEW}; or go on and label the run: {resumption(run_dir.path)} --force",
+        )
+    if differing:
+        run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
 
 
 def _ordered(path: Path) -> RunConfig:
@@ -114,6 +132,7 @@ def run(
     *,
     only_pass: int | None = None,
     fresh: bool = False,
+    force: bool = False,
     in_turn: Path | None = None,
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
@@ -123,7 +142,7 @@ def run(
     once shall not happen to the run. `only_pass` is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept. A
     `fresh` run that fails before its first record could only fail again: its folder goes. Runs that
-    are given the same file `in_turn` measure in turn.
+    are given the same file `in_turn` measure in turn. Of `force` see `reopen`.
     """
     if plan is None:
         (run_dir.path / ORDER).unlink(missing_ok=True)  # it was killed on its last steps
@@ -133,19 +152,20 @@ def run(
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     try:
         if untuned and (alone or only_pass == _TUNING):
-            plan = _tune(run_dir, view, in_turn)
+            plan = _tune(run_dir, view, in_turn, force)
         if only_pass != _TUNING:
             view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
         if alone:
-            _run_passes(plan, run_dir, view, [1], in_turn)
+            _run_passes(plan, run_dir, view, [1], in_turn, force)
         elif only_pass is None:
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
+            flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
                 what = "tuning" if number == _TUNING else f"pass {number}"
                 view.handed_over()
                 run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
-            _run_passes(plan, run_dir, view, [only_pass], in_turn)
+            _run_passes(plan, run_dir, view, [only_pass], in_turn, force)
         run_dir.read()  # what other processes wrote
         records = list(run_dir.records())
         if only_pass is None:
@@ -187,7 +207,7 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
     }
 
 
-def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
+def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
     """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
     plan, tuning = planned(_ordered(run_dir.path))
     assert tuning is not None
@@ -204,7 +224,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
     )
     view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
     try:
-        _run_passes(rehearsal, trial, view, [1], in_turn)
+        _run_passes(rehearsal, trial, view, [1], in_turn, force)
     except BaseException:
         with suppress(OSError):
             trial.close("interrupted")
@@ -248,7 +268,12 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
 
 
 def _run_passes(
-    plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[int], in_turn: Path | None
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    numbers: Sequence[int],
+    in_turn: Path | None,
+    force: bool,
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
@@ -259,7 +284,7 @@ def _run_passes(
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
         models, heads = bench.models(), bench.heads()
-        _check_weights(run_dir, {**models, **heads})
+        _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
@@ -281,8 +306,12 @@ def _run_passes(
         )
 
 
-def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UsageError unless models and heads are those that the run was begun with."""
+def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
+    """Raise UsageError unless models and heads are those that the run was begun with (`_same`)."""
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
-    if before and any(before.get(name, {}).get("sha256") != held[name]["sha256"] for name in held):
-        raise UsageError(f"the weights changed since {run_dir.path} was begun", hint=_ANEW)
+    if before:
+        _same(run_dir, _weights(before), _weights(held), force)
+
+
+def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {f"the weights of {name}": facts["sha256"][:12] for name, facts in held.items()}

@@ -41,6 +41,7 @@ class Facts:
     batch: int = 1
     runs: int = 1
     forced: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
 
     @classmethod
@@ -67,6 +68,7 @@ class Facts:
             batch=config.get("batch") or 1,
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
+            mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
                 role
                 for role, model in models.items()
