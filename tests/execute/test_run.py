@@ -201,8 +201,8 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
         """
         from specbench_cli.api import Method
 
-        class Plain(Method):
-            name = "plain"
+        class Edited(Method):
+            name = "edited"
 
             def propose(self, session, limit):
                 return session.chain(())
@@ -210,7 +210,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     )
     asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
     with pytest.raises(KeyboardInterrupt):
-        specbench("plain", log=specbench.log(interrupt_after=1), **asked)
+        specbench("edited", log=specbench.log(interrupt_after=1), **asked)
     whole = execute.reopen(specbench.path(1), specbench.log())[1]
     whole.release()  # nothing changed: it would go on
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
@@ -221,7 +221,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     whole.update(models={"target": {**weights, "sha256": "of another model"}})
     with pytest.raises(UsageError, match="was begun with something else") as refused:
         execute.reopen(specbench.path(1), specbench.log())
-    names = ("the data of task own (", "the file of plain (", f"torch ({versions['torch']} then")
+    names = ("the data of task own (", "the file of edited (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
