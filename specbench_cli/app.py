@@ -20,7 +20,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.main import get_command
 
-from specbench_cli import __version__, output
+from specbench_cli import __version__, output, registry
 from specbench_cli.commands import audit, compare, doctor, predict, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.train import app as train
@@ -97,6 +97,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         output.drop_stdout()
+    if registry.foreign():  # what a plug-in registered for the end could change the exit code
+        os._exit(code)
     sys.exit(code)
 
 

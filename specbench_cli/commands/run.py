@@ -223,6 +223,22 @@ def run(
         list[str] | None,
         typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=MORE),
     ] = None,
+    isolation: Annotated[
+        Literal["process", "none"] | None,
+        typer.Option(
+            help="Where plug-ins decode: in a process of their own (default), which keeps what they"
+            " do from other methods, or in the run's, for a debugger or to load models once.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    timeout_per_prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds after which a method has failed on a prompt; default 600.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -280,6 +296,8 @@ def run(
         "run_code": run_code,
         "judge": judge,
         "plugins": plugin,
+        "isolation": isolation,
+        "timeout_per_prompt": timeout_per_prompt,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}
@@ -305,6 +323,7 @@ def run(
             env=os.environ,
             folder=Path(),
             sweeps=sweep or [],
+            vet=_vet,
         )
     if parent is not None:
         apart.begin_apart(parent)
@@ -347,6 +366,13 @@ def run(
     if result.exit_code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return result.exit_code
+
+
+def _vet(plugin: str) -> None:
+    """Have a plug-in imported in a process of its own first. Raises UsageError."""
+    from specbench_cli.execute.isolation.rooms import vet
+
+    vet(plugin)
 
 
 @contextmanager

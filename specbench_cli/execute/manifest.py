@@ -39,6 +39,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "method_files": {arm.name: arm.file_sha256 for arm in plan.arms},
         "program": program(plan),
         "mixed": [],
+        "dropped": {},
         "upper_bounds": [arm.label for arm in plan.arms if arm.method.upper_bound],
         "tasks": [
             {

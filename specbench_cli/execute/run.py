@@ -12,6 +12,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute import tune
 from specbench_cli.execute.apart import resumption, run_apart
+from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.tune import Tuning
@@ -158,6 +159,7 @@ def run(
         if alone:
             _run_passes(plan, run_dir, view, [1], in_turn, force)
         elif only_pass is None:
+            close_rooms()
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
             flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
@@ -181,6 +183,7 @@ def run(
                 run_dir.close("interrupted")
         raise
     finally:
+        close_rooms()
         run_dir.release()
     return Result(run_dir.path, exit_code(records, run_dir.manifest))
 
@@ -277,19 +280,22 @@ def _run_passes(
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
+    from specbench_cli.execute.isolation.guests import Guests
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
     turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
-        models, heads = bench.models(), bench.heads()
+        provide_costs(plan, bench, run_dir)
+        threads = bench.resolved()["threads"]
+        guests = Guests(plan, run_dir.manifest.get("step_costs"), threads)
+        models, heads = bench.models(), {**bench.heads(), **guests.heads}
         _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        provide_costs(plan, bench, run_dir)
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests)
         for number in numbers:
             pass_.run(number)
         run_dir.update(

@@ -21,6 +21,8 @@ class Facts:
     tuned: how parameters were tuned, in a line; empty if they were not.
     batch: how many prompts are decoded together.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
+    mixed: what changed while the run was interrupted, where it went on all the same.
+    dropped: methods that were given up, each with the reason.
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
         ran through the fused decoder.
     """
@@ -42,6 +44,7 @@ class Facts:
     runs: int = 1
     forced: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
 
     @classmethod
@@ -68,6 +71,9 @@ class Facts:
             batch=config.get("batch") or 1,
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
+            dropped=tuple(
+                f"{label}: {why}" for label, why in (manifest.get("dropped") or {}).items()
+            ),
             mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
                 role
