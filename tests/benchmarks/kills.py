@@ -191,7 +191,7 @@ class Attack:
         whole = self.whole("serial")
         while not (folder / "records.jsonl").exists():  # killed with work left
             child = specbench(self._words("serial", folder), said.with_suffix(".0"))
-            time.sleep(self._took["serial"] * 0.3)
+            time.sleep(self._took["serial"] * self.chance.uniform(0.3, 0.9))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             if RunDir.holds_run(folder) and RunDir.open(folder).manifest["status"] == "finished":

@@ -104,7 +104,9 @@ class Guests:
         return heads
 
     def _warmed(self, label: str) -> str | None:
-        said: str | None = self._rooms[label].ask("warm_up", label, *self._warm[label])
+        ids, capacity = self._warm[label]
+        limit = self._plan.config.timeout_per_prompt
+        said: str | None = self._rooms[label].ask("warm_up", label, ids, capacity, within=limit)
         self._cold.discard(label)
         return said
 

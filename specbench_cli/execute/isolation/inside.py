@@ -213,9 +213,7 @@ def serve(parent: int, line: Connection, file: str | None) -> None:
             order, arguments = line.recv()
         except (EOFError, OSError):
             os._exit(0)
-        answer = _answered(
-            lambda order=order, arguments=arguments: getattr(inside, order)(*arguments)
-        )
+        answer = _answered(partial(getattr(inside, order), *arguments))
 
 
 def _imported(file: str | None) -> list[str]:

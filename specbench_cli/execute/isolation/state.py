@@ -61,7 +61,7 @@ def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
     """The functions and classes of modules, with what the classes define."""
     found: dict[str, Any] = {}
     for module, held in list(sys.modules.items()):
-        if held is not None and module.partition(".")[0] in prefixes:
+        if module.partition(".")[0] in prefixes:
             for name, value in list(vars(held).items()):
                 if callable(value):
                     found[f"{module}.{name}"] = value
