@@ -52,6 +52,7 @@ RUNS = {
     "passes": [*SMALL, "2", "-m", "sps", "--repeats", "2"],
     "tuned": [*SMALL, "4", "-m", "pld", "--tune", "2", "--tune-by", "forwards"],
     "turns": [*SMALL, "1", "-m", "sps", "--category", "multi_turn"],
+    "longer": [*SMALL, "8", "-m", "sps"],
     "drawn": [*SMALL, "2", "-m", "sps,rsd-s", "--temperature", "0.8"],
 }
 MUST_BE = ("manifest.json", "prompts.jsonl", "records.jsonl", "records.parquet", "report.md")
@@ -188,15 +189,19 @@ class Attack:
     def pair(self, number: int) -> None:
         """One trial: two resumptions at once of a run that was killed."""
         folder, said = self.home / f"pair-{number}", self.home / f"pair-{number}"
-        whole = self.whole("serial")
-        while not (folder / "records.jsonl").exists():  # killed with work left
-            child = specbench(self._words("serial", folder), said.with_suffix(".0"))
-            time.sleep(self._took["serial"] * self.chance.uniform(0.3, 0.9))
+        whole, most = self.whole("longer"), len(self.whole("longer")["records"]) // 2
+        while True:  # killed with work done and most of it left
+            child = specbench([*RUNS["longer"], "--out", str(folder)], said.with_suffix(".0"))
+            time.sleep(self._took["longer"] * self.chance.uniform(0.2, 0.7))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            if RunDir.holds_run(folder) and RunDir.open(folder).manifest["status"] == "finished":
-                shutil.rmtree(folder)
-        words = self._words("serial", folder)
+            if (
+                RunDir.holds_run(folder)
+                and 0 < sum(1 for _ in RunDir.open(folder).records()) <= most
+            ):
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+        words = self._words("longer", folder)
         pair = [specbench(words, said.with_suffix(f".{at}")) for at in (1, 2)]
         codes = [ended(child) for child in pair]
         talk = [said.with_suffix(f".{at}").read_text() for at in (1, 2)]
