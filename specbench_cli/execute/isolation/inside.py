@@ -91,6 +91,7 @@ class Inside:
     arms: dict[str, Arm] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
+    code: state.Seen = field(default_factory=dict)
 
     def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
         """Make the rows' methods, and ask them all that a run asks; what that changed here."""
@@ -122,6 +123,7 @@ class Inside:
             config.rule, config.temperature, config.top_k, config.top_p, config.seed
         )
         _limit_memory()
+        self.code = state.seen(state.CODE)
         return self.bench.heads()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
@@ -153,6 +155,9 @@ class Inside:
             self.cells.pop(key, None)
         cells = [self._cell(label, each) for each in asked]
         (cells[0] if len(cells) == 1 else Together(cells)).measure()
+        changed = state.changed(self.code)
+        if changed:
+            raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
             Found(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
             for cell in cells

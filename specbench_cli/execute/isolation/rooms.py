@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import io
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from specbench_cli import registry
@@ -41,6 +43,8 @@ def vet(file: str) -> None:
     Raises:
         UsageError: it does not import, ends the process, or changes what is not its own.
     """
+    if not Path(file).is_file():
+        return  # who imports it says so
     room = room_of(file)
     with _named(file, "imported"):
         if not room.alive:
@@ -68,8 +72,6 @@ def file_of(name: str, files: Sequence[str]) -> str | None:
 
 def room_of(file: str | None) -> Room:
     """The process of a plug-in's file; None: of those that are installed."""
-    if not _rooms:
-        atexit.register(close_rooms)
     return _rooms.setdefault(file, Room(file))
 
 
@@ -77,6 +79,10 @@ def close_rooms() -> None:
     """End all of them."""
     while _rooms:
         _rooms.popitem()[1].end()
+
+
+atexit.register(close_rooms)
+"""Before `multiprocessing.util`, imported above, waits for them: what came last goes first."""
 
 
 class Room:
@@ -106,7 +112,7 @@ class Room:
         self._signal("SIGCONT")
         try:
             self._line.send((order, arguments))
-            return self._answer(within)
+            return self._heard(within)
         except (BrokenPipeError, ConnectionResetError):
             self._lost()
 
@@ -121,7 +127,7 @@ class Room:
         )
         self._process.start()
         theirs.close()
-        self.changed = self._answer(LOADING_S)
+        self.changed = self._heard(LOADING_S)
 
     def end(self) -> int | None:
         """End it with all that it started; its exit code."""
@@ -135,6 +141,13 @@ class Room:
         process.join()
         self._line.close()
         return code
+
+    def _heard(self, within: float) -> Any:
+        try:
+            return self._answer(within)
+        except KeyboardInterrupt:  # nobody will hear the answer
+            self.end()
+            raise
 
     def _answer(self, within: float) -> Any:
         end = time.monotonic() + within

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import psutil
@@ -20,14 +20,18 @@ from specbench_cli.measure.environment import variables
 Seen = Mapping[str, Any]
 
 
-def seen() -> Seen:
-    """The state of this process, by what a person calls it; compared by `changed`."""
-    return {name: look() for name, look in _LOOKS.items()}
+CODE = ("the clock", "built-in functions", "specbench's code")
+"""What a plug-in may not change in its own process either: what measures it."""
+
+
+def seen(names: Collection[str] | None = None) -> Seen:
+    """The state of this process, by what a person calls it, or some of it; see `changed`."""
+    return {name: _LOOKS[name]() for name in (names or _LOOKS)}
 
 
 def changed(before: Seen) -> list[str]:
     """What is otherwise than it was."""
-    after = seen()
+    after = seen(before)
     return [name for name in before if not _same(before[name], after[name])]
 
 
