@@ -20,19 +20,22 @@ from typing import Annotated, NoReturn
 import typer
 from typer.main import get_command
 
-from specbench_cli import __version__, output
+from specbench_cli import __version__, output, registry
 from specbench_cli.commands import audit, compare, doctor, predict, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.train import app as train
-from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError
+from specbench_cli.errors import (
+    EnvironmentFault,
+    ExitCode,
+    SpecbenchError,
+    UsageError,
+    not_written,
+)
 
 NEIGHBOURS = ("methods", "datasets_cfg")
 """Our other top-level packages, whose names somebody else's package may bear too."""
 
 OURS = (*NEIGHBOURS, "specbench_cli")
-
-REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""A disk that is full, or a file that may not be touched."""
 
 TRACEBACK = "--traceback"
 
@@ -86,12 +89,16 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _on_term)
+    for number in _STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
+            signal.signal(number, _stop)
     code = _run(list(sys.argv[1:] if args is None else args))
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_stdout()
+    except OSError:
+        output.drop_stdout()
+    if registry.foreign():  # what a plug-in registered for the end could change the exit code
+        os._exit(code)
     sys.exit(code)
 
 
@@ -108,14 +115,14 @@ def _run(args: list[str]) -> int:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:
         return wanted.exit_code
-    except _Terminated:
-        output.error("terminated")
-        return ExitCode.TERMINATED
+    except _Stopped as stopped:
+        output.error(stopped.word)
+        return stopped.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.error("interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `specbench list methods | head -1`: the reader has had enough
-        _drop_stdout()
+        output.drop_stdout()
         return ExitCode.OK
     except SpecbenchError as fault:
         _show_traceback()
@@ -124,22 +131,45 @@ def _run(args: list[str]) -> int:
     except Exception as fault:
         if hasattr(fault, "format_message"):
             return _misused(fault)
+        if isinstance(fault, OSError) and (fault.errno, fault.filename) == (errno.EIO, None):
+            output.drop_stdout()  # a terminal that was closed
+            return ExitCode.HUNG_UP
         if (lacking := _lacking(fault)) is not None:
             _show_traceback()
             output.error(lacking.message, lacking.hint)
             return lacking.exit_code
         _show_traceback()
         says = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
-        output.error(f"a bug in specbench: {says}", f"the traceback is in {_log()}")
+        output.error(f"a bug in specbench: {says}", _log())
         return ExitCode.BUG
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came; everybody below treats it as Ctrl-C."""
+class _Stopped(KeyboardInterrupt):
+    """A signal came that everybody below treats as Ctrl-C."""
+
+    exit_code: ExitCode
+    word: str
 
 
-def _on_term(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+class _Terminated(_Stopped):
+    exit_code, word = ExitCode.TERMINATED, "terminated"
+
+
+class _HungUp(_Stopped):
+    """The terminal was closed."""
+
+    exit_code, word = ExitCode.HUNG_UP, "hung up"
+
+
+_STOPS: dict[int, type[_Stopped]] = {signal.SIGTERM: _Terminated}
+if hasattr(signal, "SIGHUP"):
+    _STOPS[signal.SIGHUP] = _HungUp
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    for other in _STOPS:  # a system that goes down sends several: one is enough
+        signal.signal(other, signal.SIG_IGN)
+    raise _STOPS[number]
 
 
 def _guard_neighbours() -> None:
@@ -178,12 +208,8 @@ def _misused(fault: Exception) -> ExitCode:
 
 def _lacking(fault: Exception) -> EnvironmentFault | None:
     """What this machine lacks, where that and no bug of ours is behind an exception."""
-    if isinstance(fault, OSError) and fault.errno in REFUSED:
-        return EnvironmentFault(
-            f"{fault.filename or 'a file'}: {fault.strerror}",
-            "free some space, or permit the access; what was kept until then stays, and"
-            " specbench run --resume RUN goes on from there",
-        )
+    if isinstance(fault, OSError):
+        return not_written(fault, "specbench run --resume RUN")
     package = str(getattr(fault, "name", None) or "").partition(".")[0]
     if isinstance(fault, ModuleNotFoundError) and package not in OURS:
         return EnvironmentFault(
@@ -197,15 +223,13 @@ def _show_traceback() -> None:
         output.note(traceback.format_exc().rstrip())
 
 
-def _log() -> Path:
-    """A file with the traceback of the exception at hand."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(traceback.format_exc())
-    return Path(file.name)
-
-
-def _drop_stdout() -> None:
-    """Let the interpreter's last flush of stdout go nowhere: nobody reads it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _log() -> str:
+    """Where the traceback of the exception at hand is: in a file, if one can be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(traceback.format_exc())
+    except OSError:
+        return f"the same command with {TRACEBACK} shows where"
+    return f"the traceback is in {file.name}"

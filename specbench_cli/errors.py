@@ -4,6 +4,7 @@ A message names the value, what is allowed, and (in `hint`) the next command to 
 is not a `SpecbenchError` is a bug of ours: exit code 4.
 """
 
+import errno
 from enum import IntEnum
 
 
@@ -15,6 +16,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     ENVIRONMENT = 3
     BUG = 4
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -55,3 +57,25 @@ class MethodFault(SpecbenchError):
     """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
 
     exit_code = ExitCode.BAD_ANSWER
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""A disk that is full or fails, a quota or a limit on a file's size."""
+
+REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
+"""Those, and a file that may not be touched."""
+
+
+def not_written(fault: OSError, resumed: str) -> EnvironmentFault | None:
+    """What is said of an error of the system; None where it is no file that cannot be written.
+
+    Args:
+        resumed: the command that goes on from what was written.
+    """
+    if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
+        return None
+    return EnvironmentFault(
+        f"{fault.filename or 'a file'}: {fault.strerror}",
+        "free some space, or permit the access; what was kept until then stays, and"
+        f" {resumed} goes on from there",
+    )

@@ -15,10 +15,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import PurePath
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -33,6 +34,30 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+class _Talk:
+    """stderr, whose reader may go: a terminal that is closed, a pipe, a log on a full disk. What
+    nobody can read then is lost, and the work goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """All of the text, or nothing."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept for a reader who is gone."""
+        try:
+            self._file.flush()
+        except OSError:
+            _drop(self._file)
+
+
 def human() -> bool:
     """Whether stdout is read by a person: a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
@@ -41,7 +66,7 @@ def human() -> bool:
 def console(*, stderr: bool) -> Console:
     """A console on today's stdout or stderr, with markup, emoji and highlighting off."""
     return _Console(
-        stderr=stderr,
+        file=cast(IO[str], _Talk(sys.stderr)) if stderr else None,
         markup=False,
         emoji=False,
         highlight=False,
@@ -110,6 +135,16 @@ def error(message: str, hint: str | None = None) -> None:
     talk.print(Text.assemble(("error: ", "bold red"), plain(message)))
     if hint:
         talk.print(Text.assemble(("hint: ", "bold cyan"), plain(hint)))
+
+
+def drop_stdout() -> None:
+    """Let what is written to stdout go nowhere: nobody reads it."""
+    _drop(sys.stdout)
+
+
+def _drop(stream: TextIO) -> None:
+    with suppress(OSError, ValueError):  # a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _cell(value: object) -> str:

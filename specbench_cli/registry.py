@@ -380,6 +380,11 @@ def _installed() -> dict[str, Entry]:
     return found
 
 
+def foreign() -> bool:
+    """Whether code of a plug-in was imported here."""
+    return bool(_plugged_in)
+
+
 def resolve(name: str) -> str:
     """Canonical name of a method, given that or an alias. Raises UsageError if there is none."""
     known = entries()

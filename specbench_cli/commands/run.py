@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +15,9 @@ from specbench_cli.commands._progress import make_progress
 from specbench_cli.config.load import load
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
-from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError, not_written
 from specbench_cli.execute import apart
+from specbench_cli.execute.view import RunView
 
 EXAMPLES = (
     "specbench run",
@@ -231,6 +233,22 @@ def run(
         list[str] | None,
         typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=MORE),
     ] = None,
+    isolation: Annotated[
+        Literal["process", "none"] | None,
+        typer.Option(
+            help="Where plug-ins decode: in a process of their own (default), which keeps what they"
+            " do from other methods, or in the run's, for a debugger or to load models once.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    timeout_per_prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds after which a method has failed on a prompt; default 600.",
+            rich_help_panel=MORE,
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -239,6 +257,15 @@ def run(
             rich_help_panel=MORE,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With --resume: go on though the program, the machine or the data changed since,"
+            " and label the run.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
     ] = False,
@@ -280,6 +307,8 @@ def run(
         "run_code": run_code,
         "judge": judge,
         "plugins": plugin,
+        "isolation": isolation,
+        "timeout_per_prompt": timeout_per_prompt,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}
@@ -292,6 +321,10 @@ def run(
             "--dry-run": dry_run,
         }
         _refuse([*map(option, given), *(name for name, value in others.items() if value)])
+    elif force:
+        raise UsageError(
+            "--force is for a run that is resumed", "specbench run --resume RUN --force"
+        )
     else:
         asked, sources = load(
             given,
@@ -301,6 +334,7 @@ def run(
             env=os.environ,
             folder=Path(),
             sweeps=sweep or [],
+            vet=_vet,
         )
     if parent is not None:
         apart.begin_apart(parent)
@@ -313,28 +347,62 @@ def run(
             first, tuning = execute.planned(asked)
             view.planned({**execute.facts(first, tuning), "detects": outlook(first)})
             return ExitCode.OK
+        part = only_pass is not None
         if resume is not None:
-            plan, run_dir = execute.reopen(_folder(resume), view)
+            plan, run_dir = execute.reopen(_folder(resume), view, part=part, force=force)
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
-            result = execute.run(
-                plan, run_dir, view, only_pass=only_pass, fresh=resume is None, in_turn=in_turn
-            )
+            with _told_how_to_go_on(run_dir.path, view, part):
+                result = execute.run(
+                    plan,
+                    run_dir,
+                    view,
+                    only_pass=only_pass,
+                    fresh=resume is None,
+                    force=force,
+                    in_turn=in_turn,
+                )
         except apart.Unfinished as fault:
             if fault.told and plan is not None and plan.config.repeats == 1:
                 raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
             raise
-        except KeyboardInterrupt as stopped:
-            if only_pass is not None:
-                raise typer.Exit(ExitCode.INTERRUPTED) from stopped  # the run says it
-            view.note(f"to go on: {apart.resumption(run_dir.path)}")
-            raise
-    if only_pass is None:
+    if only_pass is not None:
+        raise typer.Exit(apart.DONE + result.exit_code)
+    with (
+        _told_how_to_go_on(run_dir.path, view, part=False),
+        suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
+    ):
         _conclude(result.run_dir, json)
-        if result.exit_code is ExitCode.ENVIRONMENT:
-            output.error(*NOISE)
+    if result.exit_code is ExitCode.ENVIRONMENT:
+        output.error(*NOISE)
     return result.exit_code
+
+
+def _vet(plugin: str) -> None:
+    """Have a plug-in imported in a process of its own first. Raises UsageError."""
+    from specbench_cli.execute.isolation.rooms import vet
+
+    vet(plugin)
+
+
+@contextmanager
+def _told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
+    """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
+    part of one, whoever ordered it says so."""
+    command = apart.resumption(path)
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if part:
+            raise typer.Exit(ExitCode.INTERRUPTED) from stopped
+        view.note(f"to go on: {command}")
+        raise
+    except BrokenPipeError as fault:
+        output.drop_stdout()
+        raise EnvironmentFault("nobody reads stdout any more", command) from fault
+    except OSError as fault:
+        raise not_written(fault, command) or fault from fault
 
 
 def _conclude(folder: Path, json: bool) -> None:

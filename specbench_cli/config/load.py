@@ -5,7 +5,7 @@ Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > prof
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -39,7 +39,7 @@ SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
 CIRCUMSTANCES = frozenset(
-    {"batch", "load", "seed", "threads", "device", "devices", "dtype", "allow_noise"}
+    "batch load seed threads device devices dtype allow_noise isolation timeout_per_prompt".split()
 )
 """What may be given without asking for more than the short run."""
 
@@ -66,6 +66,7 @@ def load(
     env: Mapping[str, str],
     folder: Path,
     sweeps: Sequence[str] = (),
+    vet: Callable[[str], None] | None = None,
 ) -> tuple[RunConfig, dict[str, str]]:
     """Compose the configuration of a run.
 
@@ -77,6 +78,8 @@ def load(
         env: environment variables.
         folder: where specbench.yaml is looked for.
         sweeps: `METHOD.PARAM=VALUES` texts.
+        vet: looks at a plug-in before this process imports it; not asked where `isolation` is
+            "none".
 
     Returns:
         The configuration, and where each of its values came from.
@@ -95,7 +98,11 @@ def load(
     ]
 
     # Plug-ins first: the names of their methods may stand in any layer.
-    plugins = _split(reduce(or_, layers).fields.get("plugins", Sourced([], "")).value)
+    first = reduce(or_, layers).fields
+    plugins = _split(first.get("plugins", Sourced([], "")).value)
+    if vet is not None and first.get("isolation", Sourced("", "")).value != "none":
+        for path in plugins:
+            vet(str(path))
     plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
 
     said = reduce(or_, (_canonical(layer, methods) for layer in layers))

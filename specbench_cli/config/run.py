@@ -101,8 +101,10 @@ class RunConfig(BaseModel):
 
     `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `devices` are
     for methods whose workers compute at once; all others use `device` and `threads`. `judge`: which
-    of vanilla's outputs transformers' own module is asked about: a sample, or all. `profile`
-    names the settings that took the place of the defaults (`config.profile`).
+    of vanilla's outputs transformers' own module is asked about: a sample, or all. `isolation`:
+    whether plug-ins decode in a process of their own, or in the run's. `timeout_per_prompt`:
+    seconds after which a method has failed on a prompt. `profile` names the
+    settings that took the place of the defaults (`config.profile`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -131,6 +133,8 @@ class RunConfig(BaseModel):
     run_code: bool = False
     judge: Literal["sample", "all"] = "sample"
     plugins: Words = []
+    isolation: Literal["process", "none"] = "process"
+    timeout_per_prompt: Real = Field(600.0, gt=0)
     set: dict[str, dict[str, Any]] = {}
     sweep: dict[str, dict[str, list[Any]]] = {}
     tune: Annotated[Number | None, Field(ge=2)] = None

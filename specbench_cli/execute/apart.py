@@ -8,20 +8,24 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import ExitCode, SpecbenchError
 from specbench_cli.store.run_dir import RunDir
 
-CONCLUDED = (ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT)
-"""Exit codes of a pass that was finished; the last one if it was too noisy."""
+DONE = 100
+"""What a pass that was finished adds to its exit code: those of a process that ended otherwise, be
+it with 0, do not say so."""
 
 GRACE_S = (1.5, 10.0)
 """How long an interrupted pass may take to end: by itself, since Ctrl-C reaches it too, and after
 it was asked to."""
 
+
+_SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
+"""Exit codes of a pass that did not say why it ended."""
 
 _PROGRAM = """
 import json, sys
@@ -46,10 +50,11 @@ class Unfinished(SpecbenchError):
         self.told = told
 
 
-def run_apart(path: Path, number: int, what: str, flags: Sequence[str], *, kept: bool) -> None:
-    """Run pass `number` of the run in `path` in a fresh process, to its end.
+def run_apart(run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, kept: bool) -> None:
+    """Run pass `number` of a run in a fresh process, to its end.
 
     Args:
+        run_dir: the run's folder, which that process holds with this one.
         what: the pass's name in messages.
         flags: options that make it show itself as this process would.
         kept: whether the run holds what a resumption would go on from, whatever this pass does.
@@ -57,11 +62,9 @@ def run_apart(path: Path, number: int, what: str, flags: Sequence[str], *, kept:
     Raises:
         Unfinished: it failed, was killed, or was interrupted.
     """
-    # The process marks the run as running once it could plan it, and as interrupted if it failed.
-    RunDir.open(path).close("interrupted")
-    code = finished([*_command(path, number), *flags])
-    run_dir = RunDir.open(path)
-    if code in CONCLUDED and run_dir.manifest["status"] == "running":
+    path, lock = run_dir.path, run_dir.lock
+    code = finished([*_command(path, number), *flags], () if lock is None else (lock.fd,))
+    if code >= DONE and code - DONE in set(ExitCode):
         return
     kept = kept or any(run_dir.records())
     hint = resumption(path) if kept else None
@@ -76,9 +79,16 @@ def run_apart(path: Path, number: int, what: str, flags: Sequence[str], *, kept:
     raise Unfinished(
         f"{what} was not finished: its process ended with exit code {code}",
         hint,
-        ExitCode(code) if code in set(ExitCode) else ExitCode.BUG,
-        told=code != ExitCode.INTERRUPTED,
+        _meant(code),
+        told=code not in _SILENT,
     )
+
+
+def _meant(code: int) -> ExitCode:
+    """The exit code of a run whose pass ended so; 0 was none of ours."""
+    if code == ExitCode.OK:
+        return ExitCode.ENVIRONMENT
+    return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
 def resumption(path: Path) -> str:
@@ -87,8 +97,8 @@ def resumption(path: Path) -> str:
 
 
 def begin_apart(parent: int) -> None:
-    """In such a process, first of all: do not outlive the run."""
-    end_with(parent, by=signal.SIGTERM)
+    """In such a process, first of all: do not outlive the run, whose folder another may take."""
+    end_with(parent)
 
 
 def _command(path: Path, number: int) -> list[str]:
@@ -98,10 +108,14 @@ def _command(path: Path, number: int) -> list[str]:
     return [*resumed, "--only-pass", str(number), "--parent", str(os.getpid())]
 
 
-def finished(command: Sequence[str]) -> int:
+def finished(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
     """The exit code of a command, negative for a signal. Nothing of it is left if this is
-    interrupted."""
-    process = subprocess.Popen(command)
+    interrupted.
+
+    Args:
+        descriptors: open files that it shall hold too.
+    """
+    process = subprocess.Popen(command, pass_fds=descriptors)
     try:
         return process.wait()
     except BaseException:

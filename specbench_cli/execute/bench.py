@@ -95,7 +95,8 @@ class Bench:
                     dtype=dtype,
                 )
             }
-        for wanted in (each for arm in plan.arms for each in arm.method.artifacts()):
+        own = (arm for arm in plan.arms if arm.label not in plan.apart)
+        for wanted in (each for arm in own for each in arm.method.artifacts()):
             self.workspace.artifact(wanted)  # what is missing or wrong shows before any timing
 
     @property

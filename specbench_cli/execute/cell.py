@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import WorkerLost
+from specbench_cli.errors import MethodFault, WorkerLost
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.plan import Arm
 from specbench_cli.execute.shown import shown
@@ -38,6 +41,9 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
+
+WARM_UP_TOKENS = 16
+WARM_UP_ROUNDS = 2
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
@@ -58,6 +64,12 @@ class Measured:
     version: int | None
     error: str | None = None
     batch: Batched | None = None
+
+    @classmethod
+    def failed(cls, error: str) -> Measured:
+        """Nothing but why there is nothing."""
+        nothing = Trace.pack([])
+        return cls([], [], "error", Steps(), nothing, Ns(), None, [], {}, None, error)
 
 
 @dataclass(slots=True)
@@ -83,7 +95,7 @@ class Cell:
 
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
     vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
-    measurement begins with the same `memory`.
+    measurement begins with the same `memory`, and fails after `limit_s` seconds.
     """
 
     def __init__(
@@ -100,6 +112,7 @@ class Cell:
         *,
         pictured: bool = False,
         delayed_by: Delay | None = None,
+        limit_s: float | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -111,6 +124,7 @@ class Cell:
         self.recording = recording
         self.reference = reference
         self.pictured = pictured
+        self.limit_s = limit_s
         self._memory_before: Saved | None = None
         self._delayed_by = Delay() if delayed_by is None else delayed_by
         self.delay = Delay()
@@ -147,7 +161,7 @@ class Cell:
         error = None
         gc.disable()
         try:
-            with staffed(session, transport, parallel):
+            with staffed(session, transport, parallel), limited(self.limit_s):
                 watch.begin(session)
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
@@ -156,9 +170,9 @@ class Cell:
         except WorkerLost as lost:
             self.lost = lost
             return
-        except Exception as failure:  # a method's fault fails its cell, not the run
+        except BaseException as failure:  # a method's fault fails its cell, not the run
             watch.end()
-            error = _one_line(failure)
+            error = one_line(failure)
         finally:
             gc.enable()
         harness.meter.resolve()
@@ -191,8 +205,8 @@ class Cell:
         gc.disable()
         try:
             self.delay.ns = learn(self.arm.method, session)
-        except Exception as failure:
-            measured.error = _one_line(failure)
+        except BaseException as failure:
+            measured.error = one_line(failure)
         finally:
             gc.enable()
         measured.peak = peak_bytes(session.device)
@@ -259,6 +273,11 @@ class Cell:
         gc.collect()
         time.sleep(PAUSE_S)
         return self._workspace.decoders["target"].device
+
+    @property
+    def delayed_ns(self) -> int:
+        """What learning from the request before delayed it by."""
+        return self._delayed_by.ns
 
     @property
     def replays(self) -> bool:
@@ -355,15 +374,16 @@ class Together:
         error = None
         gc.disable()
         try:
-            watch.begin(*batch.sessions)
-            for step in first.arm.method.generate_batch(batch):
-                steps, extra, told = counted[step.seq]
-                _count(steps, extra, step)
-                told.append(Told.of(step))
+            with limited(first.limit_s and first.limit_s * len(cells)):
+                watch.begin(*batch.sessions)
+                for step in first.arm.method.generate_batch(batch):
+                    steps, extra, told = counted[step.seq]
+                    _count(steps, extra, step)
+                    told.append(Told.of(step))
+                watch.end()
+        except BaseException as failure:  # a method's fault fails its cells, not the run
             watch.end()
-        except Exception as failure:  # a method's fault fails its cells, not the run
-            watch.end()
-            error = _one_line(failure)
+            error = one_line(failure)
         finally:
             gc.enable()
         batch.meter.resolve()
@@ -411,6 +431,11 @@ class Together:
         references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
         known = {"recordings": recordings, "references": references}
         return {**known, "arrivals": self._arrivals}
+
+
+def measurable(cells: Sequence[Cell], size: int, arrivals: Sequence[float] = ()) -> Cell | Together:
+    """Cells of one row as they are measured: one alone, or several as `Together` has it."""
+    return cells[0] if size == 1 and not arrivals else Together(cells, size, arrivals)
 
 
 def _share(ns: Ns, n: int) -> Ns:
@@ -464,8 +489,53 @@ def _drafted(told: Told) -> Drafted:
     )
 
 
-def _one_line(failure: Exception) -> str:
-    """The failure and where it arose, without a path of this machine."""
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """While entered, Python code is interrupted after so many seconds; in the main thread of a
+    system that has such a timer.
+
+    Raises:
+        MethodFault: it was.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if seconds is None or not here or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise MethodFault(f"no end after {seconds:g} s (--timeout-per-prompt)")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def warm_up(
+    arm: Arm, workspace: Workspace, request: Request, sampling: Sampling, memory: Memory
+) -> None:
+    """Run a row a little: lazy set-up, caches and clocks are then as they will be."""
+    kind = PeerSession if arm.method.peer else Session
+    own = memory if arm.method.learns else None
+    session = kind(workspace, request, sampling, memory=own)
+    with staffed(session, workspace.transport, arm.method.workers > 1):
+        for _ in arm.method.generate(session):
+            pass
+    if arm.method.learns:
+        learn(arm.method, session)
+
+
+def one_line(failure: BaseException) -> str:
+    """The failure and where it arose, without a path of this machine.
+
+    Raises:
+        KeyboardInterrupt: it is one: somebody wants the run to stop.
+    """
+    if isinstance(failure, KeyboardInterrupt):
+        raise failure
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(failure).split()) or "no message"

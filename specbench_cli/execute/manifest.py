@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.execute.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
-from specbench_cli.measure.machine import fingerprint
+from specbench_cli.measure import environment
+from specbench_cli.measure.machine import fingerprint, machine_id
 from specbench_cli.store.schema import SCHEMA
 
 
@@ -32,6 +37,9 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "rows": rows(plan),
         "tuning": None,
         "method_files": {arm.name: arm.file_sha256 for arm in plan.arms},
+        "program": program(plan),
+        "mixed": [],
+        "dropped": {},
         "upper_bounds": [arm.label for arm in plan.arms if arm.method.upper_bound],
         "tasks": [
             {
@@ -49,6 +57,37 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "leaks": {},
         "aa_noise": None,
     }
+
+
+def program(plan: Plan) -> dict[str, str]:
+    """What must be the same when a run is resumed, but for weights, which the manifest has apart:
+    a word for each thing, checksums cut to 12 digits."""
+    packages = {name: str(version) for name, version in environment.versions().items()}
+    settings = public(plan)
+    return {
+        **packages,
+        "specbench": __version__,
+        "specbench's source": _source(),
+        "schema": str(SCHEMA),
+        "machine": machine_id(),
+        **{f"variable {name}": value for name, value in environment.variables().items()},
+        **{f"the file of {arm.name}": arm.file_sha256[:12] for arm in plan.arms},
+        **{f"the data of task {task.name}": task.sha256[:12] for task in plan.tasks},
+        "the questions": _digest(question.prompt_id for question in plan.questions),
+        **{f"setting {name}": json.dumps(settings[name]) for name in sorted(settings)},
+    }
+
+
+@cache
+def _source() -> str:
+    """Checksum of our own code."""
+    home = Path(specbench_cli.__file__).parents[1]
+    files = (file for name in ("specbench_cli", "methods") for file in (home / name).rglob("*.py"))
+    return _digest(file.read_text(encoding="utf-8") for file in sorted(files))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:

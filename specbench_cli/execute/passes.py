@@ -10,28 +10,39 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specbench_cli.audit.verdict import Judge
-from specbench_cli.engine.learning import Memory, learn
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.cell import Cell, Delay, Together, staffed
+from specbench_cli.execute.cell import (
+    WARM_UP_ROUNDS,
+    WARM_UP_TOKENS,
+    Cell,
+    Delay,
+    limited,
+    measurable,
+    one_line,
+    warm_up,
+)
 from specbench_cli.execute.evidence import near_ties, pictured, texts
+from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.plan import REFERENCE, Arm, Plan
 from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import RunView
-from specbench_cli.execute.window import Windows
+from specbench_cli.execute.window import Measurable, Windows
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.tasks.schema import Question
 
-WARM_UP_TOKENS = 16
-WARM_UP_ROUNDS = 2
 WAVES = 4
 """Prompts that are dealt to a batch at once, as a multiple of its size."""
+
+FAILURES = 3
+"""So often in a row a method may fail before it is dropped."""
 
 
 @dataclass
@@ -74,6 +85,7 @@ class Pass:
         answers: what is there already.
         view: who is told.
         turns: those that the run takes, if it does.
+        guests: the rows that are decoded in processes of their plug-ins, if there are any.
 
     Attributes:
         left_out: rows that were given up because a worker of theirs was lost, with why.
@@ -87,6 +99,7 @@ class Pass:
         answers: Answers,
         view: RunView,
         turns: Turns | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self._plan = plan
         self._bench = bench
@@ -115,6 +128,9 @@ class Pass:
         self._opening: dict[str, list[Cell]] = {}
         self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}
+        self._failed: dict[str, int] = {}
+        self._dropped: dict[str, str] = {}
+        self._guests = guests or Guests(plan, None, 1)
         self._alone = False
 
     def run(self, number: int) -> None:
@@ -158,9 +174,13 @@ class Pass:
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():
             before = [cell.measured for cell in cells]
-            if label in self.left_out or any(m is None or m.error is not None for m in before):
+            if (
+                label in self.left_out
+                or label in self._dropped
+                or any(m is None or m.error is not None for m in before)
+            ):
                 continue
-            self._measurable(cells).measure()
+            self._measurable(cells[0].arm, cells).measure()
             for cell, was in zip(cells, before, strict=True):
                 assert was is not None
                 if cell.lost is None and not cell.same(was):
@@ -256,7 +276,7 @@ class Pass:
         ]
         groups = [Group(question, [], None) for question, _ in asked]
         for arm in arms:
-            if arm.label in self.left_out:
+            if arm.label in self.left_out or arm.label in self._dropped:
                 continue
             cells: list[Cell] = []
             kept: list[Group | None] = []
@@ -270,11 +290,12 @@ class Pass:
                     kept.append(None if done else group)
             if not cells:
                 continue
-            cell = self._measurable(cells)
+            cell = self._measurable(arm, cells)
             if any(kept):
                 self._windows.run(cell)
             else:
                 cell.measure()
+            self._count_failures(arm, cells)
             if not self._learns(arm) and not arm.method.peer and self._same_again(arm):
                 self._opening.setdefault(arm.label, cells)
             lost = next((each.lost for each in cells if each.lost is not None), None)
@@ -289,13 +310,6 @@ class Pass:
         self._pending.extend(groups)
         self._write()
         return [group.reference for group in groups]
-
-    def _measurable(self, cells: Sequence[Cell]) -> Cell | Together:
-        """What is measured at once of a row."""
-        size, arrivals = self._plan.config.batch, self._plan.arrivals
-        if size == 1 and not arrivals:
-            return cells[0]
-        return Together(cells, size, arrivals[: len(cells)])
 
     def _request(self, question: Question, prompt: Prompt) -> Request:
         """A prompt as it is decoded; there is room for it."""
@@ -327,6 +341,7 @@ class Pass:
             known.reference if arm.method.upper_bound else None,
             pictured=number == 1 and question.prompt_id in self._pictured,
             delayed_by=self._delays.get(arm.label),
+            limit_s=self._plan.config.timeout_per_prompt,
         )
         self._delays[arm.label] = cell.delay
         return cell
@@ -376,6 +391,24 @@ class Pass:
                 f" {resumption(self._run_dir.path)} makes what is missing"
             )
 
+    def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
+        """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
+        size, arrivals = self._plan.config.batch, self._plan.arrivals[: len(cells)]
+        if arm.label in self._guests.labels:
+            return Remote(self._guests, cells, size, arrivals)
+        return measurable(cells, size, arrivals)
+
+    def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
+        """Give a row up that fails time after time: the others go on without it."""
+        errors = [cell.measured.error for cell in cells if cell.measured is not None]
+        failed = bool(errors) and all(errors)
+        self._failed[arm.label] = self._failed.get(arm.label, 0) + 1 if failed else 0
+        if self._failed[arm.label] >= FAILURES:
+            self._dropped[arm.label] = why = str(errors[0])
+            dropped = self._run_dir.manifest.get("dropped") or {}
+            self._run_dir.update(dropped={**dropped, arm.label: why})
+            self._view.note(f"{arm.label} failed {FAILURES} times in a row and is dropped: {why}")
+
     def _pass_on(self) -> None:
         """Let another run measure a window; say so once where there is none."""
         assert self._turns is not None
@@ -391,22 +424,20 @@ class Pass:
         ids = tuple(self._bench.prompt(question.turns[:1], ()))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
         request = self._bench.request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
+        for arm in self._plan.arms:
+            if arm.label in self._guests.labels:
+                failure = self._guests.warm_up(arm, ids, self._bench.workspace.capacity)
+                if failure is not None:
+                    self._view.note(f"{arm.label} failed while warming up: {failure}")
         for arm in self._plan.arms * WARM_UP_ROUNDS:
-            if arm.label in self.left_out:
+            if arm.label in self.left_out or arm.label in self._guests.labels:
                 continue
-            kind = PeerSession if arm.method.peer else Session
-            own = memory[arm.label] if arm.method.learns else None
-            session = kind(self._bench.workspace, request, self._sampling, memory=own)
-            transport, parallel = self._bench.workspace.transport, arm.method.workers > 1
             try:
-                with staffed(session, transport, parallel):
-                    for _ in arm.method.generate(session):
-                        pass
-                if arm.method.learns:
-                    learn(arm.method, session)
+                with limited(self._plan.config.timeout_per_prompt):
+                    warm_up(arm, self._bench.workspace, request, self._sampling, memory[arm.label])
             except WorkerLost as lost:
                 self._leave_out(arm, number, lost)
-            except Exception as failure:  # it will fail, and be recorded, on the prompts
-                self._view.note(f"{arm.label} failed while warming up: {failure}")
+            except BaseException as failure:  # it will fail, and be recorded, on the prompts
+                self._view.note(f"{arm.label} failed while warming up: {one_line(failure)}")
         for kept in memory.values():
             kept.restore(fresh)

@@ -17,6 +17,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import UsageError
+from specbench_cli.execute.isolation import rooms
 from specbench_cli.execute.order import balanced
 from specbench_cli.models.heads import check_head
 from specbench_cli.models.resolve import Checkpoint, resolve
@@ -103,6 +104,14 @@ class Plan:
         return any(arm.method.workers > 1 for arm in self.arms)
 
     @property
+    def apart(self) -> frozenset[str]:
+        """The rows of plug-ins that are decoded in a process of the plug-in's own."""
+        if self.config.isolation != "process":
+            return frozenset()
+        foreign = registry.entries().keys() - registry.METHODS.keys()
+        return frozenset(arm.label for arm in self.arms if arm.name in foreign)
+
+    @property
     def turns(self) -> int:
         """Prompts in a pass: the turns of all questions."""
         return sum(len(question.turns) for question in self.questions)
@@ -165,8 +174,13 @@ def make_plan(config: RunConfig) -> Plan:
         UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
         none. EnvironmentFault: data or weights that are not here and cannot be fetched.
     """
+    isolated = config.isolation == "process"
     for path in config.plugins:
+        if isolated:
+            rooms.vet(path)
         registry.load_plugin(path)
+    if isolated:
+        rooms.vet_rows(config.methods, config.plugins)
     arms = tuple(
         Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         for row in config.methods

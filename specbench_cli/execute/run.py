@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute import tune
 from specbench_cli.execute.apart import resumption, run_apart
-from specbench_cli.execute.manifest import manifest, now, rows
+from specbench_cli.execute.isolation.rooms import close_rooms
+from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.plan import Plan, make_plan
 from specbench_cli.execute.tune import Tuning
 from specbench_cli.execute.turns import own as own_turns
@@ -20,14 +21,10 @@ from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.standing import broken
-from specbench_cli.store.run_dir import RunDir, new_path
+from specbench_cli.store.run_dir import ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
-
-_ORDER = ".resume.json"
-"""What was ordered, word for word: it may name folders of this machine, so it is not part of the
-result and goes once the run is finished."""
 
 _TUNING = 0
 """The number of the pass that chooses parameters."""
@@ -54,42 +51,77 @@ def start(
     view.planned(facts(plan, tuning))
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
-    run_dir = RunDir.create(path, manifest(plan, sources))
-    (run_dir.path / _ORDER).write_text(config.model_dump_json(), encoding="utf-8")
-    return plan, run_dir
+    return plan, RunDir.create(path, manifest(plan, sources), order=config.model_dump_json())
 
 
-def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
+def reopen(
+    path: Path, view: RunView, *, part: bool = False, force: bool = False
+) -> tuple[Plan | None, RunDir]:
     """Plan the rest of a run; None if it is finished.
 
+    Args:
+        part: whether the process that started this one holds the folder.
+        force: go on though the program changed since, and label the run.
     Raises:
-        UsageError: no run, one that cannot be resumed, or data that changed since.
+        UsageError: no run, one that cannot be resumed, that another process is at, or that another
+            program, or data, would go on with.
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
         return None, run_dir
+    if not part:
+        run_dir.hold()
+    try:
+        run_dir.read()  # whoever held the folder until now may have finished the run
+        if run_dir.manifest.get("status") == "finished":
+            run_dir.release()
+            return None, run_dir
+        return _replanned(run_dir, view, force), run_dir
+    except BaseException:
+        run_dir.release()
+        raise
+
+
+def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
+    """The plan of a run that was begun, which is marked as running again."""
+    path = run_dir.path
     config = _ordered(path)
-    plan, tuning = planned(config)
-    plan = tune.tuned(plan, run_dir.manifest)
+    first, tuning = planned(config)
+    plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
-    for task, then in zip(plan.tasks, run_dir.manifest.get("tasks", []), strict=False):
-        if task.sha256 != then["sha256"]:
-            raise UsageError(
-                f"the data of task {task.name} changed since {path} was begun", hint=_ANEW
-            )
     for _ in run_dir.records():
         pass  # a damaged one is told before anything changes
-    run_dir.resume()
-    return plan, run_dir
+    going_on = program(first)
+    _same(run_dir, run_dir.manifest.get("program", {}), going_on, force)
+    run_dir.update(status="running", program=going_on)
+    return plan
+
+
+def _same(run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool) -> None:
+    """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
+    manifest name what differs."""
+    differing = [
+        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} since)"
+        for name in dict.fromkeys([*then, *now])
+        if then.get(name) != now.get(name)
+    ]
+    if differing and not force:
+        raise UsageError(
+            f"{run_dir.path} was begun with something else, and a run measures one thing; changed"
+            f" since: {', '.join(differing)}",
+            hint=f"{_ANEW}; or go on and label the run: {resumption(run_dir.path)} --force",
+        )
+    if differing:
+        run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
 
 
 def _ordered(path: Path) -> RunConfig:
     """The configuration that a run was begun with. Raises UsageError."""
     try:
-        return RunConfig.model_validate_json((path / _ORDER).read_text(encoding="utf-8"))
+        return RunConfig.model_validate_json((path / ORDER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {_ORDER} is missing or damaged",
+            f"{path} cannot be resumed: its {ORDER} is missing or damaged",
             hint=_ANEW,
         ) from error
 
@@ -101,6 +133,7 @@ def run(
     *,
     only_pass: int | None = None,
     fresh: bool = False,
+    force: bool = False,
     in_turn: Path | None = None,
 ) -> Result:
     """Do what a run still lacks; without a plan, nothing.
@@ -110,41 +143,48 @@ def run(
     once shall not happen to the run. `only_pass` is what such a process is told.
     Interrupted or failing, the manifest says so, and everything settled until then is kept. A
     `fresh` run that fails before its first record could only fail again: its folder goes. Runs that
-    are given the same file `in_turn` measure in turn.
+    are given the same file `in_turn` measure in turn. Of `force` see `reopen`.
     """
     if plan is None:
+        (run_dir.path / ORDER).unlink(missing_ok=True)  # it was killed on its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     try:
         if untuned and (alone or only_pass == _TUNING):
-            plan = _tune(run_dir, view, in_turn)
+            plan = _tune(run_dir, view, in_turn, force)
         if only_pass != _TUNING:
             view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
         if alone:
-            _run_passes(plan, run_dir, view, [1], in_turn)
+            _run_passes(plan, run_dir, view, [1], in_turn, force)
         elif only_pass is None:
+            close_rooms()
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
+            flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
                 what = "tuning" if number == _TUNING else f"pass {number}"
                 view.handed_over()
-                run_apart(run_dir.path, number, what, flags, kept=_measured(run_dir))
+                run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
-            _run_passes(plan, run_dir, view, [only_pass], in_turn)
+            _run_passes(plan, run_dir, view, [only_pass], in_turn, force)
+        run_dir.read()  # what other processes wrote
+        records = list(run_dir.records())
+        if only_pass is None:
+            loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
+            run_dir.close("finished", finished_utc=now(), noisy=loud)
+            (run_dir.path / ORDER).unlink(missing_ok=True)
     except BaseException as fault:
         if fresh and isinstance(fault, SpecbenchError) and not _measured(run_dir):
-            (run_dir.path / _ORDER).unlink(missing_ok=True)
             run_dir.discard()
         else:
-            RunDir.open(run_dir.path).close("interrupted")
+            with suppress(OSError):  # a full disk: "running" will do
+                run_dir.read()
+                run_dir.close("interrupted")
         raise
-    run_dir = RunDir.open(run_dir.path)
-    records = list(run_dir.records())
-    loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
-    if only_pass is None:
-        run_dir.close("finished", finished_utc=now(), noisy=loud)
-        (run_dir.path / _ORDER).unlink(missing_ok=True)
+    finally:
+        close_rooms()
+        run_dir.release()
     return Result(run_dir.path, exit_code(records, run_dir.manifest))
 
 
@@ -170,13 +210,13 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
     }
 
 
-def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
+def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
     """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
     plan, tuning = planned(_ordered(run_dir.path))
     assert tuning is not None
     rehearsal = tune.rehearsal(plan, tuning)
     path = run_dir.path / tune.FOLDER
-    if path.exists():
+    if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.resume()
     else:
@@ -187,23 +227,25 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
     )
     view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
     try:
-        _run_passes(rehearsal, trial, view, [1], in_turn)
+        _run_passes(rehearsal, trial, view, [1], in_turn, force)
     except BaseException:
-        trial.close("interrupted")
-        if not any(trial.records()):
-            trial.discard()
+        with suppress(OSError):
+            trial.close("interrupted")
+            if not any(trial.records()):
+                trial.discard()
         raise
     free_memory()
     trial.close("finished", finished_utc=now())
     models = {**trial.manifest["models"], **trial.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
     choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
+    found = tune.facts(plan, tuning, choices)
+    chosen = tune.tuned(plan, {"tuning": found})
     run_dir.update(
-        tuning=tune.facts(plan, tuning, choices),
+        tuning=found,
+        rows=rows(chosen),
         step_costs=trial.manifest.get("step_costs"),  # what methods chose by then and choose by now
     )
-    chosen = tune.tuned(plan, run_dir.manifest)
-    run_dir.update(rows=rows(chosen))
     return chosen
 
 
@@ -229,23 +271,31 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
 
 
 def _run_passes(
-    plan: Plan, run_dir: RunDir, view: RunView, numbers: Sequence[int], in_turn: Path | None
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    numbers: Sequence[int],
+    in_turn: Path | None,
+    force: bool,
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
+    from specbench_cli.execute.isolation.guests import Guests
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
     turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
-        models, heads = bench.models(), bench.heads()
-        _check_weights(run_dir, {**models, **heads})
+        provide_costs(plan, bench, run_dir)
+        threads = bench.resolved()["threads"]
+        guests = Guests(plan, run_dir.manifest.get("step_costs"), threads)
+        models, heads = bench.models(), {**bench.heads(), **guests.heads}
+        _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        provide_costs(plan, bench, run_dir)
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests)
         for number in numbers:
             pass_.run(number)
         run_dir.update(
@@ -262,8 +312,12 @@ def _run_passes(
         )
 
 
-def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UsageError unless models and heads are those that the run was begun with."""
+def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
+    """Raise UsageError unless models and heads are those that the run was begun with (`_same`)."""
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
-    if before and any(before.get(name, {}).get("sha256") != held[name]["sha256"] for name in held):
-        raise UsageError(f"the weights changed since {run_dir.path} was begun", hint=_ANEW)
+    if before:
+        _same(run_dir, _weights(before), _weights(held), force)
+
+
+def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {f"the weights of {name}": facts["sha256"][:12] for name, facts in held.items()}

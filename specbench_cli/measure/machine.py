@@ -10,6 +10,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def fingerprint() -> dict[str, Any]:
     """
     parts = hardware()
     return {
-        "id": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12],
+        "id": _id(parts),
         "hardware": parts,
         "system": system(),
         "versions": environment.versions(),
@@ -41,6 +42,15 @@ def fingerprint() -> dict[str, Any]:
         "threads": environment.threads(),
         "clock": environment.clock(),
     }
+
+
+def machine_id() -> str:
+    """The `id` of `fingerprint`."""
+    return _id(hardware())
+
+
+def _id(parts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def hardware() -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Facts:
     batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
         are there from the beginning.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
+    mixed: what changed while the run was interrupted, where it went on all the same.
+    dropped: methods that were given up, each with the reason.
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
         ran through the fused decoder.
     """
@@ -43,6 +45,8 @@ class Facts:
     load: str = ""
     runs: int = 1
     forced: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
 
     @classmethod
@@ -70,6 +74,10 @@ class Facts:
             load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
+            dropped=tuple(
+                f"{label}: {why}" for label, why in (manifest.get("dropped") or {}).items()
+            ),
+            mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
                 role
                 for role, model in models.items()

@@ -258,6 +258,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         lines.append("interrupted: not all cells are there (specbench run --resume)")
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
     lines += [
         f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
         for task in facts.plumbing

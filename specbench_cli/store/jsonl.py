@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
@@ -17,11 +18,23 @@ _CHUNK = 1 << 16
 def append(path: Path, lines: Iterable[str]) -> None:
     """Write all lines at once and wait until the disk has them."""
     data = "".join(f"{line}\n" for line in lines).encode()
-    with path.open("ab") as file:
+    with naming(path), path.open("ab", buffering=0) as file:
         _drop_half_line(path, file.tell())
-        file.write(data)
-        file.flush()
+        rest = memoryview(data)
+        while rest:  # a disk that gets full takes a part
+            rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors of the system name a file: those that come of writing name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def read(path: Path) -> Iterator[tuple[int, str]]:

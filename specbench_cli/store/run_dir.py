@@ -14,15 +14,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import FULL, UsageError
 from specbench_cli.store import jsonl
 from specbench_cli.store.invariants import validate
+from specbench_cli.store.lock import LOCK, Lock
 from specbench_cli.store.schema import Record, from_json, to_json
 
 RUNS = Path("results/runs")
 """Where runs go that are given no folder."""
 
 _MANIFEST = "manifest.json"
+
+_DRAFT = f".{_MANIFEST}.new"
+"""What becomes the manifest; a process that was killed may leave it."""
+
+ORDER = ".resume.json"
+"""What was ordered, word for word: it may name folders of this machine, so it is not part of the
+result and goes once the run is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +53,59 @@ class RunDir:
     Attributes:
         path: the folder.
         manifest: what `manifest.json` holds.
+        lock: the right to write here, for who must be the only one.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
+        self.lock: Lock | None = None
 
     @classmethod
-    def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunDir:
+    def create(cls, path: Path, manifest: Mapping[str, Any], order: str | None = None) -> RunDir:
         """Start a run in a new or empty folder; its manifest says "running" until `close`.
 
+        What a process left there that was killed while it did this counts as nothing.
+
+        Args:
+            order: what `ORDER` shall hold, by whom the folder is then held (`hold`); None for
+                neither.
         Raises:
-            UsageError: the folder holds a run or something else, or cannot be written.
+            UsageError: the folder holds a run or something else, cannot be written, or is held.
+            OSError: the disk is full.
         """
-        if (path / _MANIFEST).exists():
-            raise UsageError(
-                f"{path} already holds a run",
-                hint=f"specbench run --resume {path}, or give another --out",
-            )
         run = cls(path, {**manifest, "status": "running"})
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise UsageError(
-                    f"{path} is not empty and holds no run", hint="give a new or empty --out"
-                )
-            run._write_manifest()
+            if order is not None:
+                run.hold()
+            run._begin(order)
         except OSError as error:
+            run.release()
+            if error.errno in FULL:
+                raise
             raise UsageError(
                 f"cannot write to {path}: {error.strerror}", hint="give another --out"
             ) from error
+        except UsageError:
+            run.release()
+            raise
         return run
+
+    def _begin(self, order: str | None) -> None:
+        if self.holds_run(self.path):
+            raise UsageError(
+                f"{self.path} already holds a run",
+                hint=f"specbench run --resume {self.path}, or give another --out",
+            )
+        if any(file.name not in (LOCK, ORDER, _DRAFT) for file in self.path.iterdir()):
+            raise UsageError(
+                f"{self.path} is not empty and holds no run", hint="give a new or empty --out"
+            )
+        if order is not None:  # first: a run that there is can be resumed
+            with jsonl.naming(self.path / ORDER):
+                (self.path / ORDER).write_text(order, encoding="utf-8")
+        self._write_manifest()
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -97,6 +127,28 @@ class RunDir:
             )
         return cls(path, manifest)
 
+    def hold(self) -> None:
+        """Be the folder's only writer until `release`, or until this process is gone.
+
+        Raises:
+            UsageError: another process is. OSError: the folder cannot be written to.
+        """
+        self.lock = Lock(self.path)
+
+    def release(self) -> None:
+        """Let other processes write into the folder."""
+        if self.lock is not None:
+            self.lock.release()
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """Whether a run was begun in a folder."""
+        return (path / _MANIFEST).exists()
+
+    def read(self) -> None:
+        """Have the manifest as it is now. Raises what `open` does."""
+        self.manifest = RunDir.open(self.path).manifest
+
     def resume(self) -> None:
         """Mark the run as running again."""
         self.update(status="running")
@@ -112,8 +164,9 @@ class RunDir:
 
     def discard(self) -> None:
         """Remove a run that holds no record, and its folder if nothing else is in it."""
-        for name in ("prompts.jsonl", "records.jsonl", _MANIFEST):
+        for name in ("prompts.jsonl", "records.jsonl", ORDER, _MANIFEST):
             (self.path / name).unlink(missing_ok=True)
+        self.release()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -167,8 +220,8 @@ class RunDir:
 
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
-        draft = self.path / f".{_MANIFEST}.new"
-        with draft.open("w", encoding="utf-8") as file:
+        draft = self.path / _DRAFT
+        with jsonl.naming(self.path / _MANIFEST), draft.open("w", encoding="utf-8") as file:
             json.dump(self.manifest, file, indent=2, allow_nan=False)
             file.write("\n")
             file.flush()

@@ -48,7 +48,7 @@ def measured(folder, *rows, last=None, **settings):
     task.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS * ROUNDS))
     config = RunConfig(
         methods=[{"name": "vanilla"}, *rows], tasks=[str(task)], plugins=[str(LEARNER)],
-        **{"max_new_tokens": 24, "threads": 1, "allow_noise": True, **settings},
+        **{"max_new_tokens": 24, "threads": 1, "allow_noise": True, "isolation": "none", **settings}
     )  # fmt: skip
     return finished(*execute.start(config, {}, run, View()), View(last))
 

@@ -1,5 +1,6 @@
 """The command line from outside: exit codes, errors in our format, and a start without torch."""
 
+import errno
 import os
 import re
 import resource
@@ -173,6 +174,14 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (EnvironmentFault("missing"), 3, "error: missing\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (app._Terminated(), 143, "error: terminated\n"),
+        (app._HungUp(), 129, "error: hung up\n"),
+        (OSError(errno.EIO, "of a closed terminal"), 129, ""),
+        (
+            OSError(errno.EFBIG, "File too large", "here.jsonl"),
+            3,
+            "error: here.jsonl: File too large\nhint: free some space, or permit the access; what"
+            " was kept until then stays, and specbench run --resume RUN goes on from there\n",
+        ),
         (typer.Exit(1), 1, ""),
     ],
 )
@@ -212,12 +221,16 @@ def test_reader_that_leaves_is_no_error():
 def _heeds_interrupts():
     """A process started in the background ignores SIGINT, and so would the ones it starts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung)
 
 
 @pytest.mark.usefixtures("_heeds_interrupts")
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
     (tmp_path / "sleeper.py").write_text(
         "import sys\nimport time\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)\n"

@@ -11,6 +11,9 @@ from specbench_cli.execute import passes
 from specbench_cli.execute import run as execute
 from specbench_cli.store.run_dir import RunDir
 
+HERE = {"isolation": "none"}
+"""Plug-ins of tests are run by this process: a process of their own takes seconds to start."""
+
 
 class Log:
     """A view that remembers what it was shown, and may interrupt after some cells."""
@@ -80,7 +83,7 @@ def specbench(tmp_path, monkeypatch):
                 {"name": "vanilla"},
                 *({"name": m} if isinstance(m, str) else m for m in methods),
             ]
-            settings = {"limit": 2, "max_new_tokens": 12, "allow_noise": True, **config}
+            settings = {"limit": 2, "max_new_tokens": 12, "allow_noise": True, **HERE, **config}
             checked = RunConfig.model_validate({"methods": rows, **settings})
             plan, run_dir = execute.start(checked, {}, tmp_path / f"run{len(made)}", log)
         return Outcome(execute.run(plan, run_dir, log), log)

@@ -23,15 +23,27 @@ def run_dir(tmp_path):
 def run(monkeypatch, run_dir, code, *, kept=False):
     """Has a Python program take the place of the pass."""
     monkeypatch.setattr(apart, "_command", lambda path, number: [sys.executable, "-c", code])
-    apart.run_apart(run_dir.path, 1, "pass 1", [], kept=kept)
+    apart.run_apart(run_dir, 1, "pass 1", [], kept=kept)
 
 
-RESUMED = "from specbench_cli.store.run_dir import *; RunDir.open(Path({!r})).resume(); exit({})"
-
-
-@pytest.mark.parametrize("code", apart.CONCLUDED)
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
 def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
-    run(monkeypatch, run_dir, RESUMED.format(str(run_dir.path), int(code)))
+    run(monkeypatch, run_dir, f"exit({apart.DONE + code})")
+
+
+def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(
+    monkeypatch, run_dir
+):
+    with pytest.raises(apart.Unfinished, match="ended with exit code 0") as caught:
+        run(monkeypatch, run_dir, "import os; os._exit(0)")
+    assert (caught.value.exit_code, caught.value.told) == (ExitCode.ENVIRONMENT, False)
+
+
+def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
+    run_dir.hold()
+    seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(apart.DONE)})"
+    run(monkeypatch, run_dir, seen)
+    run_dir.release()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 import shutil
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.execute import run as execute
 from specbench_cli.execute.run import exit_code
+from specbench_cli.measure import environment
 from specbench_cli.models import resolve
+from specbench_cli.report import table
+from specbench_cli.report.reading import read
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
@@ -187,14 +192,46 @@ def test_a_draft_that_is_not_needed_is_not_loaded(specbench):
     assert set(outcome.manifest["models"]) == {"target"}
 
 
-def test_data_that_changed_since_is_refused_on_resume(specbench, tmp_path):
+def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled(
+    specbench, tmp_path, plugin, monkeypatch, capsys
+):
     task = tmp_path / "own.jsonl"
     task.write_text('{"prompt": "How much is 2 + 2?"}\n')
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Edited(Method):
+            name = "edited"
+
+            def propose(self, session, limit):
+                return session.chain(())
+        """
+    )
+    asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
     with pytest.raises(KeyboardInterrupt):
-        specbench("pld", tasks=[str(task)], log=specbench.log(interrupt_after=1))
+        specbench("edited", log=specbench.log(interrupt_after=1), **asked)
+    whole = execute.reopen(specbench.path(1), specbench.log())[1]
+    whole.release()  # nothing changed: it would go on
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
-    with pytest.raises(UsageError, match="changed"):
-        specbench(resume=specbench.path(1))
+    Path(path).write_text(Path(path).read_text() + "# edited")
+    versions = environment.versions()
+    monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
+    weights = whole.manifest["models"]["target"]
+    whole.update(models={"target": {**weights, "sha256": "of another model"}})
+    with pytest.raises(UsageError, match="was begun with something else") as refused:
+        execute.reopen(specbench.path(1), specbench.log())
+    names = ("the data of task own (", "the file of edited (", f"torch ({versions['torch']} then")
+    assert all(name in refused.value.message for name in names)
+    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+
+    plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
+    execute.run(plan, run_dir, specbench.log(), force=True)
+    mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
+    assert any(what.startswith("the weights of target (of another ") for what in mixed)
+    assert all(any(what.startswith(name) for what in mixed) for name in names)
+    table.print_runs([read(RunDir.open(specbench.path(1)))], families=False)
+    assert "mixed: measured before and after a change of torch (" in capsys.readouterr().err
 
 
 def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp_path, plugin):

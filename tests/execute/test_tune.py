@@ -215,7 +215,7 @@ def test_interrupted_tuning_goes_on_where_it_was(whole, log, tmp_path, after):
 def passes_here(monkeypatch):
     """Passes are run by this process, which has all modules: processes are test_apart's."""
 
-    def finished(command):
+    def finished(command, descriptors):
         words = [*command[command.index("run") :]]
         at = words.index("--parent")
         return app._run([*words[:at], *words[at + 2 :]])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.errors import FULL, ExitCode, UsageError
 from specbench_cli.store.run_dir import Prompt, RunDir, latest, new_path
 from specbench_cli.store.schema import to_json
 
@@ -179,3 +180,59 @@ def test_no_run_at_all_says_how_to_make_one(tmp_path):
 def test_lines_are_json_lines(run, make_record):
     run.append([make_record()])
     assert (run.path / "records.jsonl").read_text() == to_json(make_record()) + "\n"
+
+
+# One writer
+
+
+def test_second_writer_is_refused_by_name_and_the_first_goes_on(run):
+    run.hold()
+    other = RunDir.open(run.path)
+    with pytest.raises(UsageError, match=f"written to by process {os.getpid()} on ") as caught:
+        other.hold()
+    assert f"specbench run --resume {run.path}" in caught.value.hint
+    run.release()
+    other.hold()
+    other.release()
+    assert [file.name for file in run.path.iterdir()] == ["manifest.json"]
+
+
+def test_lock_of_a_process_that_died_hinders_nobody(run):
+    (child := os.fork()) or (run.hold(), os._exit(0))
+    os.waitpid(child, 0)
+    assert (run.path / ".lock").exists()
+    run.hold()
+    run.release()
+
+
+def test_folder_that_a_killed_start_left_can_be_begun_in(tmp_path):
+    for name in (".manifest.json.new", ".resume.json", ".lock"):
+        (tmp_path / name).write_text('{"cut')
+    run = RunDir.create(tmp_path, {}, order="{}")
+    assert run.manifest["status"] == "running"
+    with pytest.raises(UsageError, match="written to by process"):
+        RunDir.create(tmp_path, {}, order="{}")
+    run.discard()
+    assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("records.jsonl", lambda run, record: run.append([record])),
+        ("manifest.json", lambda run, record: run.update(much="x" * 9000)),
+    ],
+)
+def test_file_that_cannot_grow_is_named_and_keeps_its_whole_lines(run, make_record, name, write):
+    run.append([make_record()])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write(run, make_record(turn=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(run.path / name)
+    assert caught.value.errno in FULL
+    run.append([make_record(turn=3)])
+    assert [record.turn for record in RunDir.open(run.path).records()] == [1, 3]

@@ -62,7 +62,9 @@ def serve(
         recipe: loads the draft.
     """
     end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle(place)
     bell = Bell(end)
     try:

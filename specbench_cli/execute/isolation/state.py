@@ -1,0 +1,103 @@
+"""What of a process a plug-in may not change by being imported: everybody there lives with it."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from specbench_cli.measure.environment import variables
+
+Seen = Mapping[str, Any]
+
+
+CODE = ("the clock", "built-in functions", "specbench's code")
+"""What a plug-in may not change in its own process either: what measures it."""
+
+
+def seen(names: Collection[str] | None = None) -> Seen:
+    """The state of this process, by what a person calls it, or some of it; see `changed`."""
+    return {name: _LOOKS[name]() for name in (names or _LOOKS)}
+
+
+def changed(before: Seen) -> list[str]:
+    """What is otherwise than it was."""
+    after = seen(before)
+    return [name for name in before if not _same(before[name], after[name])]
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Whether all is there that was, the very same where it is code; more may have come."""
+    if not isinstance(before, dict):
+        return bool(before == after)
+    return all(name in after and after[name] is value for name, value in before.items())
+
+
+def _torch() -> Any:
+    return (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.get_default_device(),
+    )
+
+
+def _streams() -> Any:
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return [(id(stream), stream is None or stream.closed) for stream in streams]
+
+
+def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
+    """The functions and classes of modules, with what the classes define."""
+    found: dict[str, Any] = {}
+    for module, held in list(sys.modules.items()):
+        if module.partition(".")[0] in prefixes:
+            for name, value in list(vars(held).items()):
+                if callable(value):
+                    found[f"{module}.{name}"] = value
+                if isinstance(value, type) and value.__module__ == module:
+                    members = list(vars(value).items())
+                    found |= {
+                        f"{module}.{name}.{of}": each for of, each in members if callable(each)
+                    }
+    return found
+
+
+def _torchs_code() -> dict[str, Any]:
+    homes = {"torch": torch, "functional": torch.nn.functional, "Tensor": torch.Tensor}
+    return {
+        f"{home}.{name}": value
+        for home, held in homes.items()
+        for name, value in list(vars(held).items())
+        if callable(value)
+    }
+
+
+_LOOKS: dict[str, Callable[[], Any]] = {
+    "torch's settings": _torch,
+    "the working folder": os.getcwd,
+    "the environment": variables,
+    "signal handlers": lambda: [signal.getsignal(each) for each in sorted(signal.valid_signals())],
+    "the interpreter's settings": lambda: (gc.isenabled(), sys.getrecursionlimit()),
+    "threads": lambda: sorted(thread.name for thread in threading.enumerate()),
+    "processes": lambda: sorted(child.pid for child in psutil.Process().children()),
+    "standard streams": _streams,
+    "the clock": lambda: {name: value for name, value in vars(time).items() if callable(value)},
+    "built-in functions": lambda: dict(vars(builtins)),
+    "specbench's code": lambda: _code(("specbench_cli", "methods")),
+    "torch's code": _torchs_code,
+}
