@@ -20,7 +20,7 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
-from specbench_cli.errors import SpecbenchError
+from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import (
     WARM_UP_ROUNDS,
