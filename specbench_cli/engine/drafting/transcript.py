@@ -41,7 +41,7 @@ class Transcript:
         self._followed = len(prompt)
         longer = max(0, len(self.ids) - len(prompt))
         self.state = session.new_state(model, -(-(longer + SPARE) // SPARE) * SPARE)
-        self._most = min(model.max_positions, self.state.capacity)
+        self._most: int = min(model.max_positions, self.state.capacity)
 
     @property
     def room(self) -> int:
