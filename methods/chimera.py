@@ -69,11 +69,7 @@ class Chimera(Method):
         """Choose the tree, make room for it, and have the target keep what the context is of."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
-        size = len(self.tree.nodes)
-        session.reserve(size)
-        model = session.artifact(*self.artifacts())
-        session.tap(model.taps)
-        self.levels = Levels(session, model, session.new_state(model, slack=size))
+        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""

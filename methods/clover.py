@@ -79,10 +79,7 @@ class Clover(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep the rows that the head reads."""
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
-        session.reserve(self.params.nodes)
-        self.levels = Levels(session, head, session.new_state(head, slack=self.params.nodes))
+        self.levels = Levels.of_head(session, self.artifacts()[0], self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 4."""

@@ -77,11 +77,7 @@ class Falcon(Method):
         """Choose the tree, make room for it, and have the target keep what the head reads."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
-        size = len(self.tree.nodes)
-        session.reserve(size)
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
-        self.levels = Levels(session, head, session.new_state(head, slack=size))
+        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks.source import cache_folder
+from specbench_cli.tasks.source import cache_folder, made_once
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -71,31 +71,21 @@ def merged(folder: Path, base: Path) -> Path:
         UsageError: it has additions to what the model has not, or of other sizes.
         EnvironmentFault: a cache that cannot be written.
     """
-    from filelock import FileLock
-
     names = [folder / CONFIG, folder / WEIGHTS, *sorted(base.glob("*.safetensors"))]
     made = cache_folder() / "merged" / _sha256(names)
-    if made.is_dir():
-        return made
-    part = made.with_suffix(".part")
+
+    def write(part: Path) -> None:
+        shutil.copytree(base, part)
+        _add(folder, part)
+
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{made}.lock"):  # one process writes, others wait for it
-            if not made.is_dir():
-                shutil.rmtree(part, ignore_errors=True)
-                try:
-                    shutil.copytree(base, part)
-                    _add(folder, part)
-                    part.rename(made)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
+        return made_once(made, write)
     except OSError as fault:
         raise EnvironmentFault(
             f"{folder.name} cannot be added to its model in the cache {made.parent}:"
             f" {fault.strerror or fault}",
             "free space there, or set SPECBENCH_CACHE to a folder with room",
         ) from fault
-    return made
 
 
 def _add(folder: Path, model: Path) -> None:

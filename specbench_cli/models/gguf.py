@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
-from specbench_cli.tasks.source import cache_folder
+from specbench_cli.tasks.source import cache_folder, made_once
 
 SUFFIX = ".gguf"
 FORMAT = 1
@@ -107,31 +107,20 @@ def converted(path: Path) -> Path:
         UsageError: an architecture, a quantisation or a tokenizer that cannot be read here.
         EnvironmentFault: a damaged file, or a cache that cannot be written.
     """
-    from filelock import FileLock
-
     made = cache_folder() / "gguf" / f"v{FORMAT}" / _sha256(path)
-    if made.is_dir():
-        return made
+
+    def write(part: Path) -> None:
+        part.mkdir()
+        _write(path, part)
+
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-        # One process writes, others wait for it. What an interrupted one left is in nobody's hands.
-        with FileLock(f"{made}.lock"):
-            if not made.is_dir():
-                part = made.with_suffix(".part")
-                shutil.rmtree(part, ignore_errors=True)
-                try:
-                    part.mkdir()
-                    _write(path, part)
-                    part.rename(made)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
+        return made_once(made, write)
     except OSError as fault:
         raise EnvironmentFault(
             f"{path.name} cannot be dequantised into the cache {made.parent}:"
             f" {fault.strerror or fault}",
             "free space there, or set SPECBENCH_CACHE to a folder with room",
         ) from fault
-    return made
 
 
 def _sha256(path: Path) -> str:

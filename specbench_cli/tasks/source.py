@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import urllib.request
 import zlib
@@ -35,6 +36,33 @@ def cache_folder() -> Path:
     if own := os.environ.get("SPECBENCH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
+def made_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """A folder of the cache, written whole at first use or not at all.
+
+    One process writes, others wait for it. What an interrupted one left is in nobody's hands.
+
+    Args:
+        write: makes the folder that it is given.
+    Raises:
+        OSError: it cannot be written.
+    """
+    from filelock import FileLock
+
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.with_suffix(".part")
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+            try:
+                write(part)
+                part.rename(folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return folder
 
 
 def offline() -> bool:

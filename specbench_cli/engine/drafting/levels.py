@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import State
+from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Out, Tokens
@@ -44,6 +46,15 @@ class Levels:
         self._seen: list[bytes] | Tensor = [b""]
         self._left: Tensor | None = None  # what a head's last forward left: the root's, a level's
         self._forget()
+
+    @classmethod
+    def of_head(cls, session: Session, wanted: Trained, nodes: int) -> Self:
+        """A head's, in `start`: the target keeps what it reads, and both have room for so many
+        nodes."""
+        session.reserve(nodes)
+        head = session.artifact(wanted)
+        session.tap(head.taps)
+        return cls(session, head, session.new_state(head, slack=nodes))
 
     def begin(self, x: Tokens | Features) -> Out:
         """Feed committed tokens that the state has not seen, and keep their rows.
