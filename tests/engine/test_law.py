@@ -20,6 +20,8 @@ from specbench_cli.engine.verify.sampling import Sampling, warp
 
 CONFIGURED = {
     "sps": [{"length": 1}, {"length": 2}, {"length": "confidence", "max": 2}],
+    "eqspec": [{"length": 2}],
+    "exspec": [{"length": 2}],
     "specdec++": [{"min": 1, "max": 2}],
     "sps-tree": [
         {"width": 2, "depth": 1, "law": "point"},
