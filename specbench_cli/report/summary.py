@@ -88,7 +88,7 @@ def summarise(
     whys = broken(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
-    families = {}
+    families = dict[str, tuple[Row, ...]]()
     for family in sorted({r.family for r in light}):
         part = [r for r in light if r.family == family]
         own, _ = _rows(part, manifest, whys, resamples, evident=False)

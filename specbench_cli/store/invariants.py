@@ -7,16 +7,18 @@ import math
 from dataclasses import fields
 
 from specbench_cli.stats.martingale import TILTS
-from specbench_cli.store.schema import FAMILIES, FINISHES, GUARANTEES, VERDICTS, Ns, Record
+from specbench_cli.store.schema import FINISHES, GUARANTEES, VERDICTS, Ns, Record, Verdict
 
 
-def validate(record: Record) -> None:
+def validate(record: Record, vocabulary: int | None = None) -> None:
     """Check a record's invariants.
+
+    Args:
+        vocabulary: how many tokens the target has, if that is known.
 
     Raises:
         ValueError: names the field that breaks one.
     """
-    _known("family", record.family, FAMILIES)
     _known("finish", record.finish, FINISHES)
     _known("guarantee", record.guarantee, GUARANTEES)
     _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
@@ -26,7 +28,7 @@ def validate(record: Record) -> None:
     _ensure(verdict is not None, "verdict", "missing")
     if verdict is not None:
         _known("verdict.kind", verdict.kind, VERDICTS)
-        _ensure(verdict.gap is None or math.isfinite(verdict.gap), "verdict.gap", "not finite")
+        _validate_verdict(verdict, record.n_tokens)
     likelihood = record.log_likelihood
     _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
     if (found := record.likelihood) is not None:
@@ -39,12 +41,33 @@ def validate(record: Record) -> None:
             _ensure(getattr(record, name) is not None, name, "missing")
     _validate_batch(record)
     _validate_tokens(record)
+    if vocabulary is not None:
+        _validate_ids(record, vocabulary)
     _validate_drafts(record)
     _validate_times(record)
     _validate_messages(record)
     if not record.peer:
         _validate_steps(record)
         _validate_trace(record)
+
+
+def _validate_verdict(verdict: Verdict, n_tokens: int | None) -> None:
+    gap, position = verdict.gap, verdict.position
+    _ensure(gap is None or (math.isfinite(gap) and gap >= 0), "verdict.gap", "not 0 or more")
+    differs = verdict.kind in ("near-tie", "mismatch")
+    _ensure(differs or verdict.expected is None, "verdict.expected", "though nothing differs")
+    _ensure((position is not None) == differs, "verdict.position", f"not of {verdict.kind}")
+    if position is not None and n_tokens is not None:
+        _ensure(position <= n_tokens, "verdict.position", "behind the last token")
+
+
+def _validate_ids(record: Record, vocabulary: int) -> None:
+    """Every token against the number of them that the target has."""
+    columns = [("output_ids", record.output_ids or ())]
+    columns += [("drafts.tokens", drafted.tokens) for drafted in record.drafts or ()]
+    for name, ids in columns:
+        largest = max(ids, default=0)
+        _ensure(largest < vocabulary, name, f"{largest}, and the target has {vocabulary} tokens")
 
 
 def _validate_tokens(record: Record) -> None:

@@ -11,13 +11,18 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.store import jsonl
 from specbench_cli.store.invariants import validate
-from specbench_cli.store.schema import Record, from_json, to_json
+from specbench_cli.store.manifest import damaged, parse
+from specbench_cli.store.schema import STRICT, Count, Family, Name, Record, from_json, to_json
 
 RUNS = Path("results/runs")
 """Where runs go that are given no folder."""
@@ -29,14 +34,21 @@ _MANIFEST = "manifest.json"
 class Prompt:
     """One prompt as the models got it; a line of `prompts.jsonl`."""
 
-    prompt_id: str
+    __pydantic_config__ = STRICT
+
+    prompt_id: Name
     cluster: str
-    task: str
-    family: str
+    task: Name
+    family: Family
     category: str
-    turn: int
+    turn: Annotated[Count, Field(ge=1)]
     text: str
-    ids: list[int]
+    ids: list[Count]
+
+
+@cache
+def _prompts() -> TypeAdapter[Prompt]:
+    return TypeAdapter(Prompt)
 
 
 class RunDir:
@@ -81,20 +93,13 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """A run that exists. Raises UsageError where there is none or its manifest is damaged."""
         try:
-            manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+            manifest = parse((path / _MANIFEST).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(
                 f"{path} holds no run (no readable {_MANIFEST})", hint="specbench list runs"
             ) from error
         except ValueError as error:
-            raise UsageError(
-                f"{path / _MANIFEST} is damaged: {error}", hint="begin a new run: specbench run"
-            ) from error
-        if not isinstance(manifest, dict):
-            raise UsageError(
-                f"{path / _MANIFEST} is damaged: not an object",
-                hint="begin a new run: specbench run",
-            )
+            raise damaged(path / _MANIFEST, error) from error
         return cls(path, manifest)
 
     def resume(self) -> None:
@@ -121,8 +126,9 @@ class RunDir:
         """Add records, on disk when this returns. Raises ValueError on an invalid record."""
         lines = []
         for record in records:
-            validate(record)
-            lines.append(to_json(record))
+            line = to_json(record)
+            validate(from_json(line))  # what could not be read shall not be written
+            lines.append(line)
         jsonl.append(self.path / "records.jsonl", lines)
 
     def records(self) -> Iterator[Record]:
@@ -130,14 +136,15 @@ class RunDir:
 
         Raises:
             UsageError: a line that is no record, or one that contradicts itself; a second record
-                of the same cell.
+                of the same cell; a token that the target does not have.
         """
         file, seen = self.path / "records.jsonl", set[tuple[str, int, str, int]]()
+        vocabulary = (self.manifest.get("models", {}).get("target") or {}).get("vocab_size")
         for number, line in jsonl.read(file):
             try:
                 record = from_json(line)
-                validate(record)
-            except (ValueError, TypeError) as error:
+                validate(record, vocabulary)
+            except ValueError as error:
                 raise UsageError(
                     f"{file}, line {number} is no record: {error}", hint=_mend(file, number)
                 ) from error
@@ -155,15 +162,21 @@ class RunDir:
         jsonl.append(self.path / "prompts.jsonl", lines)
 
     def prompts(self) -> Iterator[Prompt]:
-        """All complete prompts, in the order written. Raises UsageError on a damaged line."""
-        file = self.path / "prompts.jsonl"
+        """All complete prompts, in the order written. Raises UsageError on a damaged line, and on a
+        second one of the same turn."""
+        file, seen = self.path / "prompts.jsonl", set[tuple[str, int]]()
         for number, line in jsonl.read(file):
             try:
-                yield Prompt(**json.loads(line))
-            except (ValueError, TypeError) as error:
+                prompt = _prompts().validate_json(line)
+                if (prompt.prompt_id, prompt.turn) in seen:
+                    raise ValueError(f"a second one of {prompt.prompt_id}, turn {prompt.turn}")
+            except ValueError as error:
+                why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
-                    f"{file}, line {number} is no prompt: {error}", hint=_mend(file, number)
+                    f"{file}, line {number} is no prompt: {why}", hint=_mend(file, number)
                 ) from error
+            seen.add((prompt.prompt_id, prompt.turn))
+            yield prompt
 
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
