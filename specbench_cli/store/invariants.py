@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from operator import le
 
 from specbench_cli.stats.martingale import TILTS
-from specbench_cli.store.schema import FINISHES, GUARANTEES, VERDICTS, Ns, Record, Verdict
+from specbench_cli.store.schema import FINISHES, GUARANTEES, VERDICTS, Ns, Record, Trace, Verdict
 
 
 def validate(record: Record, vocabulary: int | None = None) -> None:
@@ -28,7 +29,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     _ensure(verdict is not None, "verdict", "missing")
     if verdict is not None:
         _known("verdict.kind", verdict.kind, VERDICTS)
-        _validate_verdict(verdict, record.n_tokens)
+        _validate_verdict(verdict, record.output_ids or [])
     likelihood = record.log_likelihood
     _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
     if (found := record.likelihood) is not None:
@@ -39,6 +40,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")
+    if record.forwards is not None:
+        _validate_columns(record.forwards)
     _validate_batch(record)
     _validate_tokens(record)
     if vocabulary is not None:
@@ -46,19 +49,39 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     _validate_drafts(record)
     _validate_times(record)
     _validate_messages(record)
+    _validate_steps(record)
     if not record.peer:
-        _validate_steps(record)
         _validate_trace(record)
 
 
-def _validate_verdict(verdict: Verdict, n_tokens: int | None) -> None:
+def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
+    """Check that records say the same of a prompt, and of a row.
+
+    Args:
+        told: what records before it said; this one's is added.
+
+    Raises:
+        ValueError: names the prompt or the row.
+    """
+    asked = record.task, record.cluster, record.family, record.category
+    for what, said in (
+        (f"prompt {record.prompt_id}", asked),
+        (f"row {record.label}", (record.method, record.peer)),
+    ):
+        before = told.setdefault(what, said)
+        _ensure(before == said, what, f"{said}, and a record before it says {before}")
+
+
+def _validate_verdict(verdict: Verdict, ids: list[int]) -> None:
     gap, position = verdict.gap, verdict.position
     _ensure(gap is None or (math.isfinite(gap) and gap >= 0), "verdict.gap", "not 0 or more")
     differs = verdict.kind in ("near-tie", "mismatch")
     _ensure(differs or verdict.expected is None, "verdict.expected", "though nothing differs")
     _ensure((position is not None) == differs, "verdict.position", f"not of {verdict.kind}")
-    if position is not None and n_tokens is not None:
-        _ensure(position <= n_tokens, "verdict.position", "behind the last token")
+    if position is not None:
+        _ensure(position <= len(ids), "verdict.position", "behind the last token")
+        same = ids[position : position + 1] == [verdict.expected]
+        _ensure(not same, "verdict.expected", "what the output has there too")
 
 
 def _validate_ids(record: Record, vocabulary: int) -> None:
@@ -129,18 +152,23 @@ def _validate_steps(record: Record) -> None:
         _ensure(whole, "steps.committed", f"{where} lacks the token behind a rejected one")
 
 
+def _validate_columns(trace: Trace) -> None:
+    """What the columns of a trace say of each other."""
+    n = len(trace.kind)
+    for f in ("n_tokens", "t0_ns", "t1_ns"):
+        _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
+    _ensure(max(trace.kind, default=-1) < len(trace.kinds), "forwards.kind", "no such kind")
+    _ensure(max(trace.unused, default=-1) < n, "forwards.unused", "no such forward")
+    _ensure(all(map(le, trace.t0_ns, trace.t1_ns)), "forwards.t1_ns", "ended before it began")
+    for kind in trace.kinds:
+        _ensure(kind.layers[0] <= kind.layers[1], "forwards.kinds.layers", "end before they begin")
+
+
 def _validate_trace(record: Record) -> None:
     """What the trace says of forwards against what steps and counters say."""
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None:
         return
-    n = len(trace.kind)
-    for f in ("n_tokens", "t0_ns", "t1_ns"):
-        _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
-    _ensure(all(0 <= at < len(trace.kinds) for at in trace.kind), "forwards.kind", "no such kind")
-    _ensure(all(0 <= at < n for at in trace.unused), "forwards.unused", "no such forward")
-    times = zip(trace.t0_ns, trace.t1_ns, strict=True)
-    _ensure(all(t0 <= t1 for t0, t1 in times), "forwards.t1_ns", "ended before it began")
     targets, drafts, _ = trace.counted()
     for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
         told = getattr(record, name)

@@ -237,6 +237,8 @@ def _reader() -> TypeAdapter[Manifest]:
 
 def _agree(manifest: dict[str, Any]) -> None:
     """What a manifest says twice it says once."""
+    if "target" in (models := manifest.get("models", {})) and models["target"] is None:
+        raise ValueError("models.target must be a mapping of keys to values, got None")
     for what, key in (("rows", "label"), ("tasks", "name")):
         names = [row[key] for row in manifest.get(what) or ()]
         if twice := next((name for name in names if names.count(name) > 1), None):

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.store import jsonl
-from specbench_cli.store.invariants import validate
+from specbench_cli.store.invariants import agree, validate
 from specbench_cli.store.manifest import damaged, parse
 from specbench_cli.store.schema import STRICT, Count, Family, Name, Record, from_json, to_json
 
@@ -139,11 +139,13 @@ class RunDir:
                 of the same cell; a token that the target does not have.
         """
         file, seen = self.path / "records.jsonl", set[tuple[str, int, str, int]]()
+        told: dict[str, tuple[object, ...]] = {}
         vocabulary = (self.manifest.get("models", {}).get("target") or {}).get("vocab_size")
         for number, line in jsonl.read(file):
             try:
                 record = from_json(line)
                 validate(record, vocabulary)
+                agree(record, told)
             except ValueError as error:
                 raise UsageError(
                     f"{file}, line {number} is no record: {error}", hint=_mend(file, number)
