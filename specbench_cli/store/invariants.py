@@ -8,7 +8,16 @@ from dataclasses import fields
 from operator import le
 
 from specbench_cli.stats.martingale import TILTS
-from specbench_cli.store.schema import FINISHES, GUARANTEES, VERDICTS, Ns, Record, Trace, Verdict
+from specbench_cli.store.schema import (
+    FINISHES,
+    GUARANTEES,
+    VERDICTS,
+    Ns,
+    Record,
+    Steps,
+    Trace,
+    Verdict,
+)
 
 
 def validate(record: Record, vocabulary: int | None = None) -> None:
@@ -112,12 +121,13 @@ def _validate_tokens(record: Record) -> None:
             continue
         length = len(column)
         _ensure(length == len(steps.levels), f"steps.{f.name}", "not as long as steps.levels")
-    for levels, nodes, tested, accepted, committed in zip(
-        steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, strict=True
-    ):
-        _ensure(levels <= nodes, "steps.nodes", "fewer nodes than levels")
-        _ensure(accepted <= tested <= levels, "steps.tested", "not accepted <= tested <= levels")
-        _ensure(accepted <= committed, "steps.committed", "fewer committed than accepted")
+    _ensure(all(map(le, steps.levels, steps.nodes)), "steps.nodes", "fewer nodes than levels")
+    ordered = all(map(le, steps.accepted, steps.tested)) and all(
+        map(le, steps.tested, steps.levels)
+    )
+    _ensure(ordered, "steps.tested", "not accepted <= tested <= levels")
+    within = all(map(le, steps.accepted, steps.committed))
+    _ensure(within, "steps.committed", "fewer committed than accepted")
     for at, relaxed in enumerate(steps.relaxed or ()):
         stood = steps.accepted[at] + relaxed
         _ensure(relaxed >= 0 and stood <= steps.tested[at], "steps.relaxed", "more than tested")
@@ -134,22 +144,44 @@ def _validate_steps(record: Record) -> None:
         return
     _ensure(origin[:1] == ["prefill"], "origin", "the first token is not prefill's")
     at, last = 1, len(steps.levels) - 1
-    for step, committed in enumerate(steps.committed):
-        words, at = origin[at : at + committed], at + committed
-        levels, accepted = steps.levels[step], steps.accepted[step]
-        relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
-        stood, where = accepted + relaxed, f"step {step + 1}"
-        told = {"accepted": accepted, "relaxed": relaxed}
-        for word, n in told.items():
-            found = words.count(word)
-            _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
-        _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
-        _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
-        _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
-        _ensure(committed >= 1, "steps.committed", f"{where} has none")
-        _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
-        whole = committed == stood + 1 or stood == levels or step == last
-        _ensure(whole, "steps.committed", f"{where} lacks the token behind a rejected one")
+    none = [0] * (last + 1)
+    columns = zip(
+        *(steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed),
+        steps.relaxed or none,
+        strict=True,
+    )
+    for step, (levels, nodes, tested, accepted, committed, relaxed) in enumerate(columns):
+        words, stood = origin[at : at + committed], accepted + relaxed
+        at += committed
+        right = (
+            words.count("accepted") == accepted
+            and words.count("relaxed") == relaxed
+            and "accepted" not in words[stood:]
+            and "relaxed" not in words[stood:]
+            and (levels == 0) == (nodes == 0)
+            and tested <= stood + 1
+            and 1 <= committed <= stood + 1
+            and (committed == stood + 1 or stood == levels or step == last)
+        )
+        if not right:
+            _refuse_step(steps, step, words)
+
+
+def _refuse_step(steps: Steps, step: int, words: list[str]) -> None:
+    """Say which of its laws a step breaks."""
+    levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
+    relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
+    stood, where = accepted + relaxed, f"step {step + 1}"
+    told = {"accepted": accepted, "relaxed": relaxed}
+    for word, n in told.items():
+        found = words.count(word)
+        _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
+    _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
+    _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
+    _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
+    _ensure(committed >= 1, "steps.committed", f"{where} has none")
+    _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
+    _ensure(False, "steps.committed", f"{where} lacks the token behind a rejected one")
 
 
 def _validate_columns(trace: Trace) -> None:

@@ -1,4 +1,4 @@
-"""A few inputs of each class; `.ci/run` tries them for 30 seconds, `python tests/fuzz` for longer."""
+"""A few inputs of each class; `.ci/run` tries them for 30 seconds, `python tests/fuzz` longer."""
 
 from __future__ import annotations
 
