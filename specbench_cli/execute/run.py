@@ -77,8 +77,7 @@ def reopen(path: Path, view: RunView) -> tuple[Plan | None, RunDir]:
             raise UsageError(
                 f"the data of task {task.name} changed since {path} was begun", hint=_ANEW
             )
-    for _ in run_dir.records():
-        pass  # a damaged one is told before anything changes
+    run_dir.answered()  # a damaged record is told before anything changes
     run_dir.resume()
     return plan, run_dir
 
@@ -121,7 +120,7 @@ def run(
         if untuned and (alone or only_pass == _TUNING):
             plan = _tune(run_dir, view, in_turn)
         if only_pass != _TUNING:
-            view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
+            view.started(plan.cells, len(run_dir.answered()), run_dir.path)
         if alone:
             _run_passes(plan, run_dir, view, [1], in_turn)
         elif only_pass is None:
@@ -185,12 +184,12 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None) -> Plan:
         f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
         f" {len(tuning.development)} development questions"
     )
-    view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
+    view.started(rehearsal.cells, len(trial.answered()), path)
     try:
         _run_passes(rehearsal, trial, view, [1], in_turn)
     except BaseException:
         trial.close("interrupted")
-        if not any(trial.records()):
+        if not trial.answered():
             trial.discard()
         raise
     free_memory()

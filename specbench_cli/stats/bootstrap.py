@@ -45,6 +45,9 @@ _ZERO_SE = 1e-9
 """A relative spread this small is rounding: no variation at all."""
 MAX_LOST = 0.01
 """Resamples without a defined speedup (incomplete passes drawn alone) beyond this: no interval."""
+WIDEST = 100.0
+"""Ends of an interval that are further apart than by this factor are no figures: a handful of
+questions whose resamples nearly lack variation."""
 _CHUNK = 1 << 15
 """Numbers of a resampled array at a time: as many as the cache holds."""
 _DRAWN = 256
@@ -170,7 +173,7 @@ def _interval(drawn: Resampled, index: int, level: float) -> Estimate:
     low, high = np.quantile(t[~lost], [tail, 1 - tail], method="inverted_cdf")
     with np.errstate(over="ignore"):
         bounds = np.exp(theta - np.array([high, low]) * se)
-    if not (np.isfinite(bounds).all() and (bounds > 0).all()):
+    if not (np.isfinite(bounds).all() and 0 < bounds[1] <= WIDEST * bounds[0]):
         return Estimate(ratio, reason="too few questions for an interval")
     return Estimate(ratio, float(bounds[0]), float(bounds[1]))
 
