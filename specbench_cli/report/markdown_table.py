@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from specbench_cli import output
 from specbench_cli.report import text
 
-_MEANT = re.compile(
-    r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])"
-)
+_MEANT = re.compile(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """What would become a tag, an entity, a link or a style."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 

@@ -329,7 +329,7 @@ class Record:
     finish: str
     steps: Steps | None
     drafts: list[Drafted] | None = None
-    extra: dict[str, Finite] | None = None
+    extra: dict[str, int | Finite] | None = None
     target_forwards: Count | None
     draft_forwards: Count | None
     target_equivalents: Annotated[Finite, Field(ge=0)] | None = None

@@ -243,3 +243,9 @@ def test_a_manifest_that_cannot_be_is_named(tmp_path, manifest, says):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=says):
         RunDir.open(tmp_path)
+
+
+def test_a_manifest_keeps_its_order_and_its_whole_numbers(tmp_path):
+    text = '{"status":"finished","machine":{"hardware":{"memory_gib":24}},"schema":6}'
+    (tmp_path / "manifest.json").write_text(text)
+    assert json.dumps(RunDir.open(tmp_path).manifest, separators=(",", ":")) == text
