@@ -25,7 +25,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Overrides of the writing direction, which make a text look like another, and line separators."""
 
 
 class _Console(Console):
@@ -75,9 +77,19 @@ def console(*, stderr: bool) -> Console:
 
 
 def plain(value: object) -> str:
-    """Text for a terminal: control characters but tab and newline are spelled out."""
+    """Text for a terminal: control characters but tab and newline are spelled out, and so is what
+    turns the writing direction round."""
     text = "" if value is None else str(value)
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return directed(_CONTROL.sub(lambda found: repr(found[0])[1:-1], text))
+
+
+def directed(text: str, lead: str = "\\") -> str:
+    """A text whose overrides of the writing direction are spelled out: for files, too.
+
+    Args:
+        lead: what a backslash is written as there.
+    """
+    return _DIRECTION.sub(lambda found: f"{lead}u{ord(found[0]):04x}", text)
 
 
 def data(content: RenderableType) -> None:

@@ -9,18 +9,86 @@ on timing and came out otherwise than in the first run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypedDict
 
 from specbench_cli.compare.cell import Cell, Counters, Key, Times
 from specbench_cli.compare.side import RowFacts, Side
+from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
 
 SCHEMA = 2
 """Of the file."""
+
+_Counters = Annotated[tuple[Count | None, ...], Field(min_length=9, max_length=9)]
+_Times = Annotated[tuple[Count | None, ...], Field(min_length=6, max_length=8)]
+_Verdict = Literal["reference", "identical", "near-tie", "mismatch", "unchecked"]
+_Finish = Literal["eos", "length", "stop", "error"]
+
+
+class _Run(TypedDict):
+    """A further run that came out otherwise."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    ids: str | None
+    finish: _Finish
+    verdict: _Verdict | None
+    error: str | None
+    counters: _Counters
+    times: _Times | None
+
+
+class _Row(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    label: Name
+    method: Name
+    sampling: Name
+    guarantee: Name
+    peer: bool
+    params: dict[str, Json]
+    timing_free: bool | None
+    models: list[Name] | None
+
+
+class _Line:
+    """An output: what all have, and a run's entry as often as there were runs."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Each place's own type; the last stands for all that follow."""
+        key, own = (Name, Count, Name, Count, Count), (_Finish, _Verdict | None, str | None)
+        of = (*key, str | None, *own, _Counters, _Times | _Run | None)
+        places = [handler.generate_schema(each) for each in of]
+        return core_schema.tuple_schema(places, variadic_item_index=len(places) - 1)
+
+
+class _File(TypedDict):
+    """The whole file."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    schema: Annotated[Count, Field(ge=1, le=SCHEMA)]
+    name: Name
+    created_utc: str
+    machine: Name
+    noisy: bool
+    facts: dict[str, str]
+    rows: list[_Row]
+    prompts: list[tuple[Name, Count, Name, Family, str, str | None]]
+    outputs: list[Annotated[list[Any], _Line]]
+
 
 _OF_ROW = ("method", "sampling", "guarantee", "peer")
 _OF_PROMPT = ("task", "family", "cluster")
@@ -63,14 +131,11 @@ def parse(text: str) -> Side:
         UsageError: a schema newer than this program's.
         ValueError, TypeError, LookupError: it is no baseline, or one that contradicts itself.
     """
-    data = json.loads(text)
-    if data["schema"] > SCHEMA:
-        raise UsageError(
-            f"this baseline has schema {data['schema']}; this specbench reads up to {SCHEMA}",
-            hint="pip install --upgrade specbench-cli",
-        )
+    data = _file(text)
     rows = {row["label"]: row for row in data["rows"]}
     prompts = {(prompt_id, turn): rest for prompt_id, turn, *rest in data["prompts"]}
+    if len(rows) < len(data["rows"]) or len(prompts) < len(data["prompts"]):
+        raise ValueError("a row or a prompt is in it twice")
     cells: dict[Key, Cell] = {}
     processes: dict[tuple[int, int], list[Cell]] = defaultdict(list)
     for line in data["outputs"]:
@@ -85,11 +150,11 @@ def parse(text: str) -> Side:
     if not cells:
         raise ValueError("it holds no output")
     return Side(
-        name=_text(data["name"]),
-        created_utc=_text(data["created_utc"]),
-        facts={_text(what): _text(value) for what, value in dict(data["facts"]).items()},
-        machine=_text(data["machine"]),
-        noisy=bool(data["noisy"]),
+        name=data["name"],
+        created_utc=data["created_utc"],
+        facts=data["facts"],
+        machine=data["machine"],
+        noisy=data["noisy"],
         rows={label: _row_facts(row) for label, row in rows.items()},
         cells=dict(sorted(cells.items())),
         processes=tuple(
@@ -136,38 +201,44 @@ def _cells(
         **dict(zip(_OF_PROMPT, prompts[prompt_id, turn][:-1], strict=True)),
         **{name: rows[label][name] for name in _OF_ROW},
         **dict(zip(_OWN, own, strict=True)),
-        counters=Counters(*_numbers(counters)),
+        counters=Counters(*counters),
         times=_read_times(first),
     )
     yield cell
     for run in more:
         if isinstance(run, dict):
             others = {name: run[name] for name in _OWN}
-            counted = Counters(*_numbers(run["counters"]))
+            counted = Counters(*run["counters"])
             yield replace(cell, **others, counters=counted, times=_read_times(run["times"]))
         else:
             yield replace(cell, times=_read_times(run))
 
 
 def _read_times(times: Any) -> Times | None:
-    return None if times is None else Times(*_numbers(times))
+    return None if times is None else Times(*times)
 
 
-def _numbers(values: Iterable[Any]) -> list[int | None]:
-    """Counts or times. Raises ValueError at what is neither."""
-    numbers: list[int | None] = []
-    for value in values:
-        if value is not None and not isinstance(value, int):
-            raise ValueError(f"{value!r} is no whole number")
-        numbers.append(value)
-    return numbers
+def _file(text: str) -> _File:
+    """What a file says, its types and ranges checked."""
+    try:
+        return _reader().validate_json(text)
+    except ValidationError as error:
+        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            _refuse_newer(json.loads(text)["schema"])
+        raise ValueError(first_problem(error)) from None
 
 
-def _text(value: Any) -> str:
-    """Raises ValueError at what is no text."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
+@cache
+def _reader() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)
+
+
+def _refuse_newer(schema: int) -> None:
+    if schema > SCHEMA:
+        raise UsageError(
+            f"this baseline has schema {schema}; this specbench reads up to {SCHEMA}",
+            hint="pip install --upgrade specbench-cli",
+        )
 
 
 def _row(facts: RowFacts, of_row: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from specbench_cli import output
 from specbench_cli.compare import words
 from specbench_cli.compare.outcome import Comparison, RowOutcome
 from specbench_cli.report.markdown_table import table
@@ -29,7 +30,7 @@ def render(comparison: Comparison) -> str:
         f"New {new} against base {base}.",
     ]
     if changed:
-        parts.append(table(_CHANGED, (_changed(row, comparison) for row in changed)))
+        parts.append(table(_CHANGED, (_changed(row, comparison) for row in changed), escaped=True))
     parts += _not_compared(comparison)
     if words.acceptable(comparison):
         parts.append(
@@ -38,7 +39,7 @@ def render(comparison: Comparison) -> str:
         )
     if same:
         title = f"{words.of_rows(len(same))} the same"
-        parts += _folded(title, table(_SAME, map(_same, same)))
+        parts += _folded(title, table(_SAME, map(_same, same), escaped=True))
     parts += _folded("How it was compared", "\n".join(f"- {escape(s)}" for s in _how(comparison)))
     return "\n\n".join(parts) + "\n"
 
@@ -46,7 +47,8 @@ def render(comparison: Comparison) -> str:
 def escape(value: object) -> str:
     """Text that Markdown shows as it is, and that mentions and links to nobody; in a table `table`
     sees to its bars."""
-    line = _LINKS.sub("\\1\u200b", " ".join(str(value).split())).translate(_ENTITIES)
+    said = output.directed(" ".join(str(value).split()))
+    line = _LINKS.sub("\\1\u200b", said).translate(_ENTITIES)
     return _MARKS.sub(r"\\\1", line)
 
 

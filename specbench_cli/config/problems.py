@@ -11,6 +11,9 @@ from pydantic_core import ErrorDetails
 
 from specbench_cli.errors import UsageError
 
+_SHOWN = 80
+"""Characters of a value."""
+
 Place = tuple[int | str, ...]
 """Where in the values: the keys and indices that lead there."""
 
@@ -40,6 +43,26 @@ def usage_error(
     return UsageError("\n".join(_sentence(e, subject, keys) for e in _deepest(found)), hint)
 
 
+def first_problem(found: ValidationError) -> str:
+    """The first thing that is wrong in a line or a file of ours: `steps.levels[3] must be at least
+    0, got -1`."""
+    error = _deepest(found)[0]
+    if error["type"] == "json_invalid":
+        return f"no JSON: {error['ctx']['error']}"
+    return _sentence(error, _dotted, lambda _: ())
+
+
+def _dotted(place: Place) -> str:
+    words = (f"[{word}]" if isinstance(word, int) else f".{word}" for word in place)
+    return "".join(words).removeprefix(".") or "it"
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: no longer than a line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def _deepest(found: ValidationError) -> list[ErrorDetails]:
     """The errors without repetition: a union reports the same place once for each of its arms."""
     first: dict[Place, ErrorDetails] = {}
@@ -55,17 +78,17 @@ def _sentence(
 ) -> str:
     place, value, bounds = error["loc"], error["input"], error.get("ctx", {})
     match error["type"]:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             known, word = keys(place), str(place[-1])
-            guess = did_you_mean(word, known)
-            return f"{subject(place)} is not known{guess or '; known: ' + ', '.join(known)}"
+            guess = did_you_mean(word, known) or (known and "; known: " + ", ".join(known)) or ""
+            return f"{subject(place)} is not known{guess}"
         case "value_error":
             says = str(bounds["error"])
             return f"{subject(place)} {says}" if place else says
         case "missing":
             return f"{subject(place)} is missing"
         case kind:
-            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {value!r}"
+            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {_shown(value)}"
 
 
 def _allowed(kind: str, bounds: dict[str, Any]) -> str:
@@ -95,6 +118,8 @@ def _allowed(kind: str, bounds: dict[str, Any]) -> str:
             return "a word"
         case "list_type" | "set_type" | "tuple_type" | "frozen_set_type":
             return "a list"
-        case "dict_type" | "model_type" | "model_attributes_type":
+        case "string_pattern_mismatch":
+            return "given, without control characters or line breaks"
+        case "dict_type" | "model_type" | "model_attributes_type" | "dataclass_type":
             return "a mapping of keys to values"
     return f"valid ({kind.replace('_', ' ')})"

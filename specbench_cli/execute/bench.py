@@ -258,7 +258,9 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         says = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(

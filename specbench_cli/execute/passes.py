@@ -34,8 +34,7 @@ from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import Measurable, Windows
 from specbench_cli.measure.quiet import QuietMeter
-from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Record
+from specbench_cli.store.run_dir import Key, Prompt, RunDir
 from specbench_cli.tasks.schema import Question
 
 WAVES = 4
@@ -50,7 +49,7 @@ class Answers:
     """What a run holds already: which cells are done, vanilla's answers, the prompts as they
     were."""
 
-    done: set[tuple[str, int, str, int]] = field(default_factory=set)
+    done: set[Key] = field(default_factory=set)
     vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
     prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
 
@@ -58,15 +57,16 @@ class Answers:
     def read(cls, run_dir: RunDir) -> Answers:
         """Read a run's folder."""
         found = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
-        for record in run_dir.records():
-            found.add(record)
+        for key, ids in run_dir.answered().items():
+            found.add(key, ids)
         return found
 
-    def add(self, record: Record) -> None:
+    def add(self, key: Key, output_ids: list[int] | None) -> None:
         """Take note of a record."""
-        self.done.add(record.key)
-        if record.label == REFERENCE and record.output_ids is not None:
-            self.vanilla[record.prompt_id, record.turn, record.pass_] = record.output_ids
+        self.done.add(key)
+        prompt_id, turn, label, pass_ = key
+        if label == REFERENCE and output_ids is not None:
+            self.vanilla[prompt_id, turn, pass_] = output_ids
 
 
 class Known(NamedTuple):
@@ -378,7 +378,7 @@ class Pass:
             records = [self._judging.record(cell, group) for cell in kept]
             self._run_dir.append(records)
             for record in records:
-                self._answers.add(record)
+                self._answers.add(record.key, record.output_ids)
                 self._view.cell(record)
 
     def _leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:

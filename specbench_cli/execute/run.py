@@ -89,8 +89,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
-    for _ in run_dir.records():
-        pass  # a damaged one is told before anything changes
+    run_dir.answered()  # a damaged record is told before anything changes
     going_on = program(first)
     _same(run_dir, run_dir.manifest.get("program", {}), going_on, force)
     run_dir.update(status="running", program=going_on)
@@ -155,7 +154,7 @@ def run(
         if untuned and (alone or only_pass == _TUNING):
             plan = _tune(run_dir, view, in_turn, force)
         if only_pass != _TUNING:
-            view.started(plan.cells, sum(1 for _ in run_dir.records()), run_dir.path)
+            view.started(plan.cells, len(run_dir.answered()), run_dir.path)
         if alone:
             _run_passes(plan, run_dir, view, [1], in_turn, force)
         elif only_pass is None:
@@ -225,13 +224,13 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
         f" {len(tuning.development)} development questions"
     )
-    view.started(rehearsal.cells, sum(1 for _ in trial.records()), path)
+    view.started(rehearsal.cells, len(trial.answered()), path)
     try:
         _run_passes(rehearsal, trial, view, [1], in_turn, force)
     except BaseException:
         with suppress(OSError):
             trial.close("interrupted")
-            if not any(trial.records()):
+            if not trial.answered():
                 trial.discard()
         raise
     free_memory()

@@ -13,6 +13,8 @@ from specbench_cli.report import claims
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.summary import ALL, Summary
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 
 def row_dicts(summary: Summary) -> list[dict[str, Any]]:
     """Every row with all its figures: `family` is "all" first, then each family."""
@@ -34,8 +36,16 @@ def write_csv(summary: Summary, path: Path) -> None:
 
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return " ".join(settings(value)) if isinstance(value, dict) else value
+        value = " ".join(map(str, value))
+    return harmless(" ".join(settings(value)) if isinstance(value, dict) else value)
+
+
+def harmless(value: object) -> object:
+    """A cell of a CSV file that no spreadsheet takes for a formula: a text that begins like one is
+    led by an apostrophe. Numbers are numbers."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
 
 
 def write_json(reading: Reading, path: Path) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from specbench_cli import output
 from specbench_cli.config.sweep import settings
 from specbench_cli.report import claims, modelled, text
 from specbench_cli.report.facts import Facts
@@ -88,7 +89,7 @@ def report(
         *_cells("Failed cells", (*cell, "error"), incidents.failed),
         *_cells("Void cells", (*cell, "other processes' CPU"), incidents.void),
     ]
-    return "\n\n".join(parts) + "\n"
+    return output.directed("\n\n".join(parts)) + "\n"
 
 
 def _family(name: str, rows: Sequence[Row]) -> list[str]:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from specbench_cli import output
 from specbench_cli.report import text
 
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Heading and rows; a missing value is `-`."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(_field, line))} |" for line in lines)
+_MEANT = re.compile(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
+"""What would become a tag, an entity, a link or a style."""
+_ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 
-def _field(value: object) -> str:
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, escaped: bool = False
+) -> str:
+    """Heading and rows; a missing value is `-`.
+
+    Args:
+        escaped: whether the cells are Markdown already, which nothing in a report is.
+    """
+    head, *body = ([_field(each, escaped) for each in row] for row in (headings, *rows))
+    lines = (head, ["---"] * len(head), *body)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _field(value: object, escaped: bool) -> str:
     if value is None:
         return text.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    return " ".join(str(value).split()).replace("|", "\\|")
+    said = output.directed(" ".join(str(value).split()))
+    if not escaped:
+        said = _MEANT.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), said)
+    return said.replace("|", "\\|")

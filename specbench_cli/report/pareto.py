@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.report.export import harmless
 from specbench_cli.report.row import Row
 from specbench_cli.report.summary import Summary
 
@@ -92,9 +93,9 @@ def write_points(sweep: Sweep, path: Path) -> Path:
             row = point.row
             writer.writerow(
                 (
-                    row.label,
-                    row.method,
-                    *(row.params.get(name, "") for name in sweep.params),
+                    harmless(row.label),
+                    harmless(row.method),
+                    *(harmless(row.params.get(name, "")) for name in sweep.params),
                     row.discard_rate,
                     row.verification_rate,
                     str(point.front).lower(),

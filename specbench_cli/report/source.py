@@ -32,6 +32,8 @@ class Source(Protocol):
 def light(record: Record) -> Record:
     """A record without traces, ids and drafts: most of a run's bulk, which no figure needs. Origins
     stay where counters do not say which levels were accepted: between relaxed ones."""
+    if record.forwards is None and record.output_ids is None and record.drafts is None:
+        return record
     relaxed = record.steps is not None and any(record.steps.relaxed or ())
     return replace(
         record,

@@ -75,20 +75,21 @@ class Summary:
 
 
 def summarise(
-    records: Iterable[Record], manifest: Mapping[str, Any], *, resamples: int = RESAMPLES
+    records: Iterable[Record], manifest: Mapping[str, Any], *, resamples: int | None = None
 ) -> Summary:
     """Compute the rows of a run, over all prompts and by family.
 
     Args:
         records: all of a run's, in any order; read once.
         manifest: the run's.
-        resamples: of the bootstrap, which has a fixed seed.
+        resamples: of the bootstrap, which has a fixed seed; default `RESAMPLES`.
     """
+    resamples = RESAMPLES if resamples is None else resamples
     light = list(map(without_bulk, records))
     whys = broken(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
-    families = {}
+    families = dict[str, tuple[Row, ...]]()
     for family in sorted({r.family for r in light}):
         part = [r for r in light if r.family == family]
         own, _ = _rows(part, manifest, whys, resamples, evident=False)

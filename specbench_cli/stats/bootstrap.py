@@ -26,11 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.integer[Any]]
+Blocks = tuple[tuple[int, int], ...]
+"""The ends of strata, whose units stand one behind the other."""
 
 RESAMPLES = 4999
 LEVEL = 0.95
@@ -39,8 +45,13 @@ _ZERO_SE = 1e-9
 """A relative spread this small is rounding: no variation at all."""
 MAX_LOST = 0.01
 """Resamples without a defined speedup (incomplete passes drawn alone) beyond this: no interval."""
-_CHUNK = 1 << 16
+WIDEST = 100.0
+"""Ends of an interval that are further apart than by this factor are no figures: a handful of
+questions whose resamples nearly lack variation."""
+_CHUNK = 1 << 15
 """Numbers of a resampled array at a time: as many as the cache holds."""
+_DRAWN = 256
+"""Resamples drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +114,43 @@ def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -
         raise ValueError("every method needs at least one pair with positive times")
     k, passes, clusters = x.shape
     strata = _pooled(times.strata)
-    sizes = np.bincount(strata)
-    rng = np.random.default_rng(seed)
-    cluster_counts = np.empty((resamples, clusters))
-    for stratum, size in enumerate(sizes):
-        counts = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
-        cluster_counts[:, strata == stratum] = counts
-    pass_counts = rng.multinomial(passes, np.full(passes, 1 / passes), size=resamples)
+    order = np.argsort(strata, kind="stable")
+    x, y = (np.ascontiguousarray(z[..., order].transpose(1, 0, 2)) for z in (x, y))
+    blocks = _blocks(np.bincount(strata))
+    cluster_counts, pass_counts = _draws(blocks, passes, resamples, seed)
 
     ones = np.ones((1, clusters)), np.ones((1, passes))
-    theta, cov = _log_ratios(x, y, strata, *ones)
+    theta, cov = _log_ratios(x, y, blocks, *ones)
     theta_star, cov_star = np.empty((resamples, k)), np.empty((resamples, k, k))
     chunk = max(1, _CHUNK // (k * clusters))
     for start in range(0, resamples, chunk):
         part = slice(start, start + chunk)
         theta_star[part], cov_star[part] = _log_ratios(
-            x, y, strata, cluster_counts[part], pass_counts[part].astype(float)
+            x, y, blocks, cluster_counts[part].astype(float), pass_counts[part].astype(float)
         )
     return Resampled(theta[0], cov[0], theta_star, cov_star, clusters)
+
+
+def _blocks(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
+    """Where each stratum begins and ends, one behind the other."""
+    return tuple(pairwise([0, *np.cumsum(sizes).tolist()]))
+
+
+@lru_cache(maxsize=1)
+def _draws(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
+    """How often each cluster [B, C], by strata, and each pass [B, P] is drawn; two measures of time
+    share them."""
+    rng, n = np.random.default_rng(seed), blocks[-1][1]
+    # Kept small: 40,000 questions would take 1.6 GB as float64.
+    clusters = np.empty((resamples, n), dtype=np.min_scalar_type(n))
+    for first, end in blocks:
+        size = end - first
+        chances = np.full(size, 1 / size)
+        for start in range(0, resamples, _DRAWN):
+            some = min(_DRAWN, resamples - start)
+            drawn = rng.multinomial(size, chances, size=some)
+            clusters[start : start + some, first:end] = drawn
+    return clusters, rng.multinomial(passes, np.full(passes, 1 / passes), size=resamples)
 
 
 def intervals(drawn: Resampled, level: float = LEVEL) -> list[Estimate]:
@@ -143,7 +173,7 @@ def _interval(drawn: Resampled, index: int, level: float) -> Estimate:
     low, high = np.quantile(t[~lost], [tail, 1 - tail], method="inverted_cdf")
     with np.errstate(over="ignore"):
         bounds = np.exp(theta - np.array([high, low]) * se)
-    if not (np.isfinite(bounds).all() and (bounds > 0).all()):
+    if not (np.isfinite(bounds).all() and 0 < bounds[1] <= WIDEST * bounds[0]):
         return Estimate(ratio, reason="too few questions for an interval")
     return Estimate(ratio, float(bounds[0]), float(bounds[1]))
 
@@ -159,46 +189,51 @@ def studentized(difference: Floats, se: Floats) -> Floats:
 
 
 def _log_ratios(
-    x: Floats, y: Floats, strata: NDArray[np.int64], clusters: Floats, passes: Floats
+    x: Floats, y: Floats, blocks: Blocks, clusters: Floats, passes: Floats
 ) -> tuple[Floats, Floats]:
-    """Log ratios [B, k] and their covariances [B, k, k] when units count `clusters` [B, C] and
-    `passes` [B, P] times."""
-    n_passes = x.shape[1]
-    xc, yc = (np.einsum("bp,kpc->bkc", passes, z, optimize=True) for z in (x, y))
+    """Log ratios [B, k] and their covariances [B, k, k] of times [P, k, C] when units count
+    `clusters` [B, C] and `passes` [B, P] times."""
+    n_passes = len(x)
+    xc, yc = (np.tensordot(passes, z, axes=1) for z in (x, y))
     with np.errstate(divide="ignore", invalid="ignore"):
         theta = np.log((xc @ clusters[..., None])[..., 0])
         theta -= np.log((yc @ clusters[..., None])[..., 0])
     theta[~np.isfinite(theta)] = np.nan
-    cov = _jackknife(xc, yc, clusters, strata)
+    cov = _jackknife(xc, yc, clusters, blocks)
     if n_passes > 1:
-        xp, yp = (np.einsum("bc,kpc->bkp", clusters, z, optimize=True) for z in (x, y))
-        cov += _jackknife(xp, yp, passes, np.zeros(n_passes, dtype=np.int64))
+        xp, yp = (np.moveaxis(z @ clusters.T, 2, 0).swapaxes(1, 2) for z in (x, y))
+        cov += _jackknife(xp, yp, passes, ((0, n_passes),))
     return theta, cov
 
 
-def _jackknife(x: Floats, y: Floats, counts: Floats, strata: NDArray[np.int64]) -> Floats:
+def _jackknife(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
     """Covariances [B, k, k] of log ratios of sums over units [B, k, U] that count `counts` [B, U]
-    times."""
-    member = np.equal.outer(strata, np.arange(strata.max() + 1)).astype(float)
-    sizes = member.sum(0)
-    w = counts[:, None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left = _left(x, w, member, sizes)
-        left -= _left(y, w, member, sizes)
-    left[~np.isfinite(left)] = 0.0  # without this unit nothing is left of a sum
-    means = (left * w) @ member / sizes
-    left -= means @ member.T
-    left *= np.sqrt(w * ((sizes - 1) / sizes)[strata])
-    return left @ left.swapaxes(1, 2)
-
-
-def _left(x: Floats, w: Floats, member: Floats, sizes: Floats) -> Floats:
-    """log(X_-u / X) [B, k, U] of each unit u."""
-    sums = (x * w) @ member
-    others = np.maximum(sizes - 1, 1)
-    change = ((sums / others) @ member.T) - x * ((sizes / others) @ member.T)
-    result: Floats = np.log1p(change / sums.sum(-1, keepdims=True))
-    return result
+    times, the units of a stratum in a block."""
+    sums = [
+        [z[..., first:end] @ counts[:, first:end, None] for first, end in blocks] for z in (x, y)
+    ]
+    whole = [np.sum(of_blocks, axis=0) for of_blocks in sums]
+    cov = np.zeros((*x.shape[:2], x.shape[1]))
+    for (first, end), *of_block in zip(blocks, *sums, strict=True):
+        n = end - first
+        w, others = counts[:, None, first:end], max(n - 1, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # X_-u / X and Y_-u / Y, the rest of a unit's stratum weighted up
+            left, below = (
+                z[..., first:end] * (-n / others / total)
+                for z, total in zip((x, y), whole, strict=True)
+            )
+            left += 1 + of_block[0] / others / whole[0]
+            below += 1 + of_block[1] / others / whole[1]
+            left /= below
+            np.log(left, out=left)
+            whole_sums = np.isfinite(left.sum())
+        if not whole_sums:
+            left[~np.isfinite(left)] = 0.0  # without this unit nothing is left of a sum
+        left -= left @ w.swapaxes(1, 2) / n
+        left *= np.sqrt(w * ((n - 1) / n))
+        cov += left @ left.swapaxes(1, 2)
+    return cov
 
 
 def _pooled(strata: NDArray[np.int64]) -> NDArray[np.int64]:

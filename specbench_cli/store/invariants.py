@@ -5,18 +5,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from operator import le
 
 from specbench_cli.stats.martingale import TILTS
-from specbench_cli.store.schema import FAMILIES, FINISHES, GUARANTEES, VERDICTS, Ns, Record
+from specbench_cli.store.schema import (
+    FINISHES,
+    GUARANTEES,
+    VERDICTS,
+    Ns,
+    Record,
+    Steps,
+    Trace,
+    Verdict,
+)
 
 
-def validate(record: Record) -> None:
+def validate(record: Record, vocabulary: int | None = None) -> None:
     """Check a record's invariants.
+
+    Args:
+        vocabulary: how many tokens the target has, if that is known.
 
     Raises:
         ValueError: names the field that breaks one.
     """
-    _known("family", record.family, FAMILIES)
     _known("finish", record.finish, FINISHES)
     _known("guarantee", record.guarantee, GUARANTEES)
     _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
@@ -26,7 +38,7 @@ def validate(record: Record) -> None:
     _ensure(verdict is not None, "verdict", "missing")
     if verdict is not None:
         _known("verdict.kind", verdict.kind, VERDICTS)
-        _ensure(verdict.gap is None or math.isfinite(verdict.gap), "verdict.gap", "not finite")
+        _validate_verdict(verdict, record.output_ids or [])
     likelihood = record.log_likelihood
     _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
     if (found := record.likelihood) is not None:
@@ -37,14 +49,57 @@ def validate(record: Record) -> None:
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")
+    if record.forwards is not None:
+        _validate_columns(record.forwards)
     _validate_batch(record)
     _validate_tokens(record)
+    if vocabulary is not None:
+        _validate_ids(record, vocabulary)
     _validate_drafts(record)
     _validate_times(record)
     _validate_messages(record)
+    _validate_steps(record)
     if not record.peer:
-        _validate_steps(record)
         _validate_trace(record)
+
+
+def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
+    """Check that records say the same of a prompt, and of a row.
+
+    Args:
+        told: what records before it said; this one's is added.
+
+    Raises:
+        ValueError: names the prompt or the row.
+    """
+    asked = record.task, record.cluster, record.family, record.category
+    for what, said in (
+        (f"prompt {record.prompt_id}", asked),
+        (f"row {record.label}", (record.method, record.peer)),
+    ):
+        before = told.setdefault(what, said)
+        _ensure(before == said, what, f"{said}, and a record before it says {before}")
+
+
+def _validate_verdict(verdict: Verdict, ids: list[int]) -> None:
+    gap, position = verdict.gap, verdict.position
+    _ensure(gap is None or (math.isfinite(gap) and gap >= 0), "verdict.gap", "not 0 or more")
+    differs = verdict.kind in ("near-tie", "mismatch")
+    _ensure(differs or verdict.expected is None, "verdict.expected", "though nothing differs")
+    _ensure((position is not None) == differs, "verdict.position", f"not of {verdict.kind}")
+    if position is not None:
+        _ensure(position <= len(ids), "verdict.position", "behind the last token")
+        same = ids[position : position + 1] == [verdict.expected]
+        _ensure(not same, "verdict.expected", "what the output has there too")
+
+
+def _validate_ids(record: Record, vocabulary: int) -> None:
+    """Every token against the number of them that the target has."""
+    columns = [("output_ids", record.output_ids or ())]
+    columns += [("drafts.tokens", drafted.tokens) for drafted in record.drafts or ()]
+    for name, ids in columns:
+        largest = max(ids, default=0)
+        _ensure(largest < vocabulary, name, f"{largest}, and the target has {vocabulary} tokens")
 
 
 def _validate_tokens(record: Record) -> None:
@@ -66,12 +121,13 @@ def _validate_tokens(record: Record) -> None:
             continue
         length = len(column)
         _ensure(length == len(steps.levels), f"steps.{f.name}", "not as long as steps.levels")
-    for levels, nodes, tested, accepted, committed in zip(
-        steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, strict=True
-    ):
-        _ensure(levels <= nodes, "steps.nodes", "fewer nodes than levels")
-        _ensure(accepted <= tested <= levels, "steps.tested", "not accepted <= tested <= levels")
-        _ensure(accepted <= committed, "steps.committed", "fewer committed than accepted")
+    _ensure(all(map(le, steps.levels, steps.nodes)), "steps.nodes", "fewer nodes than levels")
+    ordered = all(map(le, steps.accepted, steps.tested)) and all(
+        map(le, steps.tested, steps.levels)
+    )
+    _ensure(ordered, "steps.tested", "not accepted <= tested <= levels")
+    within = all(map(le, steps.accepted, steps.committed))
+    _ensure(within, "steps.committed", "fewer committed than accepted")
     for at, relaxed in enumerate(steps.relaxed or ()):
         stood = steps.accepted[at] + relaxed
         _ensure(relaxed >= 0 and stood <= steps.tested[at], "steps.relaxed", "more than tested")
@@ -88,22 +144,56 @@ def _validate_steps(record: Record) -> None:
         return
     _ensure(origin[:1] == ["prefill"], "origin", "the first token is not prefill's")
     at, last = 1, len(steps.levels) - 1
-    for step, committed in enumerate(steps.committed):
-        words, at = origin[at : at + committed], at + committed
-        levels, accepted = steps.levels[step], steps.accepted[step]
-        relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
-        stood, where = accepted + relaxed, f"step {step + 1}"
-        told = {"accepted": accepted, "relaxed": relaxed}
-        for word, n in told.items():
-            found = words.count(word)
-            _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
-        _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
-        _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
-        _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
-        _ensure(committed >= 1, "steps.committed", f"{where} has none")
-        _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
-        whole = committed == stood + 1 or stood == levels or step == last
-        _ensure(whole, "steps.committed", f"{where} lacks the token behind a rejected one")
+    none = [0] * (last + 1)
+    columns = zip(
+        *(steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed),
+        steps.relaxed or none,
+        strict=True,
+    )
+    for step, (levels, nodes, tested, accepted, committed, relaxed) in enumerate(columns):
+        words, stood = origin[at : at + committed], accepted + relaxed
+        at += committed
+        right = (
+            words.count("accepted") == accepted
+            and words.count("relaxed") == relaxed
+            and "accepted" not in words[stood:]
+            and "relaxed" not in words[stood:]
+            and (levels == 0) == (nodes == 0)
+            and tested <= stood + 1
+            and 1 <= committed <= stood + 1
+            and (committed == stood + 1 or stood == levels or step == last)
+        )
+        if not right:
+            _refuse_step(steps, step, words)
+
+
+def _refuse_step(steps: Steps, step: int, words: list[str]) -> None:
+    """Say which of its laws a step breaks."""
+    levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
+    relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
+    stood, where = accepted + relaxed, f"step {step + 1}"
+    told = {"accepted": accepted, "relaxed": relaxed}
+    for word, n in told.items():
+        found = words.count(word)
+        _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
+    _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
+    _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
+    _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
+    _ensure(committed >= 1, "steps.committed", f"{where} has none")
+    _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
+    _ensure(False, "steps.committed", f"{where} lacks the token behind a rejected one")
+
+
+def _validate_columns(trace: Trace) -> None:
+    """What the columns of a trace say of each other."""
+    n = len(trace.kind)
+    for f in ("n_tokens", "t0_ns", "t1_ns"):
+        _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
+    _ensure(max(trace.kind, default=-1) < len(trace.kinds), "forwards.kind", "no such kind")
+    _ensure(max(trace.unused, default=-1) < n, "forwards.unused", "no such forward")
+    _ensure(all(map(le, trace.t0_ns, trace.t1_ns)), "forwards.t1_ns", "ended before it began")
+    for kind in trace.kinds:
+        _ensure(kind.layers[0] <= kind.layers[1], "forwards.kinds.layers", "end before they begin")
 
 
 def _validate_trace(record: Record) -> None:
@@ -111,13 +201,6 @@ def _validate_trace(record: Record) -> None:
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None:
         return
-    n = len(trace.kind)
-    for f in ("n_tokens", "t0_ns", "t1_ns"):
-        _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
-    _ensure(all(0 <= at < len(trace.kinds) for at in trace.kind), "forwards.kind", "no such kind")
-    _ensure(all(0 <= at < n for at in trace.unused), "forwards.unused", "no such forward")
-    times = zip(trace.t0_ns, trace.t1_ns, strict=True)
-    _ensure(all(t0 <= t1 for t0, t1 in times), "forwards.t1_ns", "ended before it began")
     targets, drafts, _ = trace.counted()
     for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
         told = getattr(record, name)

@@ -4,15 +4,23 @@ Null rules. Peers leave null what they cannot see, never `ns.total`, `n_tokens` 
 failed cell has `error`, finish "error", and nulls. A void cell may have lost its times; it keeps
 ids, counters and verdict. What a machine cannot measure (`peak_bytes`, `other_cpu`) and what a task
 does not have (`score`) may be null anywhere.
+
+The types here are what reading a line checks, ranges included; `invariants` checks what fields say
+of each other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Annotated, Literal, Protocol, get_args
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
+
+from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 
 SCHEMA = 6
@@ -23,36 +31,25 @@ SCHEMA = 6
 `target_equivalents` and `version`, 6 `likelihood`; an older record lacks them, which reads as null
 (no messages, whole forwards).
 """
-ADDED = frozenset(
-    {
-        "log_likelihood",
-        "rounding",
-        "source",
-        "messages",
-        "log_probs",
-        "drafts",
-        "extra",
-        "relaxed",
-        "share",
-        "learn",
-        "batch",
-        "target_equivalents",
-        "version",
-        "likelihood",
-    }
-)
-"""Fields that schema 1 did not have."""
 
-FAMILIES = (
-    "multi_turn",
-    "translation",
-    "summarization",
-    "qa",
-    "math_reasoning",
-    "rag",
-    "code",
-    "other",
-)
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""Of what is counted, an id, or a time in ns."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$")]
+"""A word that tables show: no control character, no line break, not empty."""
+Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
+"""Whatever JSON can say: no nan, no infinity."""
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""No text for a number, no field that nobody knows, no nan."""
+
+Family = Literal[
+    "multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag", "code", "other"
+]
+"""What a question asks for: the strata of every statistic."""
+FAMILIES: tuple[Family, ...] = get_args(Family)
 FINISHES = ("eos", "length", "stop", "error")
 VERDICTS = ("reference", "identical", "near-tie", "mismatch", "unchecked")
 LOSSLESS = ("exact_tokens", "exact_law")
@@ -64,8 +61,10 @@ class Params:
     """Parameters as the user gave them, all of them as they took effect, and where those come
     from: "paper", "default", "tuned(n)" (the best of n) or "set"."""
 
-    passed: dict[str, Any] = field(default_factory=dict)
-    effective: dict[str, Any] = field(default_factory=dict)
+    __pydantic_config__ = STRICT
+
+    passed: dict[str, Json] = field(default_factory=dict)
+    effective: dict[str, Json] = field(default_factory=dict)
     source: str | None = None
 
 
@@ -75,12 +74,14 @@ class Steps:
     accepted, tokens committed (after the cut). relaxed: levels that stand by a lossy accept rule
     alone, which are not among the accepted; null where the rule is lossless."""
 
-    levels: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    tested: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    committed: list[int] = field(default_factory=list)
-    relaxed: list[int] | None = None
+    __pydantic_config__ = STRICT
+
+    levels: list[Count] = field(default_factory=list)
+    nodes: list[Count] = field(default_factory=list)
+    tested: list[Count] = field(default_factory=list)
+    accepted: list[Count] = field(default_factory=list)
+    committed: list[Count] = field(default_factory=list)
+    relaxed: list[Count] | None = None
 
 
 @dataclass(slots=True)
@@ -88,9 +89,11 @@ class Drafted:
     """What was proposed in a step: `tokens`, each one's parent among them (-1: the last committed
     token; null: they are a chain), and those that were committed, root side first."""
 
-    tokens: list[int]
+    __pydantic_config__ = STRICT
+
+    tokens: list[Count]
     parents: list[int] | None
-    path: list[int]
+    path: list[Count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,14 @@ class ForwardKind:
     """What many forwards of a trace have in common; `layers` is a half-open range, `share` how much
     of the model's weights they read: 1 for a whole forward."""
 
+    __pydantic_config__ = STRICT
+
     model: str
     role: str
-    worker: int
-    batch: int
-    layers: tuple[int, int]
-    share: float = 1.0
+    worker: Count
+    batch: Count
+    layers: tuple[Count, Count]
+    share: Share = 1.0
 
     def share_of(self, n_layers: int | None) -> float:
         """The share, by which a forward's cost is taken to scale.
@@ -161,13 +166,15 @@ class Trace:
     tokens from `t0_ns[i]` to `t1_ns[i]`, since the timer's start; `unused` lists cancelled ones.
     `messages` between workers: [sender, receiver, t0_ns (sent), t1_ns (read), bytes] each."""
 
+    __pydantic_config__ = STRICT
+
     kinds: list[ForwardKind] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    n_tokens: list[int] = field(default_factory=list)
-    t0_ns: list[int] = field(default_factory=list)
-    t1_ns: list[int] = field(default_factory=list)
-    unused: list[int] = field(default_factory=list)
-    messages: list[list[int]] = field(default_factory=list)
+    kind: list[Count] = field(default_factory=list)
+    n_tokens: list[Count] = field(default_factory=list)
+    t0_ns: list[Count] = field(default_factory=list)
+    t1_ns: list[Count] = field(default_factory=list)
+    unused: list[Count] = field(default_factory=list)
+    messages: list[list[Count]] = field(default_factory=list)
 
     @classmethod
     def pack(cls, forwards: Iterable[Forward], messages: Iterable[Message] = ()) -> Trace:
@@ -224,13 +231,15 @@ class Ns:
 
     Of a batch's records each has an equal share of the batch's times (`Batch`)."""
 
-    total: int | None = None
-    prefill: int | None = None
-    decode: int | None = None
-    draft: int | None = None
-    verify: int | None = None
-    host: int | None = None
-    learn: int | None = None
+    __pydantic_config__ = STRICT
+
+    total: Count | None = None
+    prefill: Count | None = None
+    decode: Count | None = None
+    draft: Count | None = None
+    verify: Count | None = None
+    host: Count | None = None
+    learn: Count | None = None
 
 
 @dataclass(slots=True)
@@ -243,10 +252,12 @@ class Verdict:
     reads as many at a time as the method did; null where that was not asked.
     """
 
+    __pydantic_config__ = STRICT
+
     kind: str
-    position: int | None = None
-    gap: float | None = None
-    expected: int | None = None
+    position: Count | None = None
+    gap: Finite | None = None
+    expected: Count | None = None
     rounding: bool | None = None
 
 
@@ -256,9 +267,11 @@ class Likelihood:
     log-probabilities (natural, -12 at least) less what that law gives to be expected, the variance
     that it gives, and the logarithms of the moments that `stats.martingale` needs."""
 
-    excess: float
-    variance: float
-    cumulants: list[float]
+    __pydantic_config__ = STRICT
+
+    excess: Finite
+    variance: Annotated[Finite, Field(ge=0)]
+    cumulants: list[Finite]
 
 
 @dataclass(slots=True)
@@ -271,13 +284,15 @@ class Batch:
     first: ns until the request was there, and until its first token; null where all were there.
     """
 
-    size: int
-    place: int
-    total: int
-    finished: int
-    at_once: int | None = None
-    arrived: int | None = None
-    first: int | None = None
+    __pydantic_config__ = STRICT
+
+    size: Count
+    place: Count
+    total: Count
+    finished: Count
+    at_once: Count | None = None
+    arrived: Count | None = None
+    first: Count | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,42 +311,44 @@ class Record:
     batch: null for a sequence that was decoded alone.
     """
 
-    schema: int = SCHEMA
-    prompt_id: str
+    __pydantic_config__ = STRICT
+
+    schema: Count = SCHEMA
+    prompt_id: Name
     cluster: str
-    task: str
-    family: str
+    task: Name
+    family: Family
     category: str
-    turn: int
-    method: str
-    label: str
+    turn: Annotated[Count, Field(ge=1)]
+    method: Name
+    label: Name
     peer: bool
     params: Params
     sampling: str
     guarantee: str
-    pass_: int
-    seed: int
-    output_ids: list[int] | None
+    pass_: Annotated[Count, Field(alias="pass")]
+    seed: Count
+    output_ids: list[Count] | None
     origin: list[str] | None
-    n_tokens: int | None
+    n_tokens: Count | None
     finish: str
     steps: Steps | None
     drafts: list[Drafted] | None = None
-    extra: dict[str, float] | None = None
-    target_forwards: int | None
-    draft_forwards: int | None
-    target_equivalents: float | None = None
-    version: int | None = None
+    extra: dict[str, int | Finite] | None = None
+    target_forwards: Count | None
+    draft_forwards: Count | None
+    target_equivalents: Annotated[Finite, Field(ge=0)] | None = None
+    version: Count | None = None
     batch: Batch | None = None
     forwards: Trace | None
     ns: Ns
-    peak_bytes: int | None
-    other_cpu: float | None
+    peak_bytes: Count | None
+    other_cpu: Share | None
     verdict: Verdict | None
-    log_likelihood: float | None = None
+    log_likelihood: LogChance | None = None
     likelihood: Likelihood | None = None
-    log_probs: list[float] | None = None
-    score: float | None
+    log_probs: list[LogChance] | None = None
+    score: Share | None
     void: bool
     error: str | None
 
@@ -352,55 +369,38 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str) -> Record:
-    """The record of a line.
+    """The record of a line, its types and ranges checked; see `invariants.validate` for the rest.
 
     Raises:
         UsageError: a schema newer than this program's.
-        ValueError: not a record; says why.
+        ValueError: not a record; names the field and its value.
     """
-    data = json.loads(line, parse_constant=_refuse_constant)
-    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise ValueError("not a record: no schema number")
-    if data["schema"] > SCHEMA:
-        raise UsageError(
-            f"this record has schema {data['schema']}; this specbench reads up to {SCHEMA}",
-            hint="pip install --upgrade specbench-cli",
-        )
-    if "pass" in data:
-        data["pass_"] = data.pop("pass")
-    record: Record = _build(Record, data)
-    record.params = _build(Params, record.params)
-    record.ns = _build(Ns, record.ns)
-    if record.steps is not None:
-        record.steps = _build(Steps, record.steps)
-    if record.drafts is not None:
-        record.drafts = [_build(Drafted, drafted) for drafted in record.drafts]
-    if record.verdict is not None:
-        record.verdict = _build(Verdict, record.verdict)
-    if record.likelihood is not None:
-        record.likelihood = _build(Likelihood, record.likelihood)
-    if record.batch is not None:
-        record.batch = _build(Batch, record.batch)
-    if record.forwards is not None:
-        trace = record.forwards = _build(Trace, record.forwards)
-        trace.kinds = [_kind(kind) for kind in trace.kinds]
+    try:
+        record = _reader().validate_json(line)
+    except ValidationError as error:
+        _refuse_newer(_schema_of(line))
+        raise ValueError(first_problem(error)) from None
+    _refuse_newer(record.schema)
     return record
 
 
-def _build(cls: type, data: Any) -> Any:
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__}: expected an object")
-    names = {f.name for f in fields(cls)}
-    if wrong := sorted((names - ADDED - data.keys()) | (data.keys() - names)):
-        raise ValueError(f"{cls.__name__}: missing or unknown {', '.join(wrong)}")
-    return cls(**data)
+@cache
+def _reader() -> TypeAdapter[Record]:
+    return TypeAdapter(Record)
 
 
-def _kind(data: Any) -> ForwardKind:
-    kind: ForwardKind = _build(ForwardKind, data)
-    first, end = kind.layers
-    return replace(kind, layers=(first, end))
+def _schema_of(line: str) -> object:
+    """What a line that is no record of ours says of its schema."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data.get("schema") if isinstance(data, dict) else None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _refuse_newer(schema: object) -> None:
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UsageError(
+            f"this record has schema {schema}; this specbench reads up to {SCHEMA}",
+            hint="pip install --upgrade specbench-cli",
+        )

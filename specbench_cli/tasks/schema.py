@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-Family = Literal[
-    "multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag", "code", "other"
-]
-"""What a question asks for: the strata of every statistic."""
-
-FAMILIES: tuple[Family, ...] = get_args(Family)
+from specbench_cli.store.schema import FAMILIES as FAMILIES
+from specbench_cli.store.schema import Family as Family
 
 Column = Literal["id", "turns", "category", "family", "cluster", "reference"]
 """What can be read from a row; see `rows.COLUMNS` for the names looked for by default."""

@@ -94,7 +94,9 @@ class DatastoreMaker:
         facts = {"from": [{"file": file.name, "sha256": _sha256(file)} for file in files]}
         if self._there(facts, fresh):
             return self.folder
-        tokenizer = AutoTokenizer.from_pretrained(self.target, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            self.target, local_files_only=True, trust_remote_code=False
+        )
         found: list[list[int]] = []
         texts = (text for file in files for text in _texts(file))
         while some := list(islice(texts, AT_ONCE)):

@@ -183,7 +183,9 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
 
 def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
     nn.Module.to(model, device)
     model.requires_grad_(False)
     found: LlamaForCausalLM = model.eval()

@@ -326,7 +326,9 @@ class HeadTrainer:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer: Any = AutoTokenizer.from_pretrained(self.target, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            self.target, local_files_only=True, trust_remote_code=False
+        )
         if self.template and not tokenizer.chat_template:
             tokenizer.chat_template = self.template
         found: PreTrainedTokenizerFast = tokenizer

@@ -165,11 +165,11 @@ REFUSED = [
     (
         "run --resume damaged",
         2,
-        "damaged/manifest.json is damaged: Expecting property",
+        "damaged/manifest.json is damaged: no JSON",
         "a new run",
     ),
     ("run --resume strange", 2, "strange cannot be resumed: its .resume.json is missing", "a new"),
-    ("report damaged", 2, "damaged/manifest.json is damaged: Expecting property", "a new run"),
+    ("report damaged", 2, "damaged/manifest.json is damaged: no JSON", "a new run"),
 ]
 
 
@@ -350,7 +350,7 @@ def begun(run, interrupted):
     ("damage", "says"),
     [
         (lambda lines: [lines[0][: len(lines[0]) // 2], *lines[1:]], "line 1 is no record"),
-        (lambda lines: [b"{}", *lines], "line 1 is no record: not a record: no schema number"),
+        (lambda lines: [b"{}", *lines], "line 1 is no record: prompt_id is missing"),
         (lambda lines: [lines[0], lines[0]], "line 2: a second record of "),
         (lambda lines: [b"\xff\xfe", *lines], "line 1 is no UTF-8 text"),
     ],

@@ -14,13 +14,14 @@ from specbench_cli.compare.from_run import read_run
 from specbench_cli.compare.scope import scope
 from specbench_cli.compare.side import RowFacts, Side
 from specbench_cli.errors import UsageError
-from specbench_cli.store.schema import Ns, Steps
+from specbench_cli.store.schema import FAMILIES, FINISHES, VERDICTS, Ns, Steps
 
 LABELS = ("vanilla", "sps", "hf:assisted")
 PLACES = (("mini/1", 1), ("mini/1", 2), ("gsm8k/7", 1))
 
 count = st.none() | st.integers(0, 10**12)
 text = st.text(max_size=8)
+name = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
 
 
 def agreeing(counters):
@@ -39,15 +40,20 @@ def sides(draw):
     )
     of_row = {
         label: {
-            "method": draw(text),
-            "sampling": draw(text),
-            "guarantee": draw(text),
+            "method": draw(name),
+            "sampling": draw(name),
+            "guarantee": draw(name),
             "peer": draw(st.booleans()),
         }
         for label in LABELS
     }
     of_place = {
-        place: {"task": draw(text), "family": draw(text), "cluster": draw(text)} for place in PLACES
+        place: {
+            "task": draw(name),
+            "family": draw(st.sampled_from(FAMILIES)),
+            "cluster": draw(text),
+        }
+        for place in PLACES
     }
 
     def run():
@@ -57,8 +63,8 @@ def sides(draw):
                 **of_place[place],
                 **of_row[label],
                 ids=draw(st.none() | text),
-                finish=draw(text),
-                verdict=draw(st.none() | text),
+                finish=draw(st.sampled_from(FINISHES)),
+                verdict=draw(st.none() | st.sampled_from(VERDICTS)),
                 error=draw(st.none() | text),
                 counters=agreeing(Counters(*(draw(count) for _ in range(9)))),
                 times=draw(st.none() | st.builds(Times, *[count] * 8)),
@@ -83,16 +89,16 @@ def sides(draw):
             method=of_row[label]["method"],
             params=draw(st.dictionaries(text, st.none() | st.integers() | st.floats(0, 1))),
             timing_free=draw(st.none() | st.booleans()),
-            models=draw(st.none() | st.lists(text).map(tuple)),
+            models=draw(st.none() | st.lists(name).map(tuple)),
         )
         for label in LABELS
         if any(cell.key.label == label for cell in first)
     }
     return Side(
-        name=draw(text),
+        name=draw(name),
         created_utc=draw(text),
         facts=draw(st.dictionaries(text, text)),
-        machine=draw(text),
+        machine=draw(name),
         noisy=draw(st.booleans()),
         rows=rows,
         cells={cell.key: cell for cell in first},

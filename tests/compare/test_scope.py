@@ -108,7 +108,7 @@ def test_other_questions_are_nothing_to_compare(make_side, what, where):
         if where == "models":
             manifest["models"][what]["sha256"] = "another"
         else:
-            manifest["config"]["effective"][what] = 7
+            manifest["config"]["effective"][what] = "block" if what == "verify" else 7
 
     with pytest.raises(UsageError, match=f"nothing of a and b can be compared:\n  {what} .* -> "):
         scope(make_side("a"), make_side("b", change=change))

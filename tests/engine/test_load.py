@@ -220,3 +220,30 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nothing-like-it"}')
     with pytest.raises(EnvironmentFault, match="transformers cannot read"):
         load_decoder(tmp_path, name="target")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}}, "no file"),
+        ("model.safetensors.index.json", {"weight_map": {"a": "/etc/passwd"}}, "no file of this"),
+        ("model.safetensors.index.json", {}, "no weight_map"),
+        ("model.safetensors.index.json", [], "no weight_map"),
+        ("model.safetensors", b"\0\0\0\0\0\0\0\x40{}", "no header of safetensors"),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "no header of safetensors"),
+        ("model.safetensors", b"", "no header of safetensors"),
+        ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id 'x' is no token of 197"),
+        ("generation_config.json", {"eos_token_id": [1, 197]}, "eos_token_id 197 is no token"),
+        ("generation_config.json", [], "it is no JSON object"),
+        ("config.json", {}, "cannot read"),
+        ("config.json", [], "cannot read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_clear_error(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], file: str, content: object, says: str
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / file).write_bytes(data)
+    with pytest.raises(EnvironmentFault, match=says):
+        config_facts(folder)

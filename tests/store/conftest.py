@@ -41,7 +41,7 @@ def _record(**changes: Any) -> Record:
         "ns": Ns(total=100, prefill=20, decode=80, draft=10, verify=65, host=5),
         "peak_bytes": 1000,
         "other_cpu": 0.01,
-        "verdict": Verdict("near-tie", 3, 1e-5, 8),
+        "verdict": Verdict("near-tie", 3, 1e-5, 9),
         "score": None,
         "void": False,
         "error": None,

@@ -182,6 +182,76 @@ def test_lines_are_json_lines(run, make_record):
     assert (run.path / "records.jsonl").read_text() == to_json(make_record()) + "\n"
 
 
+def test_what_is_answered_is_what_the_records_say_and_grows_with_them(
+    run, make_record, monkeypatch
+):
+    run.append([make_record(), make_record(turn=2, label="vanilla")])
+    again = RunDir.open(run.path)
+    assert again.answered() == {record.key: record.output_ids for record in again.records()}
+    monkeypatch.setattr("specbench_cli.store.jsonl.read", None)  # it is read once
+    again.append([make_record(turn=3)])
+    assert [key[1] for key in again.answered()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "no JSON")])
+def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
+    run.append([make_record()])
+    with (run.path / "records.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UsageError, match=f"line 2 is no record: {says}"):
+        run.answered()
+
+
+def test_an_impossible_value_is_named_with_file_line_and_what_to_do(run, make_record):
+    run.append([make_record(), make_record(turn=2)])
+    file = run.path / "records.jsonl"
+    first, second = file.read_text().splitlines()
+    second = second.replace('"total":100', '"total":-100')
+    file.write_text(f"{first}\n{second}\n")
+    with pytest.raises(
+        UsageError, match=r"line 2 is no record: ns.total must be at least 0, got -100"
+    ) as caught:
+        list(run.records())
+    assert "sed -i 2d" in str(caught.value.hint)
+
+
+def test_a_token_that_the_target_does_not_have_is_named(tmp_path, make_record):
+    models = {"target": {"label": "tiny", "vocab_size": 8}}
+    run = RunDir.create(tmp_path / "tiny", {"models": models})
+    run.append([make_record()])
+    with pytest.raises(UsageError, match="output_ids: 8, and the target has 8 tokens"):
+        list(RunDir.open(run.path).records())
+
+
+def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
+    run.append([make_record(), make_record(turn=2, family="code")])
+    with pytest.raises(UsageError, match="line 2 is no record: prompt mini/3: "):
+        list(run.records())
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be given, without control"),
+        ({"rows": [{"label": "a"}, {"label": "a"}]}, "rows has 'a' twice"),
+        ({"models": {"target": None}}, "models.target must be a mapping"),
+        ({"config": {"effective": {"temperature": -1}}}, "temperature must be at least 0"),
+        ({"schema": 99}, "this run has schema 99"),
+        ({"status": "lost"}, "status must be one of"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_named(tmp_path, manifest, says):
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=says):
+        RunDir.open(tmp_path)
+
+
+def test_a_manifest_keeps_its_order_and_its_whole_numbers(tmp_path):
+    text = '{"status":"finished","machine":{"hardware":{"memory_gib":24}},"schema":6}'
+    (tmp_path / "manifest.json").write_text(text)
+    assert json.dumps(RunDir.open(tmp_path).manifest, separators=(",", ":")) == text
+
+
 # One writer
 
 

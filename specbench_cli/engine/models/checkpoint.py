@@ -118,7 +118,7 @@ def read_config(folder: Path) -> Any:
         )
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # whatever a config makes transformers raise
         raise EnvironmentFault(
             f"transformers cannot read {folder / 'config.json'}: {error}",
             hint="pip install --upgrade transformers",
@@ -148,6 +148,13 @@ def config_facts(folder: Path) -> ConfigFacts:
     """
     config = read_config(folder)
     text = text_config(config)
+    for key in ("vocab_size", "hidden_size"):
+        value = getattr(text, key, None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise EnvironmentFault(
+                f"{folder.name}/config.json: {key} must be a whole number from 1, got {value!r}",
+                hint="specbench list models",
+            )
     weights = Weights(folder)
     return ConfigFacts(
         family=config.model_type,
@@ -164,21 +171,31 @@ def config_facts(folder: Path) -> ConfigFacts:
 
 def _eos(folder: Path, config: Any) -> frozenset[int]:
     generation = folder / "generation_config.json"
-    ids = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    try:
+        said = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+        ids = said.get("eos_token_id")
+    except (ValueError, AttributeError, RecursionError) as fault:
+        raise _damaged(generation, "it is no JSON object") from fault
     if ids is None:
-        ids = getattr(config, "eos_token_id", None) or text_config(config).eos_token_id
+        ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(text_config(config), "eos_token_id", None)
     if ids is None:
         return frozenset()
-    return frozenset(ids if isinstance(ids, list) else [ids])
+    found = ids if isinstance(ids, list) else [ids]
+    width = text_config(config).vocab_size
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < width:
+            raise EnvironmentFault(
+                f"{folder.name}: eos_token_id {each!r} is no token of {width}",
+                hint="correct it in generation_config.json or config.json",
+            )
+    return frozenset(found)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        files = sorted(folder / name for name in names)
-    else:
-        files = [single]
+    files = sorted(folder / name for name in _shards(index)) if index.is_file() else [single]
     missing = [path.name for path in files if not path.is_file()]
     if missing and not index.is_file() and len(named := [*folder.glob("*.safetensors")]) == 1:
         return named  # as authors of heads call theirs: medusa_lm_head.safetensors
@@ -193,6 +210,18 @@ def _weight_files(folder: Path) -> list[Path]:
     raise EnvironmentFault(f"{folder} lacks {', '.join(missing)}", hint="specbench list models")
 
 
+def _shards(index: Path) -> set[str]:
+    """The files that an index lists, all in its own folder: another one's bytes are not read."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        outside = sorted(name for name in names if Path(name).name != name or "\0" in name)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        raise _damaged(index, "it has no weight_map of tensors to files") from fault
+    if outside:
+        raise _damaged(index, f"{outside[0]!r} is no file of this folder")
+    return names
+
+
 def _header(path: Path) -> dict[str, dict[str, Any]]:
     """A safetensors file's header: 8 bytes of length, then JSON.
 
@@ -202,10 +231,20 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
+            if length > path.stat().st_size:
+                raise ValueError("a header longer than the file")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        due = 8 + length + max((each["data_offsets"][1] for each in header.values()), default=0)
-    except (struct.error, ValueError, TypeError, KeyError, MemoryError, OverflowError) as fault:
+        ends = [each["data_offsets"][1] for each in header.values()]
+        due = 8 + length + max(ends, default=0)
+        for each in header.values():
+            shape, dtype, (first, end) = each["shape"], each["dtype"], each["data_offsets"]
+            if not isinstance(dtype, str) or not 0 <= first <= end or prod(shape, start=1) < 0:
+                raise ValueError("a tensor that cannot be")
+    except (
+        *(struct.error, ValueError, TypeError, LookupError, AttributeError),
+        *(MemoryError, OverflowError, RecursionError),
+    ) as fault:
         raise _damaged(path, "it has no header of safetensors") from fault
     if path.stat().st_size < due:
         raise _damaged(path, f"it has {path.stat().st_size} bytes of {due}")

@@ -177,7 +177,7 @@ def _skeleton(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
@@ -213,5 +213,5 @@ def _ready(module: Any, folder: Path) -> Any:
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
-        module.generation_config = GenerationConfig.from_pretrained(folder)
+        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return module.requires_grad_(False).eval()

@@ -26,7 +26,7 @@ _DECADE = 30
 def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
     """Family, vanilla's and the method's seconds of every output that both have a time of."""
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in cells.timed(BASELINE)}
-    found = []
+    found = list[tuple[str, float, float]]()
     for own in cells.timed(label):
         vanilla = reference.get((own.prompt_id, own.turn, own.pass_))
         if vanilla is None or not (own.ns.total and own.n_tokens):

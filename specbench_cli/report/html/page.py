@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from specbench_cli import output
 from specbench_cli.report import text
 from specbench_cli.report.facts import HOSTED
 from specbench_cli.report.figures import write_figures
@@ -73,7 +74,7 @@ def write_html(
             page = _page(reading, write_figures(reading, Path(drawn)))
     else:
         page = _page(reading, figures)
-    file.write_text(page, encoding="utf-8")
+    file.write_text(output.directed(page), encoding="utf-8")
     return [file]
 
 
@@ -128,6 +129,7 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
 def embedded(data: Any) -> Markup:
     """JSON that may stand in a script element: nothing in it can end that element."""
     said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    said = output.directed(said, lead="\\\\")
     return Markup(said.translate(_ESCAPED))
 
 

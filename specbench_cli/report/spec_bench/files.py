@@ -8,6 +8,7 @@ counts and wall times; no token ids, so no output of theirs can be given a verdi
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.report.spec_bench.formulas import Answer
 from specbench_cli.report.speedups import BASELINE
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import FAMILIES, SCHEMA, Ns, Params, Record, Verdict
+from specbench_cli.store.schema import FAMILIES, SCHEMA, Family, Ns, Params, Record, Verdict
 
 TASK = "spec_bench"
 _CHAT = (
@@ -154,11 +155,14 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     texts = tuple(str(text) for text in choice["turns"])
     if not 0 < len(texts) == len(tokens) == len(times):
         raise ValueError("turns, new_tokens and wall_time are not equally long")
-    if min(times) <= 0:
-        raise ValueError("a wall_time is not positive")
+    if not all(0 < seconds < math.inf for seconds in times):
+        raise ValueError("a wall_time is not positive, or not finite")
+    if min(tokens) < 0:
+        raise ValueError("a number of new_tokens is negative")
     category = str(data.get("category") or "")
     steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")
-    family = "multi_turn" if category in _CHAT else category if category in FAMILIES else "other"
+    known: Family = next((family for family in FAMILIES if family == category), "other")
+    family: Family = "multi_turn" if category in _CHAT else known
     return Answer(
         data["question_id"],
         category,

@@ -20,7 +20,7 @@ from statistics import fmean
 from specbench_cli.report.pairing import loss
 from specbench_cli.report.speedups import BASELINE
 from specbench_cli.report.summary import ALL
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import Family, Record
 
 Retokenised = Callable[[str], int]
 """How many tokens a text has, whatever the tokenizer adds by itself included."""
@@ -37,7 +37,7 @@ class Answer:
 
     question_id: int | str
     category: str
-    family: str
+    family: Family
     turns: tuple[str, ...] | None
     decoding_steps: tuple[int, ...] | None
     new_tokens: tuple[int, ...]

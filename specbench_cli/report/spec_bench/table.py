@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specbench_cli import output
 from specbench_cli.report import text
+from specbench_cli.report.export import harmless
 from specbench_cli.report.grids import Align, Grid
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.row import Row
@@ -141,7 +142,7 @@ def write(found: SpecBench, folder: Path) -> list[Path]:
     with files[0].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]) if lines else ["method"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: harmless(each) for name, each in line.items()} for line in lines)
     for number, run in enumerate(found.runs, start=1):
         for label, answers in run.items():
             if all(answer.turns is not None for answer in answers):

@@ -1,0 +1,252 @@
+"""What a run says of itself: the types of `manifest.json`.
+
+A key that an older specbench did not write may be missing, and one that nobody knows is kept as it
+is; what is there must be of its type.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from specbench_cli.config.problems import first_problem
+from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
+
+_OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_Positive = Annotated[Finite, Field(gt=0)]
+
+
+class _Choice(TypedDict, total=False):
+    """A method of the configuration."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    name: Name
+    label: Name
+    params: dict[str, Json]
+
+
+class _Effective(TypedDict, total=False):
+    """The configuration, as far as anything reads it back."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    methods: list[_Choice]
+    tasks: list[Name]
+    target: Name | None
+    draft: Name | None
+    limit: Annotated[Count, Field(ge=1)] | None
+    seed: Count
+    temperature: Annotated[Finite, Field(ge=0)]
+    top_p: Annotated[Finite, Field(gt=0, le=1)]
+    top_k: Count
+    verify: Name
+    max_new_tokens: Annotated[Count, Field(ge=1)] | None
+    repeats: Annotated[Count, Field(ge=1)]
+    batch: Annotated[Count, Field(ge=1)]
+    threads: Annotated[Count, Field(ge=1)] | None
+    device: Name
+    devices: dict[str, Name] | None
+    dtype: Name
+    raw: bool
+    sweep: dict[str, dict[str, list[Json]]]
+    tune: Annotated[Count, Field(ge=2)] | None
+    tune_by: Name
+
+
+class _Config(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    effective: _Effective
+
+
+class _Git(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    commit: Name | None
+    dirty: bool | None
+
+
+class _Hardware(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    cpu: str | None
+    cores: Count | None
+    memory_gib: Annotated[Finite, Field(ge=0)] | None
+    accelerators: list[Json] | None
+
+
+class _Machine(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    id: Name | None
+    hardware: _Hardware
+    system: dict[str, Json]
+    versions: dict[str, str | None]
+    git: _Git | None
+
+
+class _Weights(TypedDict, total=False):
+    """A model, or a head."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    label: Name
+    sha256: str
+    hash: str
+    vocab_size: Annotated[Count, Field(ge=1)] | None
+    n_layers: Annotated[Count, Field(ge=1)] | None
+    parameters: Count | None
+    weight_bytes: Count
+    engine: Name
+
+
+class _Row(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    label: Name
+    method: NotRequired[Name]
+    params: NotRequired[dict[str, Json]]
+    source: NotRequired[str | None]
+    timing_free: NotRequired[bool | None]
+    state_scope: NotRequired[Literal["prompt", "run", "corpus"] | None]
+    uses: NotRequired[list[Name] | None]
+    accept: NotRequired[Name | None]
+
+
+class _Task(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    name: Name
+    version: NotRequired[str | int | None]
+    sha256: NotRequired[str]
+    n_questions: NotRequired[Count]
+    embedded: NotRequired[str | None]
+
+
+class _Candidate(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    params: dict[str, Json]
+    cost: Finite | None
+    chosen: bool
+
+
+class _Tuned(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    tried: Annotated[Count, Field(ge=1)]
+    prompts: Count
+    candidates: list[_Candidate]
+    passed: dict[str, Json]
+
+
+class _Tuning(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    budget: Annotated[Count, Field(ge=2)]
+    by: Literal["time", "forwards"]
+    development: dict[str, Count]
+    held_out: dict[str, Count]
+    rows: dict[str, _Tuned]
+
+
+class _NearTies(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    chances: list[tuple[Name, Count, Share]]
+
+
+class _Tolerance(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    value: Annotated[Finite, Field(ge=0)]
+    largest: Annotated[Finite, Field(ge=0)]
+    positions: Count
+
+
+class _StepCosts(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    target_ns: _Positive
+    relative: dict[str, dict[str, _Positive]]
+    context: Count
+    noisy: bool
+
+
+class Manifest(TypedDict, total=False):
+    """The whole file."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    schema: Annotated[Count, Field(ge=1)]
+    version: Name
+    created_utc: Name
+    finished_utc: Name
+    status: Literal["running", "finished", "interrupted"]
+    config: _Config
+    config_sources: dict[str, str]
+    machine: _Machine
+    versions: dict[str, str | None]
+    git: _Git | None
+    models: dict[Name, _Weights | None]
+    heads: dict[Name, _Weights] | None
+    rows: list[_Row] | None
+    tuning: _Tuning | None
+    method_files: dict[str, str | None] | None
+    upper_bounds: list[Name] | None
+    tasks: list[_Task]
+    noisy: bool
+    tolerance: _Tolerance | None
+    near_ties: _NearTies | None
+    leaks: dict[Name, str] | None
+    aa_noise: Annotated[Finite, Field(ge=0)] | None
+    memory: dict[str, Json] | None
+    step_costs: _StepCosts | None
+
+
+def parse(text: str) -> dict[str, Any]:
+    """A manifest from its text.
+
+    Raises:
+        UsageError: a schema newer than this program's.
+        ValueError: it is none; names the key and its value.
+    """
+    try:
+        _reader().validate_json(text)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+    found: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
+    if found.get("schema", 0) > SCHEMA:
+        raise UsageError(
+            f"this run has schema {found['schema']}; this specbench reads up to {SCHEMA}",
+            hint="pip install --upgrade specbench-cli",
+        )
+    _agree(found)
+    return found
+
+
+@cache
+def _reader() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
+
+
+def _agree(manifest: dict[str, Any]) -> None:
+    """What a manifest says twice it says once."""
+    if "target" in (models := manifest.get("models", {})) and models["target"] is None:
+        raise ValueError("models.target must be a mapping of keys to values, got None")
+    for what, key in (("rows", "label"), ("tasks", "name")):
+        names = [row[key] for row in manifest.get(what) or ()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{what} has {twice!r} twice")
+
+
+def damaged(file: Path, why: object) -> UsageError:
+    """What is told of a manifest that is none."""
+    return UsageError(f"{file} is damaged: {why}", hint="begin a new run: specbench run")

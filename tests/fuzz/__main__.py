@@ -1,0 +1,5 @@
+"""`python tests/fuzz`: see `search.py`."""
+
+from search import main
+
+main()

@@ -1,0 +1,103 @@
+"""Does any input end in a traceback, a hang, or a value that cannot be?
+
+    python tests/fuzz                          # 2,000 inputs of each class, fixed seeds
+    python tests/fuzz --inputs 20000 --first 5000
+    python tests/fuzz --of records,manifests --seconds 30
+    python tests/fuzz --of records --only 4711  # one input again, with its traceback
+
+Input N of a class is the same on every machine. A finding is an exception that is no error of ours,
+a program that hangs, or an accepted value that cannot be. Exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+from types import FrameType
+
+from subjects import SUBJECTS, Subject
+
+LIMIT_S = 20.0
+"""Of processor time: nothing takes as long."""
+WAITING_S = 300.0
+"""Of the clock, for what waits; a busy machine takes its time."""
+
+
+class Hang(BaseException):
+    """No `except Exception` swallows it."""
+
+
+def _alarm(number: int, frame: FrameType | None) -> None:
+    raise Hang
+
+
+def trial(subject: Subject, number: int) -> tuple[bool, str | None]:
+    """Whether input `number` was accepted, and what is wrong with that; None where nothing is."""
+    rng = Random(f"{subject.name} {number}")
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, WAITING_S)
+    try:
+        return subject.trial(rng)
+    except Hang:
+        return False, f"hangs for {LIMIT_S:g} s of processor time, or {WAITING_S:g} s"
+    except Exception as fault:
+        frames = traceback.extract_tb(fault.__traceback__)
+        own = [f for f in frames if "specbench_cli" in f.filename] or frames
+        at = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+        return False, f"{type(fault).__name__} at {at}: {str(fault)[:160]!r}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def search(subject: Subject, first: int, inputs: int, seconds: float) -> Counter[str]:
+    """Try inputs, tell what is found, and count it; a finding's numbers aside."""
+    found: Counter[str] = Counter()
+    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
+    accepted, began, number = 0, time.monotonic(), first
+    while number < first + inputs and time.monotonic() - began < seconds:
+        fine, wrong = trial(subject, number)
+        accepted += fine
+        if wrong is not None:
+            kind = wrong.partition(": ")[0]
+            if not found[kind]:
+                print(f"  {subject.name} {number}: {wrong}", flush=True)  # noqa: T201
+            found[kind] += 1
+        number += 1
+    print(  # noqa: T201
+        f"{subject.name}: {number - first} inputs, {accepted} accepted, {found.total()} findings"
+        f" of {len(found)} kinds",
+        flush=True,
+    )
+    return found
+
+
+def main() -> None:
+    """Search the classes that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--of", default=",".join(SUBJECTS), help="classes, separated by commas")
+    parser.add_argument("--inputs", type=int, default=2000, help="of each class")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of all classes")
+    parser.add_argument("--only", type=int, help="one input, and its traceback")
+    given = parser.parse_args()
+    names = given.of.split(",")
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        total = 0
+        for name in names:
+            subject = SUBJECTS[name](Path(folder) / name)
+            if given.only is not None:
+                print(subject.trial(Random(f"{name} {given.only}")))  # noqa: T201
+                continue
+            each = given.seconds / len(names)
+            total += search(subject, given.first, given.inputs, each).total()
+    sys.exit(1 if total else 0)

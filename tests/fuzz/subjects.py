@@ -1,0 +1,217 @@
+"""The classes of inputs: what each is made of, who reads it, and what may not be accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mutate import bytes_changed, changed, line
+
+from specbench_cli.compare import baseline
+from specbench_cli.compare.compare import compare
+from specbench_cli.compare.from_run import read_run
+from specbench_cli.errors import SpecbenchError
+from specbench_cli.report import outputs, summary
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "results/reference/default-2cores"
+PARALLEL = ROOT / "results/reference/parallel-2cores"
+RESAMPLES = 19
+"""Of a bootstrap whose figures nobody reads."""
+REPORTED, WRITTEN = 0.3, 0.01
+"""Shares of the accepted inputs that are reported, and that every format of a report is written
+of."""
+
+
+class Subject(ABC):
+    """A class of inputs.
+
+    Args:
+        folder: to write into; it does not exist yet.
+    """
+
+    name: str
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+
+    def trial(self, rng: Random) -> tuple[bool, str | None]:
+        """Whether an input is accepted, and what is wrong with that. Whatever it raises is a
+        finding."""
+        try:
+            return True, self.tried(rng)
+        except SpecbenchError:
+            return False, None
+
+    @abstractmethod
+    def tried(self, rng: Random) -> str | None:
+        """Make an input and have it read; what is wrong with one that was accepted."""
+
+
+class _Lines(Subject):
+    """Lines of a run's file, one of them changed.
+
+    `free`: patterns of the places where another value may well stand.
+    """
+
+    file: str
+    free: Sequence[str]
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        summary.RESAMPLES = RESAMPLES
+        self.run = self.folder / "run"
+        shutil.copytree(REFERENCE, self.run, ignore=shutil.ignore_patterns("figures", "*.parquet"))
+        self.seeds_ = [line(each).encode() for each in self.seeds()]
+        self.free_at = re.compile("|".join(f"(?:{each})" for each in self.free))
+
+    def seeds(self) -> list[Any]:
+        """The run's lines, few enough to be read a hundred times a second."""
+        return [json.loads(each) for each in (self.run / self.file).read_text().splitlines()]
+
+    def tried(self, rng: Random) -> str | None:
+        at = rng.randrange(len(self.seeds_))
+        paths = None
+        if rng.random() < 0.15:
+            data = bytes_changed(rng, self.seeds_[at])
+        else:
+            new, paths = changed(rng, json.loads(self.seeds_[at]), rng.choice([1, 1, 1, 2, 3]))
+            data = line(new).encode()
+        rest = [each for place, each in enumerate(self.seeds_) if place != at]
+        if rng.random() < 0.02:
+            rest.append(data)
+        (self.run / self.file).write_bytes(b"".join(each + b"\n" for each in (data, *rest)))
+        self.read(rng)
+        if paths is None or len(paths) != 1 or json.loads(data) == json.loads(self.seeds_[at]):
+            return None
+        place = ".".join(map(str, paths[0]))
+        free = self.free_at.fullmatch(place)
+        return None if free else f"accepted another {re.sub(r'[0-9]+', 'N', place)}: {place}"
+
+    @abstractmethod
+    def read(self, rng: Random) -> None:
+        """Have everybody read the run who reads it."""
+
+    def reported(self, rng: Random) -> None:
+        """Some of the time a report of it and a comparison with itself, and now and then every
+        format of the report."""
+        run = RunDir.open(self.run)
+        list(run.prompts())
+        list(run.records())
+        if rng.random() > REPORTED:
+            return
+        reading = read(RunDir.open(self.run))
+        side = read_run(self.run)
+        compare(side, side, tolerance=0.05, fail_on=("broken",))
+        if rng.random() < WRITTEN:
+            out = self.folder / "report"
+            out.mkdir(exist_ok=True)
+            outputs.write(reading, out, list(outputs.FORMATS))
+
+
+class Records(_Lines):
+    """Lines of `records.jsonl`."""
+
+    name = "records"
+    file = "records.jsonl"
+    free = (
+        "prompt_id|cluster|task|family|category|turn|method|label|sampling|guarantee|pass|seed",
+        "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version",
+        r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
+        r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?)?|log_probs(\.\d+)?|likelihood|batch",
+        r"origin\.\d+",
+        r"forwards\.kinds\.\d+(\.(worker|batch|share|layers\.\d|model|role))?",
+        r"forwards\.(t0_ns|t1_ns|n_tokens|unused|kind|messages)(\.\d+){0,2}|forwards",
+        r"steps\.(levels|nodes|tested)\.\d+|steps\.relaxed|steps|ns\.(learn|total|prefill|decode)",
+        r"ns\.(draft|verify|host)|target_equivalents|origin|target_forwards|draft_forwards",
+    )
+
+    def seeds(self) -> list[Any]:
+        lines = super().seeds()
+        beside = [json.loads(each) for each in (PARALLEL / self.file).read_text().splitlines()]
+        few = lines[:9] + [each | {"label": f"w {each['label']}"} for each in beside[1:3]]
+        return [_shortened(each) for each in few]
+
+    def read(self, rng: Random) -> None:
+        self.reported(rng)
+
+
+class Prompts(_Lines):
+    """Lines of `prompts.jsonl`."""
+
+    name = "prompts"
+    file = "prompts.jsonl"
+    free = (r"prompt_id|cluster|task|family|category|turn|text|ids(\.\d+)?",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        records = self.run / "records.jsonl"
+        few = records.read_text().splitlines()[:8]
+        records.write_text("".join(f"{each}\n" for each in few))
+
+    def read(self, rng: Random) -> None:
+        self.reported(rng)
+
+
+class Manifests(_Lines):
+    """`manifest.json`: whoever reads it puts up with whatever its types allow."""
+
+    name = "manifests"
+    file = "manifest.json"
+    free = (".*",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        records = self.run / "records.jsonl"
+        few = records.read_text().splitlines()[:8]
+        records.write_text("".join(f"{each}\n" for each in few))
+
+    def seeds(self) -> list[Any]:
+        return [json.loads((self.run / self.file).read_text())]
+
+    def read(self, rng: Random) -> None:
+        self.reported(rng)
+
+
+class Baselines(Subject):
+    """A baseline's file."""
+
+    name = "baselines"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        file = next((ROOT / "results/baselines/ci").glob("*.json"))
+        self.good = baseline.load(file)
+        whole = json.loads(file.read_text())
+        few = {tuple(each[:2]) for each in whole["outputs"][:2]}
+        whole["outputs"] = [each for each in whole["outputs"] if tuple(each[:2]) in few]
+        self.text = line(whole)
+
+    def tried(self, rng: Random) -> str | None:
+        file = self.folder / "x.json"
+        if rng.random() < 0.15:
+            file.write_bytes(bytes_changed(rng, self.text.encode()))
+        else:
+            file.write_text(line(changed(rng, json.loads(self.text), rng.choice([1, 1, 2]))[0]))
+        side = baseline.load(file)
+        compare(side, self.good, tolerance=0.05, fail_on=("broken",))
+        return None
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the drafts, which are most of it."""
+    return record | {"drafts": None} if len(record["drafts"] or ()) > 30 else record
+
+
+SUBJECTS: dict[str, type[Subject]] = {
+    subject.name: subject for subject in (Records, Prompts, Manifests, Baselines)
+}
