@@ -26,8 +26,8 @@ from rich.table import Table
 from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Overrides of the writing direction, which make a text look like another, and line separators."""
+_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Overrides of the writing direction, which make a text look like another."""
 
 
 class _Console(Console):

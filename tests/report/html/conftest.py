@@ -64,8 +64,8 @@ def make_run(synthetic, manifest, tmp_path, encode) -> Callable[..., RunDir]:
 def told(record: Record, ids: list[int]) -> Record:
     """The record with a text for an output."""
     if record.label == "bad":
-        ids = [*ids[:9], ids[10], *ids[10:]]
-        record = replace(record, verdict=Verdict("mismatch", 9, 1.25, ids[10]))
+        expected, ids = ids[9], [*ids[:9], ids[10], *ids[10:]]
+        record = replace(record, verdict=Verdict("mismatch", 9, 1.25, expected))
     chances = [-0.125 * (place % 9) for place in range(len(ids))]
     if record.peer:
         return replace(record, output_ids=ids, origin=None, log_probs=None, forwards=None)
