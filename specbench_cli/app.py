@@ -97,7 +97,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         output.drop_stdout()
-    if registry.foreign():  # what a plug-in registered for the end could change the exit code
+    if (
+        args is None and registry.foreign()
+    ):  # what a plug-in registered for the end could change the exit code
         os._exit(code)
     sys.exit(code)
 

@@ -89,9 +89,10 @@ def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
     words = [passed(params) for params in Subject.of("sps", Sps).variants]
     assert words[:3] == ["default parameters", "length=2 max=2", "length=1 max=1"]
     rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
-    assert words[3:8] == [f"length={rule} max=2" for rule in rules]
+    by_load = ("synergy", "smartspec")
+    assert words[3:10] == [f"length={rule} max=2" for rule in (*rules, *by_load)]
     accepting = ("threshold", "typical", "random")
-    assert words[8:] == [f"length=2 max=2 accept={rule}" for rule in accepting]
+    assert words[10:] == [f"length=2 max=2 accept={rule}" for rule in accepting]
 
 
 def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct():

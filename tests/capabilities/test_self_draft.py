@@ -383,7 +383,7 @@ def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
     part = session.partial(layers=(0, 1))
     assert 0 < part.portion < 1
     assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))
-    assert session.draft_cost(session.draft()) == session.verify_cost(1)
+    assert 0 < session.draft_cost(session.draft()) < session.verify_cost(1)  # of a draft model
 
 
 class Silent:

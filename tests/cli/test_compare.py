@@ -148,7 +148,7 @@ def fewer(found):
     return found
 
 
-MISMATCH = Verdict("mismatch", position=3, gap=1.0, expected=3)
+MISMATCH = Verdict("mismatch", position=3, gap=1.0, expected=7)
 
 
 @pytest.fixture

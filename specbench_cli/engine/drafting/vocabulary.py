@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.types import Out
 
 MARK = b"\xff"
@@ -159,10 +160,9 @@ class Translation:
         self.target, self.draft, self.device = target, draft, device
         both = [(at, draft.ids[piece]) for piece, at in target.ids.items() if piece in draft.ids]
         self.draft_of = dict(both)
-        self._rows = torch.tensor([theirs for _, theirs in both], device=device, dtype=torch.int64)
-        self._at = torch.tensor([ours for ours, _ in both], device=device, dtype=torch.int64)
-        self._ids = torch.zeros(len(target.pieces), device=device, dtype=torch.int64)
-        self._ids[self._at] = self._rows
+        self._rows = host.ids([theirs for _, theirs in both], device)
+        self._at = host.ids([ours for ours, _ in both], device)
+        self._ids = host.ids([self.draft_of.get(at, 0) for at in range(len(target.pieces))], device)
 
     def in_target(self, out: Out) -> Out:
         """A draft's logits as the target's: of the tokens that both have; -inf for all others."""

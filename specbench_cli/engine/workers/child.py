@@ -62,7 +62,7 @@ def serve(
         recipe: loads the draft.
     """
     end_with(parent)
-    for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
+    for name in ("SIGINT", "SIGHUP"):  # for the parent, which ends this one, by SIGTERM too
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     settle(place)
