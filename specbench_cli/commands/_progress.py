@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,7 +19,9 @@ from rich.text import Text
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.store.schema import Record
+
+if TYPE_CHECKING:
+    from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
 LINE_EVERY_S = 10.0

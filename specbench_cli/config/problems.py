@@ -118,7 +118,7 @@ def _allowed(kind: str, bounds: dict[str, Any]) -> str:
             return "a word"
         case "list_type" | "set_type" | "tuple_type" | "frozen_set_type":
             return "a list"
-        case "string_pattern_mismatch":
+        case "string_pattern_mismatch" if "Cc" in bounds["pattern"]:
             return "given, without control characters or line breaks"
         case "dict_type" | "model_type" | "model_attributes_type" | "dataclass_type":
             return "a mapping of keys to values"

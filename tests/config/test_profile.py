@@ -25,11 +25,15 @@ def test_what_a_profile_leaves_out_is_a_lossless_method():
         assert set(said.get("without", [])) <= set(registry.lossless())
 
 
+OF_ANOTHER_TARGET = {"space"}
+"""Methods whose target is a fine-tuned one."""
+
+
 def test_ci_measures_every_lossless_method_on_a_prompt_of_every_family(tmp_path):
     """A new method whose head is not shipped belongs in `without` of the profiles."""
     plan = make_plan(config_of("ci", tmp_path))
     labels = [arm.label for arm in plan.arms]
-    assert set(labels) == {*registry.lossless(), "hf:vanilla"}
+    assert set(labels) == {*registry.lossless(), "hf:vanilla"} - OF_ANOTHER_TARGET
     assert {"vanilla", "sps", "eagle3", "pearl"} <= set(labels)
     assert len({question.family for question in plan.questions}) == len(plan.questions) == 6
     for arm in plan.arms:
@@ -51,10 +55,9 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     plan = make_plan(config_of("paper", tmp_path, tasks=["mini"]))
     sources = {arm.label: arm.source for arm in plan.arms if type(arm.method).paper}
     assert sources
-    assert set(sources.values()) == {"paper"}
-    assert {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()} <= {
-        arm.label for arm in plan.arms
-    }
+    assert {label for label, source in sources.items() if source != "paper"} == set()
+    wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()}
+    assert wanted - OF_ANOTHER_TARGET <= {arm.label for arm in plan.arms}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
     assert plan.most_tokens == budget * len(plan.arms) * 3
 

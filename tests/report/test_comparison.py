@@ -37,6 +37,8 @@ def run(tmp_path, synthetic, manifest):
                 record.target_forwards, record.draft_forwards = 3, 0
                 for name, value in changes.items():
                     setattr(record, name, value)
+            if record.label == "sps" and "peer" in changes:
+                record.peer = changes["peer"]
         folder = RunDir.create(tmp_path / "run", manifest | {"tolerance": {"value": 2e-4}})
         folder.append(records)
         folder.append_prompts(

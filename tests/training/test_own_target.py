@@ -333,10 +333,12 @@ def test_kept_rows_are_the_targets(
     batch = source.batch(2, 128)
     true = read_target(target, batch.inputs, taps, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
-    torch.testing.assert_close(read.features[real], true.features[real], atol=2e-2, rtol=2e-3)
-    torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-2, rtol=2e-3)
+    # In half precision another number of rows is summed in another order; how far apart that comes
+    # out depends on the processor: 0.02 on one, 0.06 on another, of features that go to 4 and more.
+    torch.testing.assert_close(read.features[real], true.features[real], atol=1e-1, rtol=2e-3)
+    torch.testing.assert_close(read.normed[real], true.normed[real], atol=1e-1, rtol=2e-3)
     ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
-    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-2, rtol=5e-3)
+    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=2e-1, rtol=5e-3)
     assert torch.equal(ours.known[real], theirs.known[real])
 
 
