@@ -11,7 +11,7 @@ import torch
 
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.audit.cases import Case
+from specbench_cli.audit.cases import Case, nominal_costs
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.tokens import check_tokens
@@ -383,7 +383,8 @@ def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
     part = session.partial(layers=(0, 1))
     assert 0 < part.portion < 1
     assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))
-    assert 0 < session.draft_cost(session.draft()) < session.verify_cost(1)  # of a draft model
+    assert session.draft_cost(session.draft()) == nominal_costs("draft", 1)
+    assert session.verify_cost(1) == nominal_costs("target", 1) != nominal_costs("draft", 1)
 
 
 class Silent:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -31,7 +32,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
-from specbench_cli.training import head_trainer
+from specbench_cli.training import head_losses, head_trainer
 from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
 from specbench_cli.training.head_family import RIDGE, HeadSchedule, begin_linear
 from specbench_cli.training.head_losses import Kept, read_target, what_is_said
@@ -320,8 +321,14 @@ def test_rows_of_a_killed_run_stay_beside_their_replies(
 
 @pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
 def test_kept_rows_are_the_targets(
-    taps: tuple[int, ...], made: Path, target: LlamaForCausalLM, tmp_path: Path
+    taps: tuple[int, ...],
+    made: Path,
+    target: LlamaForCausalLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
+    monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
     given, files = written(made), RowFiles(tmp_path, taps, 16)
     Kept(files, target, taps, given[:3])
     file = next(tmp_path.glob("*.f16"))
@@ -333,12 +340,10 @@ def test_kept_rows_are_the_targets(
     batch = source.batch(2, 128)
     true = read_target(target, batch.inputs, taps, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
-    # In half precision another number of rows is summed in another order; how far apart that comes
-    # out depends on the processor: 0.02 on one, 0.06 on another, of features that go to 4 and more.
-    torch.testing.assert_close(read.features[real], true.features[real], atol=1e-1, rtol=2e-3)
-    torch.testing.assert_close(read.normed[real], true.normed[real], atol=1e-1, rtol=2e-3)
+    torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
     ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
-    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=2e-1, rtol=5e-3)
+    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-3, rtol=5e-3)
     assert torch.equal(ours.known[real], theirs.known[real])
 
 
