@@ -21,8 +21,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from specbench_cli.config.problems import did_you_mean, usage_error
 from specbench_cli.errors import UsageError
 
@@ -465,6 +463,8 @@ def parameters(name: str, passed: Mapping[str, Any]) -> MethodParams:
     Raises:
         UsageError: an unknown parameter, or a value that is not allowed.
     """
+    from pydantic import ValidationError
+
     method = load(name)
     known = list(method.Params.model_fields)
     try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import output
-from specbench_cli.commands._probe import probe as measure
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ def predict(
         )
     if probe:
         _refuse(others, "--probe")
+        from specbench_cli.commands._probe import probe as measure
+
         return measure(given, method or [], set_ or [], rounds, out, json)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")

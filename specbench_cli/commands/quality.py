@@ -9,27 +9,25 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specbench_cli import output
-from specbench_cli.commands._progress import make_progress
-from specbench_cli.config.run import MethodChoice, RunConfig
 
 TASK = "mini"
 K = 5
 MAX_NEW_TOKENS = 128
 FILE = "quality.json"
+BASELINE = "vanilla"
 
 
 class Measurement(NamedTuple):
-    """A run to make: its name in the file, the model that answers, and how."""
+    """A run to make: its name in the file, the model that answers, and how; vanilla runs too."""
 
     name: str
     target: str
-    methods: tuple[MethodChoice, ...] = ()
+    method: str = BASELINE
     temperature: float = 0.0
 
 
-SPS = MethodChoice(name="sps", label="sps", params={"length": K})
 MEASUREMENTS = (
-    Measurement("embedded-7m", "embedded-7m", (SPS,)),
+    Measurement("embedded-7m", "embedded-7m", "sps"),
     Measurement("embedded-7m at temperature 1", "embedded-7m", temperature=1.0),
     Measurement("embedded-1m", "embedded-1m"),
     Measurement("embedded-exit", "embedded-exit"),
@@ -71,15 +69,19 @@ def table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _measured(
     measurement: Measurement, out: Path, limit: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Figures by family: of the last method asked for, else of vanilla."""
+    """Figures of the method by family."""
+    from specbench_cli.commands._progress import make_progress
+    from specbench_cli.config.run import RunConfig
     from specbench_cli.execute import run as execute
     from specbench_cli.report.quality import quality as figures
     from specbench_cli.store.run_dir import RunDir
 
-    vanilla = MethodChoice(name="vanilla", label="vanilla")
+    params: dict[str, dict[str, Any]] = {BASELINE: {}, measurement.method: {}}
+    if measurement.method != BASELINE:
+        params[measurement.method]["length"] = K
     config = RunConfig.model_validate(
         {
-            "methods": [vanilla, *measurement.methods],
+            "methods": [{"name": m, "label": m, "params": given} for m, given in params.items()],
             "tasks": [TASK],
             "target": measurement.target,
             "limit": limit,
@@ -96,8 +98,7 @@ def _measured(
         else:
             plan, run_dir = execute.start(config, {}, folder, view)
         execute.run(plan, run_dir, view)
-    label = config.methods[-1].label
-    found = figures(RunDir.open(folder).records(), label)
+    found = figures(RunDir.open(folder).records(), measurement.method)
     return {
         family: {
             key: round(value, 4) if isinstance(value, float) else value

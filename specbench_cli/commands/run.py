@@ -6,18 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from specbench_cli import output, registry
-from specbench_cli.commands._progress import make_progress
-from specbench_cli.config.load import load
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError, not_written
 from specbench_cli.execute import apart
-from specbench_cli.execute.view import RunView
+
+if TYPE_CHECKING:
+    from specbench_cli.execute.view import RunView
 
 EXAMPLES = (
     "specbench run",
@@ -326,6 +326,8 @@ def run(
             "--force is for a run that is resumed", "specbench run --resume RUN --force"
         )
     else:
+        from specbench_cli.config.load import load
+
         asked, sources = load(
             given,
             settings or [],
@@ -339,6 +341,7 @@ def run(
     if parent is not None:
         apart.begin_apart(parent)
     # From here on torch is needed, which takes a second: what could be refused before was.
+    from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.outlook import outlook
 

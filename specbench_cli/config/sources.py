@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from specbench_cli.config import document, sweep
 from specbench_cli.config.problems import did_you_mean
-from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 
 OTHER_VARIABLES = frozenset(
@@ -104,6 +103,8 @@ def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str,
     key, _, value = text.partition("=")
     method, _, param = key.strip().rpartition(".")
     if not (method and param and value.strip()):
+        from specbench_cli.config.run import RunConfig
+
         name = key.strip().replace("-", "_")
         instead = f"{option(name)} VALUE" if name in RunConfig.model_fields else None
         raise UsageError(
@@ -115,6 +116,8 @@ def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str,
 
 def from_env(env: Mapping[str, str]) -> Given:
     """The SPECBENCH_* variables that are options; empty ones count as not given."""
+    from specbench_cli.config.run import RunConfig
+
     names = {variable(name): name for name in RunConfig.model_fields if name not in BLOCKS}
     given = Given()
     for word, value in env.items():

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import ExitCode, SpecbenchError
-from specbench_cli.store.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from specbench_cli.store.run_dir import RunDir
 
 DONE = 100
 """What a pass that was finished adds to its exit code: those of a process that ended otherwise, be

@@ -342,9 +342,6 @@ def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path)
     assert "cannot write the costs to file/costs.json" in err
 
 
-@pytest.mark.xfail(
-    reason="a head that a plug-in's own process loaded is told as another than the one probed"
-)
 def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe, tmp_path):
     file = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
     registry.load_plugin(str(file))
