@@ -52,11 +52,6 @@ class EqSpec(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    @property
-    def upper_bound(self) -> bool:
-        """The oracle is one."""
-        return self.params.length == "oracle"
-
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained head, for the rule that asks one."""
         return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()

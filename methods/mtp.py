@@ -66,11 +66,6 @@ class Mtp(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    @property
-    def upper_bound(self) -> bool:
-        """The oracle is one."""
-        return self.params.length == "oracle"
-
     def artifacts(self) -> tuple[Trained, ...]:
         """The layer."""
         return (Trained(MtpHead, self.params.head),)

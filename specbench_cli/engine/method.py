@@ -92,7 +92,7 @@ class Method(ABC):
     def upper_bound(self) -> bool:
         """Whether, with these parameters, it reads vanilla's output (`Harness.reference`): such a
         row is a bound on what others can reach, and not ranked with them."""
-        return False
+        return bool(getattr(self.params, "upper_bound", False))
 
     @property
     def needed(self) -> frozenset[str]:

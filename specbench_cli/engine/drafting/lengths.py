@@ -136,6 +136,11 @@ class LengthParams(MethodParams):
     )
 
     @property
+    def upper_bound(self) -> bool:
+        """Whether the length is read from vanilla's output."""
+        return self.length == "oracle"
+
+    @property
     def by_load(self) -> bool:
         """Whether a length depends on what is decoded in the same step, and on what that costs."""
         return self.length in BY_LOAD
