@@ -185,7 +185,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
             step = fact["tokens"] / fact["steps"] / 1e6
             colour, mat = lines[name].get_color(), fact["mat"]
             at = [point["step"] * step for point in mat]
-            axes.plot(at, [point["mat"] for point in mat], color=colour, label=name)
+            axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
     figure.savefig(path, dpi=100)
 
 
