@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -149,6 +150,8 @@ def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_fi
     assert whole.nodes == tuple(sorted(MC_SIM_7B_63, key=lambda node: (len(node), node)))
     levels = [sum(len(node) == depth for node in whole.nodes) for depth in range(1, 5)]
     assert levels == [10, 28, 23, 2]
+    theirs = "35c38d3c9cde7957c18de9f5cca50aa9fd3b3947479a0f171412e87b7c3ad3d6"
+    assert sha256(json.dumps(MC_SIM_7B_63).encode()).hexdigest() == theirs  # of medusa_choices.py
     assert [len(static_tree("mc_sim_7b_63", n, 4).nodes) for n in range(1, 64)] == [*range(1, 64)]
     assert [len(static_tree("mc_sim_7b_63", 63, n).nodes) for n in (1, 2, 3)] == [10, 38, 61]
     assert static_tree("mc_sim_7b_63", 63, 4, width=2).nodes == (
