@@ -106,7 +106,7 @@ def device(wanted: Device) -> "torch.device":
 
 @contextmanager
 def bars() -> "Iterator[Report]":
-    """A progress bar a model, fed by the function yielded."""
+    """A progress bar a model, fed by the function yielded; an interruption says how to go on."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -122,7 +122,11 @@ def bars() -> "Iterator[Report]":
                 tasks[name] = bars.add_task(name, total=point.steps, loss=point.loss)
             bars.update(tasks[name], completed=point.step, loss=point.loss)
 
-        yield report
+        try:
+            yield report
+        except KeyboardInterrupt:
+            output.note("to go on: the same command, without --fresh")
+            raise
 
 
 @contextmanager
@@ -185,7 +189,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
             step = fact["tokens"] / fact["steps"] / 1e6
             colour, mat = lines[name].get_color(), fact["mat"]
             at = [point["step"] * step for point in mat]
-            axes.plot(at, [point["mat"] for point in mat], color=colour, label=name)
+            axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
     figure.savefig(path, dpi=100)
 
 

@@ -392,7 +392,7 @@ class Together:
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns
         total = watch.ended_ns - started
-        busy = divided(batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns)
+        busy = divided(batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns, since=0)
         share = _share(busy, len(cells))
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
             steps, extra, told = counted[place]

@@ -10,22 +10,33 @@ from specbench_cli.store.schema import Ns
 Span = tuple[int, int]
 
 
-def divided(forwards: Sequence[Forward], total: int, prefill: int, learn: int | None = None) -> Ns:
+def divided(
+    forwards: Sequence[Forward],
+    total: int,
+    prefill: int,
+    learn: int | None = None,
+    *,
+    since: int | None = None,
+) -> Ns:
     """The times of a decoding, with what learning delayed it by.
 
-    Where one worker computed they add up. Where several did, `draft` and `verify` are busy times
-    within decode (what a drafter's prefill took of it is `draft`, and what was still being drafted
-    at the end is cut), and `host` is what none of them covers.
+    Where one worker computed they add up; what it drafted before the first token stood is in
+    `prefill` (masks that go through the target behind the prompt). Where several did, `draft` and
+    `verify` are busy times within decode (what a drafter's prefill took of it is `draft`, and what
+    was still being drafted at the end is cut), and `host` is what none of them covers.
 
     Args:
         forwards: in nanoseconds since the timer's start.
         total, prefill: nanoseconds until the method's end and until the first committed token.
         learn: nanoseconds, added to the total; None where nothing is learnt.
+        since: when decoding begins, if not after `prefill`: several prompts join one by one.
     """
+    since = prefill if since is None else since
     decode, total, end = total - prefill, total + (learn or 0), total
     if all(forward.worker == 0 for forward in forwards):
-        verify = sum(f.t1_ns - f.t0_ns for f in forwards if f.role == "verify")
-        draft = sum(f.t1_ns - f.t0_ns for f in forwards if f.role in ("draft", "aux"))
+        decoding = [f for f in forwards if f.t0_ns >= since]
+        verify = sum(f.t1_ns - f.t0_ns for f in decoding if f.role == "verify")
+        draft = sum(f.t1_ns - f.t0_ns for f in decoding if f.role in ("draft", "aux"))
         return Ns(total, prefill, decode, draft, verify, decode - draft - verify, learn)
     spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, end)) for f in forwards]
     verifying = covered((t0, t1) for role, t0, t1 in spans if role == "verify")

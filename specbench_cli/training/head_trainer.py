@@ -77,8 +77,9 @@ KEPT_BACK = 100
 GREEDY_SEED, HELD_OUT_SEED = 4000, 5000
 """Added to the seed for the questions answered greedily, and for those that only measure."""
 MADE_FOR = "made_for.json"
-MEASURE_EVERY = 200
-"""Steps between two estimates of MAT, which are made where checkpoints are."""
+MEASURE_EVERY, ESTIMATES = 200, 4
+"""Steps between two checkpoints, and at most between two estimates of MAT; how many of these a
+shorter training has."""
 
 
 Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
@@ -263,12 +264,13 @@ class HeadTrainer:
             for s in schedule.stages
         ]
         log = head_mat.Log(folder)
+        every = min(MEASURE_EVERY, -(-sum(stage.steps for stage in stages) // ESTIMATES))
 
         def measure(after: int) -> None:
             log.add(head_mat.estimate(head, self._model, self.held_out, after))
 
         def progress(point: loop.Point) -> None:
-            if point.step % MEASURE_EVERY == 0:
+            if point.step % every == 0 and point.step < point.steps:
                 measure(point.step)
             self.report(schedule.name, point)
 

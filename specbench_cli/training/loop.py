@@ -87,7 +87,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """A run so far: its curve, and the seconds spent in it over all its parts."""
+    """A run so far: its curve, and the seconds spent in it over all its parts, `progress` apart."""
 
     curve: list[Point]
     seconds: float
@@ -150,7 +150,9 @@ def train(
                 seconds = saved - started
                 at = Progress(point.step, tokens, seconds, plan, [s.state() for s in sources])
                 _save(folder, model, optimizer, at)
+            told = time.monotonic()
             progress(point)
+            started += time.monotonic() - told
     return Result(curve, seconds)
 
 

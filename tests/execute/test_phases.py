@@ -33,6 +33,19 @@ def test_times_of_one_worker_add_up():
     assert divided(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
 
 
+def test_what_is_drafted_before_the_first_token_is_of_the_prefill():
+    """Hidden Transfer's and SPACE's masks go through the target behind the prompt."""
+    trace = [
+        forward("prefill", 0, 0, 18),
+        forward("draft", 0, 18, 60),
+        forward("verify", 0, 61, 90),
+        forward("draft", 0, 90, 98),
+    ]
+    assert divided(trace, 100, 60) == Ns(100, 60, 40, 8, 29, 3)
+    joined = [forward("prefill", 0, 0, 18), forward("draft", 0, 20, 30), *trace[2:]]
+    assert divided(joined, 100, 40, since=0) == Ns(100, 40, 60, 18, 29, 13)  # one by one
+
+
 def test_parts_of_the_target_that_draft_take_drafting_time():
     trace = [
         forward("prefill", 0, 0, 18),

@@ -8,6 +8,10 @@ import torch
 from methods._heads.medusa import KMASK2_8LAYER_TREE, static_tree
 from methods._heads.unfused.falcon import BLOCK, Falcon, FalconHead
 from methods.falcon import Falcon as Method
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -126,22 +130,30 @@ def test_training_drafts_what_decoding_does(family, target, head):
                 torch.testing.assert_close(said.logits[0, place], due, rtol=1e-4, atol=1e-4)
 
 
-def test_a_bonus_that_is_drawn_without_the_temperature_is_not_the_targets():
-    """The authors' rule: a draft token stands by the warped laws, and the token behind a full
-    acceptance is drawn from the target's logits as they are (that of ours is walked, and exact, in
-    tests/engine/test_law.py)."""
-    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0], [1.5, 0.5, 0.0]])
-    p, q = (logits / 0.5).softmax(-1), torch.tensor([0.5, 0.3, 0.2])
-    stands = torch.minimum(p[0], q)  # drafted and accepted, by token
-    short = (p[0] - q).clamp(min=0)  # rejected: in any case a token of the residual law
-    law = {}
-    for bonus, name in ((p[1:], "ours"), (logits[1:].softmax(-1), "theirs")):
-        first = stands + short / short.sum() * (1 - stands.sum())
-        torch.testing.assert_close(first, p[0])  # both are right in the first token
-        law[name] = stands[:, None] * bonus + (p[0] - stands)[:, None] * p[1:]
-    due = p[0][:, None] * p[1:]
-    torch.testing.assert_close(law["ours"], due)
-    assert (law["theirs"] - due).abs().sum() / 2 > 0.1
+def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
+    """Theirs draws the token behind a draft that stood as a whole without the temperature."""
+    case = Case("near", pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
+    truth = Reference(case.tables[0], case.sampling).joint(case.prompt, (), 3)
+
+    def run(random):
+        session = case.open(random=random)
+        for _ in Method(Method.Params(nodes=2, depth=2, width=2)).generate(session):
+            if len(session.output()) >= 3:
+                break
+        return tuple(session.output()[:3])
+
+    assert distance(law_of(outcomes(run, 5000)), truth) < 1e-9
+    target, draft = (table.double() for table in case.tables)
+    before, last = case.prompt[-2:]
+    theirs = {}
+    for first, p_first in enumerate((target[before, last] / 0.5).softmax(-1).tolist()):
+        drafted = int(draft[last, first].argmax())
+        for second, p_second in enumerate((target[last, first] / 0.5).softmax(-1).tolist()):
+            heat = 1.0 if second == drafted else 0.5
+            for third, p in enumerate((target[first, second] / heat).softmax(-1).tolist()):
+                theirs[first, second, third] = p_first * p_second * p
+    assert sum(theirs.values()) == pytest.approx(1)
+    assert distance(theirs, truth) > 0.02
 
 
 def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():

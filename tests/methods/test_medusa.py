@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, 
 
 
 def test_hydras_heads_that_read_no_drafted_token_are_refused_by_that_name(target, tmp_path):
-    published_hydra(tmp_path, target)
+    published_hydra(tmp_path, target, 2)
     (tmp_path / "config.json").write_text(json.dumps({"grounded_heads": False}))
     with pytest.raises(EnvironmentFault, match="read no drafted token"):
         HydraHeads.load(tmp_path, {"target": target})
@@ -149,6 +150,8 @@ def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_fi
     assert whole.nodes == tuple(sorted(MC_SIM_7B_63, key=lambda node: (len(node), node)))
     levels = [sum(len(node) == depth for node in whole.nodes) for depth in range(1, 5)]
     assert levels == [10, 28, 23, 2]
+    theirs = "35c38d3c9cde7957c18de9f5cca50aa9fd3b3947479a0f171412e87b7c3ad3d6"
+    assert sha256(json.dumps(MC_SIM_7B_63).encode()).hexdigest() == theirs  # of medusa_choices.py
     assert [len(static_tree("mc_sim_7b_63", n, 4).nodes) for n in range(1, 64)] == [*range(1, 64)]
     assert [len(static_tree("mc_sim_7b_63", 63, n).nodes) for n in (1, 2, 3)] == [10, 38, 61]
     assert static_tree("mc_sim_7b_63", 63, 4, width=2).nodes == (
@@ -161,7 +164,7 @@ def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_fi
 # ---- step by step: published folders, and what their authors' programs do with them -------------
 
 
-def published_medusa(folder, target, n_heads=3):
+def published_medusa(folder, target, n_heads):
     """A folder of FasterDecoding's release as it is, and its heads as a function [d] -> [k, V]."""
     drawn, d, v = torch.Generator().manual_seed(8), target.hidden_size, target.vocab_size
     output = target.unembed(torch.eye(d)).T.contiguous()
@@ -182,7 +185,7 @@ def published_medusa(folder, target, n_heads=3):
     return ranked
 
 
-def published_hydra(folder, target, n_heads=2):
+def published_hydra(folder, target, n_heads):
     """The same of zankner's, with grounded heads of one layer."""
     drawn, d, v = torch.Generator().manual_seed(9), target.hidden_size, target.vocab_size
     output = target.unembed(torch.eye(d)).T.contiguous()
@@ -247,12 +250,12 @@ def as_their_programs_do(module, prompt, ranked, choices, n_steps):
 
 @pytest.mark.parametrize(
     ("method", "made", "heads"),
-    [(Medusa, published_medusa, 3), (Hydra, published_hydra, 2)],
+    [(Medusa, published_medusa, 3), (Hydra, published_hydra, 2), (Hydra, published_hydra, 4)],
 )
 def test_a_published_folder_is_decoded_with_step_by_step_as_its_authors_program_does(
     family, target, tmp_path, method, made, heads
 ):
-    ranked = made(tmp_path, target)
+    ranked = made(tmp_path, target, heads)
     chosen = method(method.Params(head=str(tmp_path), tree="mc_sim_7b_63"))
     (wanted,) = chosen.artifacts()
     space = Workspace(

@@ -94,7 +94,7 @@ def test_curves_come_with_what_the_heads_were_worth_meanwhile(trained: Path) -> 
     assert list(facts) == [recipe.name for recipe in SCHEDULES.values()]
     for fact in facts.values():
         assert fact["curve"][-1]["step"] == fact["steps"]
-        assert fact["mat"][-1]["step"] == fact["steps"]
+        assert [each["step"] for each in fact["mat"]] == [1, 2, 3, 4]  # however short
         assert fact["mat"][-1]["mat"] >= 1.0
     assert (trained / "training_curve.png").stat().st_size > 1_000
 
@@ -154,7 +154,7 @@ def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loa
         train(parts, kill_after=3)
     resumed = train(parts)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    assert [estimate.step for estimate in resumed.mat] == [2, 4]
+    assert [estimate.step for estimate in resumed.mat] == [1, 2, 3, 4]
     name, decoder = f"tiny-{kind.kind}", load_decoder(target, name="target")
     ours, theirs = (load_file(out / name / "model.safetensors") for out in (whole, parts))
     assert all(torch.equal(ours[each], theirs[each]) for each in ours)

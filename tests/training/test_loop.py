@@ -92,6 +92,23 @@ def test_a_killed_and_resumed_run_equals_one_without_a_stop(
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
 
 
+def test_what_is_made_of_its_progress_is_no_time_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, net = [0.0], model()
+    monkeypatch.setattr("specbench_cli.training.loop.time.monotonic", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    def slow(stage: Stage) -> Stage:
+        return replace(stage, loss=lambda batch: (passes(1), stage.loss(batch))[1])
+
+    slowly = [slow(stage) for stage in stages(net)]
+    result = train(net, slowly, OPTIMIZATION, tmp_path, progress=lambda _point: passes(50))
+    assert result.seconds == len(result.curve) == 10
+
+
 def test_where_steps_are_slow_a_kill_loses_minutes_and_not_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

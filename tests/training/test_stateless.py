@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from methods._heads.recipe import Objective
 from specbench_cli import registry
+from specbench_cli.commands._training import bars
 from specbench_cli.commands.train import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
@@ -229,6 +230,12 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
     ours, theirs = (load_file(out / "lines" / "model.safetensors") for out in (whole, parts))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_an_interrupted_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), bars():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.strip().endswith("to go on: the same command, without --fresh")
 
 
 def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: Path) -> None:
