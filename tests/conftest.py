@@ -60,10 +60,23 @@ def short_audit(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, value)
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+WRITE_FIGURES = "specbench_cli.report.outputs.write_figures"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_figures() -> Iterator[None]:
     """Runs end without their pictures, which take longer than small runs themselves."""
-    monkeypatch.setattr("specbench_cli.report.outputs.write_figures", lambda *_: [])
+    with patch(WRITE_FIGURES, lambda *_: []):
+        yield
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[None]:
+    """Runs of a module end with their pictures."""
+    from specbench_cli.report.figures import write_figures
+
+    with patch(WRITE_FIGURES, write_figures):
+        yield
 
 
 SIZES = {

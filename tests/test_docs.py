@@ -68,7 +68,6 @@ def test_the_load_of_the_page_reads_a_checkpoint_of_others(kind, tmp_path):
 
 
 @pytest.mark.smoke
-@pytest.mark.usefixtures("no_figures")
 def test_the_head_of_the_page_runs(plugin, kind, tmp_path, capsys):
     target = load_decoder(resolve("embedded-1m").path, name="target")
     kind.random({"target": target}).save(tmp_path / "head")

@@ -106,7 +106,6 @@ def run(tmp_path, folder, *more):
         ("--temperature", "1", "--verify", "coupled"),
     ],
 )
-@pytest.mark.usefixtures("no_figures")
 def test_on_the_embedded_target_it_is_lossless_metered_and_of_use(tmp_path, linear, folder, rule):
     code, found = run(tmp_path, folder, *rule)
     assert code == 0

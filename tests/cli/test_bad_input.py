@@ -44,7 +44,7 @@ FILES = {
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch, no_figures):
+def run(capsys, tmp_path, monkeypatch):
     """Runs the command line in a folder with the files above; returns exit code, stdout, stderr."""
     monkeypatch.setenv("SPECBENCH_DEBUG", "")
     monkeypatch.delenv("SPECBENCH_DATA", raising=False)

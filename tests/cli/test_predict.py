@@ -27,7 +27,7 @@ METHODS = ["vanilla", "sps", "pld", "all"]
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch, no_figures):
+def run(capsys, tmp_path, monkeypatch):
     """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)

@@ -56,7 +56,7 @@ def report(call, faulty_run, capsys):
 
 
 @pytest.fixture(scope="module")
-def faulty_run(call):
+def faulty_run(call, figures):
     """A run of a method whose target keeps a rejected token's row, beside a right one."""
     Path("faulty.py").write_text(textwrap.dedent(FAULTY))
     args = ["run", "--plugin", "faulty.py", "--isolation", "none", "-m", "stale-row,pld"]

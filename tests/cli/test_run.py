@@ -21,7 +21,7 @@ SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", 
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch, no_figures):
+def run(capsys, tmp_path, monkeypatch):
     """Runs a command in an empty folder; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
@@ -184,7 +184,7 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
 
 
 def test_passes_in_processes_of_their_own_are_announced_and_concluded_once(
-    capfd, tmp_path, monkeypatch, no_figures
+    capfd, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     few = [*SMALL, "--category", "qa", "--limit", "1"]

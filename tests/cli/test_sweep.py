@@ -10,7 +10,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands.run import EPILOG, spelled_out
-from specbench_cli.report import figures
+from specbench_cli.report import figures as drawn
 from specbench_cli.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +25,11 @@ TINY = "--category qa --limit 3 --max-new-tokens 2 --threads 1 --allow-noise --o
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def run(capsys, tmp_path, monkeypatch, figures):
     """Runs a command in an empty folder, with no picture but the sweep's; returns exit code,
     stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(figures, "_FIGURES", {"pareto": figures._FIGURES["pareto"]})
+    monkeypatch.setattr(drawn, "_FIGURES", {"pareto": drawn._FIGURES["pareto"]})
 
     def call(command):
         code = app._run(shlex.split(command))

@@ -31,7 +31,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch, no_figures):
+def run(capsys, tmp_path, monkeypatch):
     """Runs `specbench run` in an empty folder; returns exit code and stderr."""
     work = tmp_path / "work"
     work.mkdir()

@@ -17,6 +17,8 @@ from specbench_cli.store import run_dir
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Verdict, from_json
 
+pytestmark = pytest.mark.usefixtures("figures")
+
 
 @pytest.fixture
 def run(synthetic, manifest, tmp_path, monkeypatch) -> RunDir:

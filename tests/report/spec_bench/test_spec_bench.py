@@ -9,7 +9,6 @@ import pytest
 
 from specbench_cli.commands.report import report
 from specbench_cli.errors import UsageError
-from specbench_cli.report import outputs
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.files import Imported, read_answers, write_answers
@@ -177,10 +176,7 @@ def test_answer_files_stand_beside_a_run_by_force_only(files, make_run, capsys):
     assert "imported:eagle @" in capsys.readouterr().out
 
 
-def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(
-    make_run, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(outputs, "write_figures", lambda *_: [])
+def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(make_run, tmp_path):
     run = make_run(edit=_other_category)
     assert report([str(run.path)], to="md,csv,latex", also="spec-bench", out=tmp_path / "out") == 0
     out = tmp_path / "out"
