@@ -32,8 +32,10 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
 
 
-COLDEST = 1e-3
-"""The lowest temperature above 0."""
+COLDEST, HOTTEST = 1e-3, 1e6
+"""The lowest temperature above 0, and the highest."""
+SMALLEST_P = 1e-9
+"""The smallest top-p: float32 holds what is far below as 0, which would keep no token."""
 
 
 def _number(value: Any) -> Any:
@@ -50,10 +52,13 @@ def _number(value: Any) -> Any:
 
 
 def _workable(value: float) -> float:
-    """A temperature below this leaves float32 no digits for logits over it, and greedy decoding is
-    what it comes to."""
+    """A temperature below the coldest leaves float32 no digits for logits over it, and greedy
+    decoding is what it comes to; above the hottest all tokens are as good as equally likely, and
+    one that float32 cannot hold leaves no numbers."""
     if 0 < value < COLDEST:
         raise ValueError(f"must be 0, which is greedy, or at least {COLDEST}, got {value}")
+    if value > HOTTEST:
+        raise ValueError(f"must be at most {HOTTEST:g}, got {value}")
     return value
 
 
@@ -118,7 +123,7 @@ class RunConfig(BaseModel):
     category: Words = []
     seed: Number = Field(0, ge=0, lt=2**63)
     temperature: Annotated[Real, AfterValidator(_workable)] = Field(0.0, ge=0)
-    top_p: Real = Field(1.0, gt=0, le=1)
+    top_p: Real = Field(1.0, ge=SMALLEST_P, le=1)
     top_k: Number = Field(0, ge=0)
     verify: Verify
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None

@@ -662,16 +662,17 @@ class Session:
 
     def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
+        drafters = self.harness.meter.greatest(self._place)
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
-            outcome, last = decide.chosen(draft, tree, choices)
+            outcome, last = decide.chosen(draft, tree, choices, drafters=drafters)
         elif self.sampling.draws:
             p = self.warp(rows)
             passes = passing(accept, p, draft.tokens, tree, self.random)
             try:
                 outcome, last = decide.drawn(
-                    draft, tree, p, self.random, self.sampling.rule, passes
+                    draft, tree, p, self.random, self.sampling.rule, passes, drafters
                 )
             except ArithmeticError as fault:
                 self._drafts.inspected(draft)
@@ -683,7 +684,8 @@ class Session:
             if accept is not None:
                 passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
             try:
-                outcome, last = decide.chosen(draft, tree, ranking.argmax(scores), passes, scores)
+                choices = ranking.argmax(scores)
+                outcome, last = decide.chosen(draft, tree, choices, passes, scores, drafters)
             except ArithmeticError as fault:
                 raise self._at_step(fault) from None
         self._text.decided = outcome.committed[-1], last

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specbench_cli.config.run import RunConfig
+from specbench_cli.config.run import COLDEST, HOTTEST, SMALLEST_P, RunConfig
+from specbench_cli.engine.verify.sampling import Sampling, warp
 
 
 def config(**values):
@@ -115,7 +117,7 @@ def test_nothing_can_be_changed_afterwards():
         limit=st.none() | st.integers(1, 10_000),
         seed=st.integers(0, 2**63 - 1),
         temperature=st.just(0.0) | st.floats(0.001, 10),
-        top_p=st.floats(0, 1, exclude_min=True),
+        top_p=st.floats(SMALLEST_P, 1),
         max_new_tokens=st.none() | st.integers(1, 4096),
         set=st.just({"sps": {"length": 7}}),
     )
@@ -129,3 +131,23 @@ def test_config_survives_the_manifest(values):
 def test_a_temperature_that_leaves_no_digits_is_refused():
     with pytest.raises(ValidationError, match=r"must be 0, which is greedy, or at least 0\.001"):
         config(temperature=1e-40, verify="coupled")
+
+
+@pytest.mark.parametrize("value", [1e-40, "1e-40", 5e-324, 1e39, "1e300"])
+def test_temperature_that_leaves_float32_no_numbers_is_refused_with_what_is_allowed(value):
+    with pytest.raises(ValueError, match=r"must be (0, which is greedy, or at least|at most) "):
+        RunConfig(methods=["vanilla"], temperature=value)
+
+
+@pytest.mark.parametrize("temperature", [COLDEST, 1.0, HOTTEST])
+@pytest.mark.parametrize("top_p", [SMALLEST_P, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_temperature_that_is_allowed_gives_probabilities(temperature, top_p, dtype):
+    rows = torch.tensor([[-1e4, 3.0, -torch.inf, 6e4], [0.0, 0.0, 0.0, 0.0]], dtype=dtype)
+    p = warp(rows, Sampling("rejection", temperature, top_p=top_p))
+    assert torch.allclose(p.sum(-1), torch.ones(2)) and p[0, 2] == 0 and p[0].argmax() == 3
+
+
+def test_top_p_that_float32_holds_as_0_is_refused():
+    with pytest.raises(ValueError, match=r"greater than or equal to 0\.000000001"):
+        RunConfig(methods=["vanilla"], temperature=1, top_p=5e-324)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch
 
 from methods.sps import Sps
 from methods.vanilla import Vanilla
+from specbench_cli import registry
 from specbench_cli.audit import verdict
 from specbench_cli.audit.oracle import Oracle
 from specbench_cli.audit.tolerance import measure_tolerance
@@ -27,6 +29,7 @@ from specbench_cli.compare.reading import side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
@@ -36,7 +39,7 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import passes
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.manifest import manifest
-from specbench_cli.execute.plan import Arm, make_plan
+from specbench_cli.execute.plan import Arm, Plan, make_plan
 from specbench_cli.execute.run import exit_code
 from specbench_cli.report.standing import broken, surprise
 from specbench_cli.store.run_dir import RunDir
@@ -90,13 +93,15 @@ def run(tmp_path_factory):
             patch.object(verdict, "measure_tolerance", lambda module, _: tolerance(module))
         )
 
-        def made(method=None, planted=None, limit=2, **more) -> Found:
+        def loaded(**more) -> tuple[Plan, Bench]:
             rows = [{"name": "vanilla"}, {"name": "sps"}]
-            asked = {"methods": rows, "limit": limit, **SETTINGS, **more}
-            plan = make_plan(RunConfig.model_validate(asked))
+            plan = make_plan(RunConfig.model_validate({"methods": rows, **SETTINGS, **more}))
             if plan.config.dtype not in benches:
                 benches[plan.config.dtype] = stack.enter_context(closing(Bench(plan)))
-            made.bench = bench = benches[plan.config.dtype]
+            return plan, benches[plan.config.dtype]
+
+        def made(method=None, planted=None, limit=2, **more) -> Found:
+            plan, bench = loaded(limit=limit, **more)
             if method is not None:
                 plan = replace(plan, arms=(plan.arms[0], Arm("faulty", "faulty", method, {})))
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
@@ -107,6 +112,7 @@ def run(tmp_path_factory):
             run_dir.close("finished")
             return Found(run_dir.path)
 
+        made.loaded = loaded
         gc.freeze()
         yield made
         gc.unfreeze()
@@ -528,16 +534,52 @@ def test_state_that_outlives_a_prompt_is_found_at_the_end_of_the_pass(run, metho
 # ---- numbers that are none ----------------------------------------------------------------------
 
 
-def test_a_target_that_says_no_number_fails_its_cells_with_their_step(run):
-    run(limit=1)
-    weights = run.bench.workspace.decoders["target"].weights
-    nothing = torch.full_like(weights.final_norm, torch.nan)
-    for more in ({}, WARM):
-        found = run(planted=patch.object(weights, "final_norm", nothing), **more)
+WILD = {"limit": 1, "max_new_tokens": 4}
+NUMBERS = [("float32", torch.nan), ("bfloat16", torch.inf), ("float16", torch.nan)]
+
+
+def wild(run, model, number, **more):
+    """A run whose target's or draft's last norm holds one number alone."""
+    _, bench = run.loaded(**more)
+    weights = bench.workspace.decoders[model].weights
+    norm = torch.full_like(weights.final_norm, number)
+    return run(planted=patch.object(weights, "final_norm", norm), **more)
+
+
+@pytest.mark.parametrize(("dtype", "number"), NUMBERS)
+def test_a_target_that_says_no_number_fails_its_cells_with_their_step(run, dtype, number):
+    for rule in ({}, WARM) if dtype == "float32" else ({},):
+        found = wild(run, "target", number, **{**rule, **WILD, "dtype": dtype})
         assert found.bad
         assert found.errors.keys() == {"vanilla", "sps"}
         assert all("step 0: the target's logits are not finite" in e for e in found.errors.values())
-    found.told("NaN in the final norm", found.errors["sps"])
+    found.told(f"{number} in the final norm", found.errors["sps"])
+
+
+@pytest.mark.parametrize(("dtype", "number"), NUMBERS)
+def test_a_draft_that_says_no_number_fails_its_cells_alone_with_their_step(run, dtype, number):
+    said = r"step 1(: the logits of draft are|, draft.q: .* is) not finite"
+    coupled = {**WARM, "verify": "coupled"}
+    for rule in ({}, coupled, WARM) if dtype == "float32" else ({},):
+        found = wild(run, "draft", number, **{**rule, **WILD, "dtype": dtype})
+        assert found.bad
+        assert found.errors.keys() == {"sps"}
+        assert re.search(said, found.errors["sps"])
+    found.told(f"{number} in the draft's final norm", found.errors["sps"])
+
+
+@pytest.mark.parametrize("head", ["eagle3", "hydra", "layerskip"])
+def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
+    """In greedy decoding, where a draft of no numbers would change no token."""
+    right = Meter.said
+
+    def said(self, name, place, logits):
+        logits.view(-1)[7] = torch.nan
+        right(self, name, place, logits)
+
+    found = run(registry.build(head, {}), patch.object(Meter, "said", said), **WILD)
+    assert found.errors.keys() == {"faulty"}
+    assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
 def test_one_row_of_a_verification_without_numbers_fails_its_cell(run):

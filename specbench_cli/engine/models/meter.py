@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.models.head import FeatureHead
+from specbench_cli.engine.models.head import FeatureHead, Said
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip, Tokens
 
 
@@ -78,6 +80,11 @@ class CudaClock:
         return int(self._events[0].elapsed_time(self._events[index]) * 1e6)
 
 
+def not_finite(model: str) -> str:
+    """What is said of a model whose logits are not all numbers."""
+    return f"the logits of {model} are not finite"
+
+
 class Meter:
     """The trace of one decoding.
 
@@ -91,11 +98,23 @@ class Meter:
         self.forwards: list[Forward] = []
         self.messages: list[Sent] = []
         self._marked: list[Forward] = []  # those whose times are marks of this clock
+        self._said: dict[tuple[int | None, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
         """Keep a forward whose times are marks of this meter's clock."""
         self.forwards.append(forward)
         self._marked.append(forward)
+
+    def said(self, name: str, place: int | None, logits: Tensor) -> None:
+        """Keep what a draft model said last: what is no number there stays in its state, so that
+        the last logits of a step tell of all before them."""
+        self._said[place, name] = logits
+
+    def greatest(self, place: int | None = None) -> dict[str, Tensor]:
+        """The greatest of each draft model's last logits, [1]; they are then forgotten. No finite
+        number wherever one of them is not a number, or positively infinite."""
+        mine = [(at, name) for at, name in self._said if at == place]
+        return {key[1]: self._said.pop(key).amax().reshape(1) for key in mine}
 
     def merge(self, forwards: Sequence[Forward], *, used: bool = True) -> None:
         """Keep forwards of another worker.
@@ -118,8 +137,15 @@ class Meter:
 
     def take(self) -> list[Forward]:
         """The forwards so far, which are then forgotten; times in nanoseconds of the monotonic
-        clock."""
+        clock.
+
+        Raises:
+            ArithmeticError: a draft model's logits are not finite.
+        """
         self.resolve()
+        for name, greatest in self.greatest().items():
+            if not math.isfinite(host.number(greatest)):
+                raise ArithmeticError(not_finite(name))
         zero, taken, self.forwards = self.clock.zero_ns, self.forwards, []
         for forward in taken:
             forward.t0_ns += zero
@@ -188,6 +214,8 @@ class Metered:
         if early:
             out = replace(out, logits=self._early(out.hidden, kwargs.get("logits_at", "last")))
         t1 = self._mark()
+        if self._role == "draft" and out.logits is not None:
+            self._meter.said(self.decoder.name, self._place, out.logits)
         self._meter.record(
             Forward(
                 model=self.decoder.name,
@@ -258,6 +286,10 @@ class Metered:
         t0 = self._mark()
         outs = self.decoder.forward_batch(parts, taps=taps)
         t1 = self._mark()
+        if self._role == "draft":
+            for part, out in zip(parts, outs, strict=True):
+                if out.logits is not None:
+                    self._meter.said(self.decoder.name, part.place, out.logits)
         self._meter.record(
             Forward(
                 model=self.decoder.name,
@@ -302,6 +334,9 @@ class MeteredHead:
         t0 = mark()
         out = self.head(rows, *more, **named)
         t1 = mark()
+        logits = out.logits if isinstance(out, Said) else out
+        if isinstance(logits, Tensor):
+            self._meter.said(self.head.name, self._place, logits)
         n = len(rows)
         self._meter.record(
             Forward(

@@ -10,14 +10,16 @@ where what stands is up to the lossless rule alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.models.meter import not_finite
 from specbench_cli.engine.types import Draft, Origin, Outcome
 from specbench_cli.engine.verify import chain, siblings
 from specbench_cli.engine.verify.random import Random
@@ -28,6 +30,7 @@ Decision = tuple[Outcome, Tensor]
 """The outcome, and its last token again, [1] int64 on the device."""
 
 NOT_FINITE = "the target's logits are not finite"
+NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def chosen(
@@ -36,24 +39,28 @@ def chosen(
     choices: Tensor,
     passes: Tensor | None = None,
     scores: Tensor | None = None,
+    drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
     """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
     by m of them: then no bonus follows.
 
     Args:
         scores: [m + 1, V], what the choices are the greatest of; None where nothing was computed.
+        drafters: the greatest logit [1] of each model that drafted.
 
     Raises:
         ArithmeticError: a choice's score is no finite number, as it is wherever a row holds one
-            that is not a number or positively infinite.
+            that is not a number or positively infinite; or a drafter's greatest logit is none.
     """
     last = choices.shape[0] == draft.nodes
     told = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
     if scores is not None:
         told.append(scores.gather(-1, choices[:, None])[:, 0])
-    said, ids, *rest = host.lists(*told)
+    said, ids, *rest = host.lists(*told, *drafters.values())
+    rest, greatest = rest[: len(told) - 2], rest[len(told) - 2 :]
     if scores is not None and not all(map(isfinite, rest.pop())):
         raise ArithmeticError(NOT_FINITE)
+    _check(drafters, [isfinite(number) for (number,) in greatest])
     may = rest[0] if rest else None
     said += ids[-1:] if last else ()
     if tree is None:
@@ -79,16 +86,18 @@ def drawn(
     random: Random,
     rule: Rule,
     passes: Tensor | None = None,
+    drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
     """Decide by draws from the target's laws p [m + 1, V] at the root and at each node; of a chain,
     from m of them: then no bonus follows.
 
     Raises:
-        ArithmeticError: p is not finite; or a chain's q, which its method's model is to blame for.
+        ArithmeticError: p is not finite; or a chain's q, which its method's model is to blame for;
+            or a drafter's greatest logit (see `chosen`).
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
-        return _drawn_tree(draft, tree, p, random, passes)
+        return _drawn_tree(draft, tree, p, random, passes, drafters)
     last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
@@ -101,23 +110,33 @@ def drawn(
         parts = [stand[None], token[None], whole, tokens, taken]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
+    parts += [greatest.isfinite() for greatest in drafters.values()]
     n, following, finite, *rest = host.numbers(torch.cat(parts))
+    sound = [rest.pop() for _ in drafters][::-1]
     if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
     if not finite:
         raise ArithmeticError(NOT_FINITE)
+    _check(drafters, sound)
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
     relaxed = [at for at in range(n) if not rest[at]] if rest else ()
     return _of_chain(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
 
 
 def _drawn_tree(
-    draft: Draft, tree: Tree, p: Tensor, random: Random, passes: Tensor | None
+    draft: Draft,
+    tree: Tree,
+    p: Tensor,
+    random: Random,
+    passes: Tensor | None,
+    drafters: Mapping[str, Tensor],
 ) -> Decision:
-    told = torch.cat((draft.tokens, p.sum().isfinite()[None]))
-    *ids, finite = host.numbers(told)
-    if not finite:
+    sound = [greatest.isfinite() for greatest in drafters.values()]
+    told = host.numbers(torch.cat((draft.tokens, p.sum().isfinite()[None], *sound)))
+    ids = told[: draft.nodes]
+    if not told[draft.nodes]:
         raise ArithmeticError(NOT_FINITE)
+    _check(drafters, told[draft.nodes + 1 :])
     q, replacement = draft.q, draft.law == "iid"
     passed: Collection[int] = ()
     if passes is None:
@@ -132,6 +151,12 @@ def _drawn_tree(
             take = siblings.by_rounds(tree, ids, q, p, random, replacement=replacement)
         path, passed, token = siblings.relaxed(tree, take, host.numbers(passes))
     return _of_tree(tree, path, ids, host.number(token), passed), token[None]
+
+
+def _check(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
+    for model, fine in zip(drafters, sound, strict=True):
+        if not fine:
+            raise ArithmeticError(not_finite(model))
 
 
 def _of_chain(

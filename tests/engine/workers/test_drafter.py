@@ -107,3 +107,11 @@ def test_a_process_tells_the_forwards_as_they_were():
         Forward("draft", "draft", DRAFTER, 3, 1, (0, 2), 30, 2**60),
     ]
     assert unflat(tuple(_flat(forwards)), "draft", DRAFTER) == forwards
+
+
+def test_a_worker_whose_draft_says_no_number_tells_it_in_place_of_an_answer():
+    meter = Meter(torch.device("cpu"))
+    meter.said("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
+    with pytest.raises(ArithmeticError, match="the logits of draft are not finite"):
+        meter.take()
+    assert meter.take() == []
