@@ -217,7 +217,16 @@ def run(
         bool,
         typer.Option(
             "--run-code",
-            help="Score code by running it: tests of humaneval and mbpp, in a limited process.",
+            help="Score code by running it: tests of humaneval and mbpp, in processes without"
+            " files, network and children.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
+    uncontained: Annotated[
+        bool,
+        typer.Option(
+            "--uncontained",
+            help="With --run-code, where that is refused: under limits alone, as who you are.",
             rich_help_panel=MORE,
         ),
     ] = False,
@@ -305,6 +314,7 @@ def run(
         "raw": raw,
         "allow_noise": allow_noise,
         "run_code": run_code,
+        "uncontained": uncontained,
         "judge": judge,
         "plugins": plugin,
         "isolation": isolation,

@@ -103,7 +103,8 @@ class RunConfig(BaseModel):
     for methods whose workers compute at once; all others use `device` and `threads`. `judge`: which
     of vanilla's outputs transformers' own module is asked about: a sample, or all. `isolation`:
     whether plug-ins decode in a process of their own, or in the run's. `timeout_per_prompt`:
-    seconds after which a method has failed on a prompt. `profile` names the
+    seconds after which a method has failed on a prompt. `uncontained`: whether code may be run
+    under limits alone, without namespaces. `profile` names the
     settings that took the place of the defaults (`config.profile`).
     """
 
@@ -131,6 +132,7 @@ class RunConfig(BaseModel):
     raw: bool = False
     allow_noise: bool = False
     run_code: bool = False
+    uncontained: bool = False
     judge: Literal["sample", "all"] = "sample"
     plugins: Words = []
     isolation: Literal["process", "none"] = "process"
@@ -204,6 +206,12 @@ class RunConfig(BaseModel):
     def _criterion_has_its_tuning(self) -> RunConfig:
         if self.tune is None and self.tune_by != "time":
             raise ValueError(f"tune_by {self.tune_by!r} says how --tune chooses; add --tune 8")
+        return self
+
+    @model_validator(mode="after")
+    def _uncontained_is_said_of_code(self) -> RunConfig:
+        if self.uncontained and not self.run_code:
+            raise ValueError("uncontained says how code is run: add --run-code")
         return self
 
     @model_validator(mode="after")

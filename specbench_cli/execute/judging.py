@@ -143,7 +143,11 @@ class Judging:
         if ids not in group.scores:
             text = written_text(self._tokenizer, ids)
             group.scores[ids] = score(
-                group.question, cell.prompt.turn, text, run_code=self._config.run_code
+                group.question,
+                cell.prompt.turn,
+                text,
+                run_code=self._config.run_code,
+                uncontained=self._config.uncontained,
             )
         return group.scores[ids]
 

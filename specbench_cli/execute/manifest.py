@@ -12,6 +12,7 @@ from typing import Any
 
 import specbench_cli
 from specbench_cli import __version__
+from specbench_cli.config.run import RunConfig
 from specbench_cli.execute.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure import environment
@@ -51,6 +52,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
             }
             for task in plan.tasks
         ],
+        "containment": _containment(plan.config),
         "noisy": False,
         "tolerance": None,
         "near_ties": None,
@@ -111,6 +113,13 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         }
         for arm in plan.arms
     ]
+
+
+def _containment(config: RunConfig) -> str | None:
+    """What answers' code was run in; None where none was."""
+    if not config.run_code:
+        return None
+    return "limits" if config.uncontained else "namespaces"
 
 
 def _accepts(arm: Arm) -> str | None:

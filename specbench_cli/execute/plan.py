@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -21,6 +21,7 @@ from specbench_cli.execute.isolation import rooms
 from specbench_cli.execute.order import balanced
 from specbench_cli.models.heads import check_head
 from specbench_cli.models.resolve import Checkpoint, resolve
+from specbench_cli.scoring.code import check_containment, compiles
 from specbench_cli.store.schema import GUARANTEES
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
@@ -167,13 +168,28 @@ class Plan:
         }
 
 
+def _check_tests(questions: Sequence[Question]) -> None:
+    """See that tests can be run where the answer is not. Raises UsageError."""
+    for question in questions:
+        if question.program and not compiles(question.program[1]):
+            raise UsageError(
+                f"{question.prompt_id}: what follows {{answer}} in its program is none by itself:"
+                f" {question.program[1][:60]!r}; it is run apart from the answer",
+                hint="end the answer's part of the task's `program` with {answer}, or leave"
+                " --run-code out",
+            )
+
+
 def make_plan(config: RunConfig) -> Plan:
     """Plan a run.
 
     Raises:
         UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
-        none. EnvironmentFault: data or weights that are not here and cannot be fetched.
+        none. EnvironmentFault: data or weights that are not here and cannot be fetched; code that
+        is to be run and cannot be contained.
     """
+    if config.run_code and not config.uncontained:
+        check_containment()
     isolated = config.isolation == "process"
     for path in config.plugins:
         if isolated:
@@ -248,6 +264,8 @@ def make_plan(config: RunConfig) -> Plan:
         kind = wanted.kind
         check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
     chosen = tuple(sample(questions, config.limit, config.seed))
+    if config.run_code:
+        _check_tests(chosen)
     return Plan(
         config=config,
         arms=arms,

@@ -21,13 +21,21 @@ COMPARERS: Mapping[Scorer, Callable[[str, str], float]] = {
 """Scorers that compare a reference with an answer, in this order."""
 
 
-def score(question: Question, turn: int, text: str, *, run_code: bool = False) -> float | None:
+def score(
+    question: Question,
+    turn: int,
+    text: str,
+    *,
+    run_code: bool = False,
+    uncontained: bool = False,
+) -> float | None:
     """The score of an answer.
 
     Args:
         turn: which of the question's turns it answers, from 1.
         text: the answer as decoded, without special tokens but with its blanks.
         run_code: whether answers may be run as programs (see `code.tested`).
+        uncontained: whether they may be run under limits alone.
 
     Returns:
         0 to 1; None where there is nothing to score by: no scorer, no reference for this turn, or
@@ -38,7 +46,7 @@ def score(question: Question, turn: int, text: str, *, run_code: bool = False) -
     if question.scorer == "unit_tests":
         if not run_code or question.program is None or turn > 1:
             return None
-        return float(tested(text, *question.program))
+        return float(tested(text, *question.program, uncontained=uncontained))
     reference = _reference(question, turn)
     return None if reference is None else float(COMPARERS[question.scorer](reference, text))
 

@@ -1,40 +1,40 @@
 """Generated code: is it a known program, does it pass its unit tests (HumanEval, MBPP)?
 
-`same_code` runs nothing. `tested` runs an answer in a process that can do little harm: in a fresh
-interpreter (`python -I`), in an empty temporary folder that is deleted, without environment
-variables, input or output, in a session of its own that is killed as a whole, and under limits on
-time, memory, open files, file sizes and processes. That contains mistakes: endless loops, exhausted
-memory, stray files. It is **no jail**: code that means harm can still read what the user can read
-and reach the network; answers of a model that is not trusted belong in a container. Needs a POSIX
-system.
+`same_code` runs nothing. `tested` runs an answer and its tests in two processes (`contained`): no
+line of the answer runs where the tests are, so that it passes by right replies alone. On Linux both
+have namespaces of their own; where those cannot be had nothing is run, unless limits on time,
+memory, open files, file sizes and processes are said to be enough: they contain mistakes, not
+malice. Needs a POSIX system.
+
+What the tests hand over and get back is data (numbers, texts, lists, tuples, sets, dictionaries,
+iterators, exceptions of Python's own types by name); of other objects a number, through which they
+can be called and their attributes read. An argument that the answer changes in place is not changed
+for the tests, and equality of the answer's own classes is not asked: a program that is right by
+these alone fails.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
+import builtins
+import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.scoring import contained
 
 TIMEOUT_S = 20.0
-"""Longest run of one answer's tests on the clock."""
+"""Longest run of one answer and its tests on the clock; `contained` has the other limits."""
 
-CPU_S = 10
-"""The same in CPU time, which a busy machine does not stretch."""
-
-MEMORY_BYTES = 2 * 1024**3
-FILE_BYTES = 1024**2
-OPEN_FILES = 64
-PROCESSES = 64
-
-_PASSED = 86  # an exit code that nothing ends with by chance: `sys.exit(0)` in an answer is no pass
 _UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 """What Python raises on a text that is no program."""
 
@@ -42,38 +42,42 @@ _FENCED = re.compile(r"```[ \t]*(?:python|py)?[^\n]*\n(.*?)(?:\n```|\Z)", re.DOT
 _OUTSIDE = re.compile(r"\n(?=\S)")
 _DEFINITION = re.compile(r"^(?:def|class|import|from|@)\b", re.MULTILINE)
 
-_RUN = f"""
-import os, resource, sys
-def limit(what, most):
-    hard = resource.getrlimit(what)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
-limit(resource.RLIMIT_CPU, {CPU_S})
-limit(resource.RLIMIT_AS, {MEMORY_BYTES})
-limit(resource.RLIMIT_FSIZE, {FILE_BYTES})
-limit(resource.RLIMIT_NOFILE, {OPEN_FILES})
-limit(resource.RLIMIT_NPROC, {PROCESSES})
-limit(resource.RLIMIT_CORE, 0)
-program = sys.stdin.read()
-sys.stdin.close()
-exec(compile(program, "answer", "exec"), {{"__name__": "__main__"}})
-os._exit({_PASSED})
-"""
-"""What the fresh interpreter does; the program comes through its standard input."""
 
-
-def tested(answer: str, before: str, after: str) -> bool:
+def tested(answer: str, before: str, after: str, *, uncontained: bool) -> bool:
     """Whether an answer passes its tests.
 
     Args:
         answer: what a model wrote: code, code among other text in a fenced block, or the lines that
             go on from the prompt.
         before: the code that comes first (HumanEval's prompt).
-        after: the code that tests.
+        after: the code that tests; it compiles by itself.
+        uncontained: whether limits are enough, without namespaces.
+
+    Raises:
+        EnvironmentFault: no namespaces can be had.
     """
-    programs = (f"{before}{code}{after}" for code in _readings(answer))
-    program = next(filter(_compiles, programs), None)
-    return program is not None and _passes(program)
+    for code in _readings(answer):
+        program = before + code
+        if compiles(program) and compiles(program + after):
+            return _passes(_job(program, before, after), uncontained=uncontained)
+    return False
+
+
+@cache
+def check_containment() -> None:
+    """See that answers can be run in namespaces of their own. Raises EnvironmentFault."""
+    _passes(_job("", "", ""), uncontained=False)
+
+
+def compiles(program: str) -> bool:
+    """Whether a text is a program."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model's odd escapes
+        try:
+            compile(program, "answer", "exec")
+        except _UNPARSED:
+            return False
+    return True
 
 
 def same_code(reference: str, answer: str) -> bool:
@@ -89,12 +93,18 @@ def same_code(reference: str, answer: str) -> bool:
 
 def _tree(code: str) -> str | None:
     """The syntax tree as text, None where there is none."""
-    with warnings.catch_warnings():
+    with suppress(*_UNPARSED):
+        tree = _parsed(code)
+        return None if tree is None else ast.dump(tree)
+    return None
+
+
+def _parsed(code: str) -> ast.Module | None:
+    """The syntax tree, None where there is none."""
+    with warnings.catch_warnings(), suppress(*_UNPARSED):
         warnings.simplefilter("ignore")  # of a model's odd escapes
-        try:
-            return ast.dump(ast.parse(code))
-        except _UNPARSED:
-            return None
+        return ast.parse(code)
+    return None
 
 
 def _readings(answer: str) -> Iterator[str]:
@@ -114,32 +124,98 @@ def _starts_indented(code: str) -> bool:
     return code.lstrip("\r\n")[:1] in (" ", "\t")
 
 
-def _compiles(program: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a model's odd escapes
-        try:
-            compile(program, "answer", "exec")
-        except _UNPARSED:
-            return False
-    return True
+def _job(program: str, before: str, after: str) -> dict[str, str | list[str]]:
+    """What the tests' process is told.
+
+    - program: the answer's.
+    - own: what the tests have of their own: what comes before them (HumanEval's helpers), and
+      modules of the standard library: `math.isclose` is not to be the answer's.
+    - asked: the names in the tests that stand for the answer's objects.
+    - tests: piece by piece where their outermost lines bind what the answer reads (`given`: MBPP's
+      set-up), else as one.
+    """
+    own = next(filter(compiles, (before, f"{before}\n    pass")), "")
+    said, kept = _bound(program), _bound(own)
+    used = _used(after)
+    modules = {
+        name
+        for name in used & sys.stdlib_module_names
+        if said.get(name) == f"Import alias(name='{name}')"
+    }
+    new = {name for name in used - kept.keys() if name in said or name not in vars(builtins)}
+    begun = {name for name in used & said.keys() if name == _last(own) and said[name] != kept[name]}
+    imports = "".join(f"\nimport {name}" for name in sorted(modules))
+    given = _bound(after).keys() & _used(program)
+    tests = _parsed(after)
+    return {
+        "program": program,
+        "own": own + imports,
+        "asked": sorted((new | begun) - modules),
+        "given": sorted(given),
+        "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
+    }
 
 
-def _passes(program: str) -> bool:
-    with tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as empty:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _RUN],
+def _last(program: str) -> str | None:
+    """The name of the function that a program ends with: the one that an answer goes on from."""
+    tree = _parsed(program)
+    last = tree.body[-1] if tree and tree.body else None
+    return last.name if isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _used(program: str) -> set[str]:
+    """The names that a program reads."""
+    tree = _parsed(program)
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name)) if tree else ()
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+
+
+def _bound(program: str) -> dict[str, str]:
+    """The names that a program's outermost lines bind, with what binds each last."""
+    bound: dict[str, str] = {}
+    tree = _parsed(program)
+    for line in tree.body if tree else ():
+        defines = isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for node in [line] if defines else ast.walk(line):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    bound[node.name] = ast.dump(line)
+                case ast.Name(ctx=ast.Store()):
+                    bound[node.id] = ast.dump(line)
+                case ast.alias():
+                    name = node.asname or node.name.partition(".")[0]
+                    bound[name] = f"{type(line).__name__} {ast.dump(node)}"
+    return bound
+
+
+def _passes(job: dict[str, str | list[str]], *, uncontained: bool) -> bool:
+    leash, ours = os.pipe()
+    command = [sys.executable, "-I", "-S", contained.__file__]
+    with (
+        tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as empty,
+        subprocess.Popen(
+            [*command, "uncontained" if uncontained else "contained", str(leash)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             cwd=empty,
             env={},
+            pass_fds=[leash],
             start_new_session=True,
-        )
+        ) as keeper,
+    ):
+        os.close(leash)
+        said = b""
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.communicate(program.encode("utf-8", "replace"), timeout=TIMEOUT_S)
+            with suppress(subprocess.TimeoutExpired):
+                _, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)  # and whatever the program started
-            child.wait()
-    return child.returncode == _PASSED
+            os.close(ours)  # which ends what still runs
+    if keeper.returncode in (contained.PASSED, contained.FAILED):
+        return keeper.returncode == contained.PASSED
+    raise EnvironmentFault(
+        f"an answer's code cannot be contained here: {said.decode(errors='replace').strip()}",
+        "let this user have namespaces (Linux 5.12 or later; in a container: --privileged; Ubuntu:"
+        " sysctl kernel.apparmor_restrict_unprivileged_userns=0), or, if the answers may do what"
+        " you may do: specbench run --run-code --uncontained",
+    )

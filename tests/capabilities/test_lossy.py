@@ -33,7 +33,7 @@ def decode(tmp_path_factory):
     def run(*rows, **config):
         checked = RunConfig.model_validate(
             {"methods": [{"name": "vanilla"}, *rows], "plugins": [PLUGIN], "limit": 6,
-             "max_new_tokens": 40, "allow_noise": True, "threads": 1, **config}
+             "max_new_tokens": 40, "isolation": "none", "allow_noise": True, "threads": 1, **config}
         )  # fmt: skip
         view, folder = Silent(), tmp_path_factory.mktemp("runs") / "run"
         plan, run_dir = execute.start(checked, {}, folder, view)

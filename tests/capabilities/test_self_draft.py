@@ -340,7 +340,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
              for k in (False, True)]  # fmt: skip
     config = RunConfig.model_validate(
         {"methods": rows, "plugins": [str(FILE)], "limit": 1, "max_new_tokens": 12,
-         "allow_noise": True, "threads": 1}
+         "isolation": "none", "allow_noise": True, "threads": 1}
     )  # fmt: skip
     plan, run_dir = execute.start(config, {}, tmp_path / "run", Silent())
     run = RunDir.open(execute.run(plan, run_dir, Silent()).run_dir)

@@ -82,7 +82,17 @@ def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear
 
 
 def run(tmp_path, folder, *more):
-    words = ["run", "--plugin", str(FILE), "-m", "linear", "--set", f"linear.head={folder}"]
+    words = [
+        "run",
+        "--plugin",
+        str(FILE),
+        "--isolation",
+        "none",
+        "-m",
+        "linear",
+        "--set",
+        f"linear.head={folder}",
+    ]
     words += ["--limit", "2", "--max-new-tokens", "24", "--allow-noise", "--threads", "1"]
     code = app._run([*words, "--out", str(tmp_path / "run"), *more])
     return code, RunDir.open(tmp_path / "run")

@@ -59,8 +59,18 @@ def report(call, faulty_run, capsys):
 def faulty_run(call):
     """A run of a method whose target keeps a rejected token's row, beside a right one."""
     Path("faulty.py").write_text(textwrap.dedent(FAULTY))
-    args = ["run", "--plugin", "faulty.py", "-m", "stale-row,pld", "--limit", "3", "--seed", "1"]
-    args += ["--max-new-tokens", "24", "--category", "translation", "--allow-noise"]
+    args = ["run", "--plugin", "faulty.py", "--isolation", "none", "-m", "stale-row,pld"]
+    args += [
+        "--limit",
+        "3",
+        "--seed",
+        "1",
+        "--max-new-tokens",
+        "24",
+        "--category",
+        "translation",
+        "--allow-noise",
+    ]
     args += ["--threads", "1", "--out", "here"]
     return app._run(args)
 

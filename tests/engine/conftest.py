@@ -39,6 +39,22 @@ def exact_law() -> Callable[[Callable[[Random], Hashable]], Law]:
     return walk
 
 
+def workspace_of(
+    target: Tensor, draft: Tensor | None, capacity: int, translation: Translation | None = None
+) -> Workspace:
+    decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
+    if draft is not None:
+        decoders["draft"] = TableDecoder("draft", draft)
+        decoders["draft"].translation = translation
+    return Workspace(decoders, capacity, make=partial(make_on_tables, decoders))
+
+
+@pytest.fixture(scope="session")
+def open_workspace() -> Callable[..., Workspace]:
+    """What sessions on table models may share: `workspace` of `open_session`."""
+    return workspace_of
+
+
 @pytest.fixture(scope="session")
 def open_session() -> Callable[..., Session]:
     """A session on table models: target's table, draft's table, and what a request is made of."""
@@ -53,19 +69,12 @@ def open_session() -> Callable[..., Session]:
         sampling: Sampling | None = None,
         kind: type[Session] = Session,
         translation: Translation | None = None,
+        workspace: Workspace | None = None,
         **rest: object,
     ) -> Session:
         stop = {key: rest.pop(key) for key in ("strings", "decode") if key in rest}
-        decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
-        if draft is not None:
-            decoders["draft"] = TableDecoder("draft", draft)
-            decoders["draft"].translation = translation
         return kind(
-            Workspace(
-                decoders,
-                capacity=len(prompt) + budget,
-                make=partial(make_on_tables, decoders),
-            ),
+            workspace or workspace_of(target, draft, len(prompt) + budget, translation),
             Request("table/0", 0, tuple(prompt), StopRule(frozenset(eos), budget, **stop)),
             sampling or Sampling(),
             **rest,

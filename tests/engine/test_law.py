@@ -154,14 +154,15 @@ def distance(a, b):
 
 
 @pytest.fixture
-def law_of_method(open_session, exact_law):
+def law_of_method(open_session, open_workspace, exact_law):
     """Law of the first tokens that a method commits after PROMPT."""
 
     def walk(method, pair, sampling, budget=6, eos=(), length=3):
+        shared = open_workspace(*pair, len(PROMPT) + budget)
+
         def run(random):
-            session = open_session(
-                *pair, prompt=PROMPT, sampling=sampling, budget=budget, eos=eos, random=random
-            )
+            request = {"prompt": PROMPT, "sampling": sampling, "budget": budget, "eos": eos}
+            session = open_session(*pair, workspace=shared, random=random, **request)
             for _ in method.generate(session):
                 if len(session.output()) >= length:
                     break

@@ -41,6 +41,28 @@ def test_one_row_and_many_agree(form: str) -> None:
     assert close(torch.cat([product(row[None]) for row in x]), product(x))
 
 
+def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight, b = problem(136, bias=True)
+    residual = torch.randn(136, 320)
+    product = linear(weight, b, form="packed")
+    cut = torch.cat([product(part) for part in x.split(17)])
+    added = cut + residual
+    heights = set()
+    multiplied, plus = product._product, product._product_plus
+    monkeypatch.setattr(
+        product, "_product", lambda x, *rest: heights.add(len(x)) or multiplied(x, *rest)
+    )
+    monkeypatch.setattr(
+        product, "_product_plus", lambda x, *rest: heights.add(len(x)) or plus(x, *rest)
+    )
+    for n in range(65, 137):
+        assert close(product(x[:n]), cut[:n])
+        assert close(product.add_to(residual[:n].clone(), x[:n]), added[:n])
+    assert len(heights) == 9  # 72, 80 to 136
+
+
 @pytest.mark.parametrize("form", ["plain", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product_is_right_and_fills_the_buffer_given(form: str, bias: bool) -> None:

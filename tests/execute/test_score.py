@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from specbench_cli.errors import UsageError
 from specbench_cli.scoring import score
 from specbench_cli.tasks import load_task, written_text
 
@@ -51,5 +52,16 @@ def test_equal_answers_have_equal_scores(specbench):
 
 @pytest.mark.parametrize(("run_code", "scored"), [(False, False), (True, True)])
 def test_code_is_scored_only_if_it_may_be_run(specbench, code_task, run_code, scored):
-    outcome = specbench("pld", tasks=[code_task], max_new_tokens=4, run_code=run_code)
+    outcome = specbench(
+        "pld", tasks=[code_task], max_new_tokens=4, run_code=run_code, uncontained=run_code
+    )
     assert all((r.score is not None) == scored for r in outcome.records)
+    assert outcome.manifest["containment"] == ("limits" if run_code else None)
+
+
+def test_tests_that_are_no_program_without_the_answer_are_refused_and_named(specbench, tmp_path):
+    (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "x = ?", "test": "pass"}) + "\n")
+    program = "if True:\n    {answer}\n    {test}"
+    (tmp_path / "code.yaml").write_text(yaml.safe_dump({**CODE, "program": program}))
+    with pytest.raises(UsageError, match=r"code/0: what follows \{answer\} .* '\\n    pass'"):
+        specbench("pld", tasks=[str(tmp_path / "code.yaml")], run_code=True, uncontained=True)

@@ -1,83 +1,205 @@
-"""The limits that generated code runs under."""
+"""Where generated code is run, what it can reach there, and who says that it passed."""
 
+import json
+import math
 import os
+import subprocess
+import sys
 import time
 
-import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specbench_cli.scoring import code
-
-
-def ran(program: str) -> bool:
-    return code.tested(program, "", "")
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process ended within five seconds; nobody may have taken note of it yet."""
-    for _ in range(100):
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.scoring import code, contained
+from tests.benchmarks import hostile_code
 
 
-def test_environment_is_empty(monkeypatch):
-    monkeypatch.setenv("SPECBENCH_SECRET", "x")
-    assert ran(
-        "import os\nassert 'SPECBENCH_SECRET' not in os.environ and 'HOME' not in os.environ"
-    )
+def _namespaces() -> bool:
+    try:
+        code.check_containment()
+    except EnvironmentFault:
+        return False
+    return True
 
 
-def test_folder_is_empty_and_gone_afterwards(tmp_path):
-    told = tmp_path / "told"
-    assert ran(
-        "import os\nassert os.listdir() == []\nopen('left', 'w').write('x')\n"
-        f"open({str(told)!r}, 'w').write(os.getcwd())"
-    )
-    assert not os.path.exists(told.read_text())  # noqa: PTH110 (a path as another process wrote it)
+CONTAINED = pytest.param(
+    False, id="contained", marks=pytest.mark.skipif(not _namespaces(), reason="no namespaces here")
+)
+BOTH = pytest.mark.parametrize("uncontained", [CONTAINED, pytest.param(True, id="limits")])
 
 
-def test_endless_loop_ends_at_the_limit(monkeypatch):
-    monkeypatch.setattr(code, "TIMEOUT_S", 0.5)
-    began = time.monotonic()
-    assert not ran("while True: pass")
-    assert time.monotonic() - began < 10
+def ran(program: str, uncontained: bool, tests: str = "", before: str = "") -> bool:
+    return code.tested(program, before, tests, uncontained=uncontained)
 
 
-def test_children_die_with_the_program(monkeypatch, tmp_path):
-    monkeypatch.setattr(code, "TIMEOUT_S", 1.5)
-    assert not ran(
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
-        "child.wait()"
-    )
-    written = tmp_path / "child"
-    if written.exists():  # on a very slow machine the program dies before it starts a child
-        assert is_gone(int(written.read_text()))
+@BOTH
+def test_right_program_passes_and_a_wrong_one_fails(uncontained):
+    tests = "\nassert add(2, 3) == 5\nassert sorted({add(1, 1), 4}) == [2, 4]\n"
+    assert ran("def add(a, b):\n    print('adding')\n    return a + b", uncontained, tests)
+    assert not ran("def add(a, b):\n    return a * b", uncontained, tests)
+
+
+FAST = (
+    "passwd home run-folder variables write-outside write-libraries chroot mount namespaces others"
+    " tcp udp unix-socket abstract-socket fork-bomb thread kill memory disk deaf tests end-86"
+    " equal-to-all assertions harness replies closed segfault"
+).split()
+
+
+@pytest.mark.skipif(not _namespaces(), reason="no namespaces here")
+def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
+    monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
+    for name, reached, passed in hostile_code.tried(FAST):
+        assert (reached, passed) == ([], False), name
+
+
+def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
+    wanted = ["run-folder", "write-outside", "abstract-socket"]
+    assert all(reached for _, reached, _ in hostile_code.tried(wanted, uncontained=True))
+
+
+@BOTH
+def test_folder_is_empty_and_can_be_written(uncontained):
+    look = "import os\nassert os.listdir() == []\nopen('left', 'w').write('x')"
+    assert ran(look, uncontained)
+    assert ran(look, uncontained)
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        "x = bytearray(4 * 1024**3)",
         "open('big', 'wb').write(bytes(2 * 1024**2))",
         "files = [open('f' + str(i), 'w') for i in range(200)]",
         "input()",
         "raise SystemExit",
-        "import os\nos._exit(0)",
         "assert False",
         "x = (",
         "x = '\\0'\0",
     ],
 )
 def test_program_that_exceeds_a_limit_or_ends_otherwise_fails(program):
-    assert not ran(program)
+    assert not ran(program, uncontained=True)
+
+
+def test_endless_loop_ends_at_the_limit(monkeypatch):
+    monkeypatch.setattr(code, "TIMEOUT_S", 0.5)
+    began = time.monotonic()
+    assert not ran("while True: pass", uncontained=True)
+    assert time.monotonic() - began < 10
+
+
+@BOTH
+def test_rooms_end_with_whoever_started_them(uncontained):
+    """Its end of the leash is closed by the system, whatever it died of."""
+    leash, ours = os.pipe()
+    words = [sys.executable, "-I", "-S", contained.__file__]
+    how = "uncontained" if uncontained else "contained"
+    with subprocess.Popen(
+        [*words, how, str(leash)], stdin=subprocess.PIPE, env={}, pass_fds=[leash]
+    ) as keeper:
+        os.close(leash)
+        job = {"program": "while True: pass", "own": "", "asked": [], "given": [], "tests": []}
+        keeper.stdin.write(json.dumps(job).encode())
+        keeper.stdin.close()
+        os.close(ours)
+        assert keeper.wait(10) == contained.FAILED  # which it ends with once both have ended
+
+
+def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monkeypatch, tmp_path):
+    lacking = tmp_path / "keeper.py"
+    lacking.write_text(
+        f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({contained.NO_ROOM})\n"
+    )
+    monkeypatch.setattr(contained, "__file__", str(lacking))
+    with pytest.raises(EnvironmentFault, match="cannot be contained here: not permitted") as fault:
+        ran("pass", uncontained=False)
+    assert "--run-code --uncontained" in fault.value.hint
+
+
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.sets(st.integers()),
+    st.frozensets(st.text()),
+)
+DATA = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40)
+@given(DATA)
+def test_data_comes_through_as_it_was(value):
+    def none(number):
+        raise AssertionError(number)
+
+    back = contained.read(json.loads(json.dumps(contained.written(value, none))), none)
+    assert back == value and type(back) is type(value)
+
+
+@BOTH
+def test_objects_of_the_answer_stay_with_it_and_can_be_asked(uncontained):
+    program = (
+        "import re\nclass Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
+        "def total(pairs): return sum(p.a * p.b for p in pairs)\n"
+        "def first(pair): return pair.a\n"
+        "def count(n): yield from range(n)\n"
+        "def root(x):\n    if x < 0: raise ValueError(x)\n    return x ** .5\n"
+    )
+    tests = (
+        "\npair = Pair(2, 3)\nassert total([pair, Pair(1, 1)]) == 7\npair.a = 5\n"
+        "assert first(pair) == pair.a == 5 and list(count(3)) == [0, 1, 2]\n"
+        "try:\n    root(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError\n"
+    )
+    assert ran(program, uncontained, tests)
+
+
+def test_what_the_tests_set_up_is_there_for_the_answer():
+    program = "def vowels(word): return sum(c in VOWELS for c in word)"
+    assert ran(program, True, "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
+
+
+HELPED = 'import math\ndef poly(x):\n    return x - 2\n\ndef root():\n    """Of poly."""\n'
+CLOSE = "\nassert math.fabs(poly(root())) < 1e-9 and math.isclose(root(), 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("    return 2", True),
+        (f"{HELPED}    return 2", True),
+        ("    return 0\n", False),
+        (f"{HELPED}    return 0\n\ndef poly(x): return 0", False),
+        (f"{HELPED}    return 0\n\nclass math:\n    fabs = isclose = lambda *a: 0", False),
+    ],
+)
+def test_tests_keep_their_own_helpers_and_modules_whatever_the_answer_makes_of_them(answer, right):
+    assert ran(answer, True, CLOSE, HELPED) == right
+
+
+def test_module_that_the_answer_alone_imports_is_the_tests_own():
+    program = "import math\nmath.isclose = lambda *a: True\ndef third(): return {}"
+    tests = "\nassert math.isclose(third(), 1 / 3)\n"
+    assert ran(program.format(1 / 3), True, tests) and not ran(program.format(0), True, tests)
+
+
+def test_answer_that_hides_a_builtin_is_asked_for_it():
+    assert ran("def sum(a, b): return a * b", True, "\nassert sum(2, 5) == 10\n")
+
+
+def test_number_that_is_none_equals_nothing():
+    assert ran("def f(): return float('nan')", True, "\nimport math\nassert math.isnan(f())\n")
+    assert math.isnan(contained.read(json.loads(json.dumps(math.nan)), int))
 
 
 def test_odd_escapes_warn_nobody():
-    assert ran("x = '\\d'")
+    assert ran("x = '\\d'", True)

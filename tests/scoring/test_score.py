@@ -207,7 +207,7 @@ def test_code_is_not_run_unless_asked():
     ],
 )
 def test_code_is_right_if_it_passes_its_tests(answer, right):
-    assert score(ADD, 1, answer, run_code=True) == right
+    assert score(ADD, 1, answer, run_code=True, uncontained=True) == right
 
 
 @pytest.mark.data
@@ -223,9 +223,9 @@ def test_real_final_numbers_are_right_on_their_references_and_wrong_on_others(na
 def test_real_humaneval_solutions_pass_their_own_tests_and_no_others():
     questions = load_task("humaneval").questions
     others = questions[1:] + questions[:1]
-    assert all(score(q, 1, q.reference[0], run_code=True) == 1 for q in questions)
+    assert all(score(q, 1, q.reference[0], run_code=True, uncontained=True) == 1 for q in questions)
     assert not any(
-        score(q, 1, other.reference[0], run_code=True)
+        score(q, 1, other.reference[0], run_code=True, uncontained=True)
         for q, other in zip(questions, others, strict=True)
     )
 

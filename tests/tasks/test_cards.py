@@ -119,9 +119,9 @@ def test_scorers_are_right_on_references_and_wrong_on_another_questions(tmp_path
     questions = load_task(copy_of(name, tmp_path, counts.get(name, 2))).questions[:3]
     others = questions[1:] + questions[:1]
     for question, other in zip(questions, others, strict=True):
-        assert score(question, 1, question.reference[0], run_code=True) == 1
+        assert score(question, 1, question.reference[0], run_code=True, uncontained=True) == 1
         if question.reference != other.reference:
-            assert score(question, 1, other.reference[0], run_code=True) == 0
+            assert score(question, 1, other.reference[0], run_code=True, uncontained=True) == 0
 
 
 def test_parts_of_a_task_have_their_categories_and_prompts(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -212,13 +214,13 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
         decoders: tables by role, "target" and "draft".
     """
     kind: type[Artifact] = wanted.kind
-    if issubclass(kind, LookAhead):
-        target, tables = cast(TableDecoder, decoders["target"]), _tables(decoders)
-        own, target.foresees = {"tables": tables, "below": target.layers[0]}, tables[0]
-        kind = type(kind.__name__, (TableLookAhead, kind), own)
-    elif issubclass(kind, FeatureHead):
-        mixed = TableSequentialHead if issubclass(kind, SequentialHead) else TableFeatureHead
-        kind = type(kind.__name__, (mixed, kind), {"tables": _tables(decoders)})
+    if issubclass(kind, FeatureHead):
+        target = cast(TableDecoder, decoders["target"])
+        made = copy(_head_of(kind, target.vocab_size, target.n_layers))
+        made.target, made.tables = target, _tables(decoders)
+        if isinstance(made, TableLookAhead):
+            made.below, target.foresees = target.layers[0], made.tables[0]
+        return made
     if issubclass(kind, Head):
         if not kind.parallel:
             return TableHead(*_tables(decoders))
@@ -227,6 +229,21 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
     return (
         TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)
     )
+
+
+@cache
+def _head_of(kind: type[FeatureHead], vocab_size: int, n_layers: int) -> Any:
+    """A head for tables of a size, whose weights are those for all of them: made once, since short
+    walks would spend most of their time on making modules."""
+    mixed: type[FeatureHead] = TableFeatureHead
+    if issubclass(kind, LookAhead):
+        mixed = TableLookAhead
+    elif issubclass(kind, SequentialHead):
+        mixed = TableSequentialHead
+    table = torch.zeros((), dtype=torch.float64).expand((vocab_size,) * 3)
+    target = TableDecoder("target", table, table if n_layers > 1 else None, inner=n_layers - 2)
+    made: type[FeatureHead] = type(kind.__name__, (mixed, kind), {})
+    return made.random({"target": target, "draft": TableDecoder("draft", table)})
 
 
 def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:

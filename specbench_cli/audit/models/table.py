@@ -200,18 +200,17 @@ class TableDecoder(Decoder):
         else:
             n = x.rows.shape[1] if not low else min(x.rows.shape[1], len(state.rows) - start)
             state.deepen(n, run)
-        beyond = x.rows[0, n:] if isinstance(x, Hidden) else self.table.new_empty(0)
-        if len(beyond):
+        beyond = None
+        if isinstance(x, Hidden) and x.rows.shape[1] > n:
             assert positions is not None
-            assert isinstance(x, Hidden)
-            beyond = _beyond(beyond, mask, positions[0], state)
+            beyond = _beyond(x.rows[0, n:], mask, positions[0], state)
             seen = 0 if mask is None else mask[:n, n:].any(-1)[None, :, None]
             x = Hidden(x.rows[:, :n] + seen)
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
         if isinstance(x, Hidden):
-            due = self.layers[low - 1][before, last]
+            due = _rows(self.layers[low - 1], before, last)
             wrong = (x.rows[0] != due).any(-1).tolist()
             last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
         if not run and not isinstance(x, Hidden):
@@ -227,11 +226,12 @@ class TableDecoder(Decoder):
                 before = [0] * n
             if (at_last, "mlp") in over:
                 last = [0] * n
-            hidden = self.layers[at_last][before, last][None]
+            hidden = _rows(self.layers[at_last], before, last)[None]
         tapped = {
-            at: hidden if at == high - 1 else self.layers[at][before, last][None] for at in taps
+            at: hidden if at == high - 1 else _rows(self.layers[at], before, last)[None]
+            for at in taps
         }
-        if len(beyond):
+        if beyond is not None:
             hidden = torch.cat((hidden, beyond[None]), 1)
         if logits_at is None or high < self.n_layers:
             return Out(None, hidden, tapped)
@@ -365,6 +365,13 @@ class LearntTable(nn.Module):
         before = nn.functional.pad(input_ids[:, :-1], (1, 0))
         rows = self.table[before, input_ids]
         return Out(rows, rows)
+
+
+def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:
+    """Entries [n, V] of a table; of one place by plain indices, which cost far less than lists."""
+    if len(last) == 1:
+        return table[before[0], last[0]].clone()[None]
+    return table[before, last]
 
 
 def way_of(draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int) -> Tensor:

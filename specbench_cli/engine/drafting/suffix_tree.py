@@ -65,6 +65,7 @@ class SuffixTree:
         self._text, self._from = [list[int]()], [0]
         self._newest = [_NONE]  # the number of the closed sequence that it came with last
         self._free: list[int] = []
+        self._stopped: dict[int, list[int]] | None = None  # `_stops`, until something changes
 
     # ---- what comes in and goes out -------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class SuffixTree:
         place = len(text)
         text.append(token)
         self.held += 1
+        self._stopped = None
         parent, begin, end, kids = self._parent, self._begin, self._end, self._kids
         ends: list[Point] = []
         due = [*self.ends, (_TOP, 0)]
@@ -102,6 +104,7 @@ class SuffixTree:
         text = self._open
         if not text:
             return
+        self._stopped = None
         for start, node in self._leaves:
             self._end[node] = min(self._end[node], len(text) - start)
         for known, depth in reversed(self.ends):  # where fewer suffixes go on, a node says so
@@ -130,6 +133,7 @@ class SuffixTree:
         while self.held > most and self._sequences:
             text = self._sequences.pop(self._policy.evict())
             self.evictions += 1
+            self._stopped = None
             self.held -= len(text)
             for start in range(len(text)):
                 self._remove(text, start)
@@ -287,12 +291,13 @@ class SuffixTree:
 
     def _stops(self) -> dict[int, list[int]]:
         """The lengths of the open sequence's suffixes that end inside edges, by node."""
-        stops: dict[int, list[int]] = {}
-        for known, depth in self.ends:
-            node = self._home(known, depth)
-            if depth < self._end[node]:
-                stops.setdefault(node, []).append(depth)
-        return stops
+        if self._stopped is None:
+            self._stopped = {}
+            for known, depth in self.ends:
+                node = self._home(known, depth)
+                if depth < self._end[node]:
+                    self._stopped.setdefault(node, []).append(depth)
+        return self._stopped
 
     def _passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
         """How often the first `depth` tokens of a node's string occur, of which one is its own."""

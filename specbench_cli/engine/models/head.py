@@ -284,7 +284,7 @@ class FeatureHead(nn.Module, Artifact):
     def _made(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
         """A new one; torch's own chance stays as it is."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.errors import UsageError
@@ -95,9 +96,16 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN with a matrix reordered for blocks of a few rows."""
+    """oneDNN with a matrix reordered for blocks of a few rows.
+
+    For each number of rows oneDNN compiles a program of half a megabyte and keeps it: 2 ms at the
+    first prompt of a length, and memory that grows with every length. So long blocks are filled up
+    with rows of zeros to the next multiple of `ROWS`; no row's numbers depend on how many there
+    are.
+    """
 
     ROWS = 8  # the block height the reordering is tuned to: the width of a verification
+    EVEN_FROM = 65  # rows from which blocks are filled up: none that is verified is
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
@@ -108,12 +116,19 @@ class PackedLinear:
         self._product_plus = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        y: Tensor = self._product(x, self.weight, self.bias, "none", [], "")
-        return y if out is None else out.copy_(y)
+        y: Tensor = self._product(self._even(x), self.weight, self.bias, "none", [], "")
+        return y[: len(x)] if out is None else out.copy_(y[: len(x)])
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        y: Tensor = self._product_plus(x, residual, self.weight, self.bias, "add")
-        return y
+        y: Tensor = self._product_plus(
+            self._even(x), self._even(residual), self.weight, self.bias, "add"
+        )
+        return y[: len(x)]
+
+    def _even(self, x: Tensor) -> Tensor:
+        """Rows [n, in], filled up with zeros where blocks are long."""
+        lacking = -len(x) % self.ROWS
+        return F.pad(x, (0, 0, 0, lacking)) if lacking and len(x) >= self.EVEN_FROM else x
 
     def columns(self, start: int, stop: int) -> Tensor | None:
         return None

@@ -1,0 +1,415 @@
+"""An answer and its tests, in two rooms that share a line of data and nothing else.
+
+Run as a program of its own by `scoring.code`, with the standard library alone (`python -I -S`). It
+keeps two rooms, each a process:
+
+- the **answer's** executes the program, then does what it is asked over a pipe: look a name up,
+  call, read or set an attribute. What it replies is JSON; objects that are no data stay there, and
+  a number stands for them.
+- the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
+  values that it compares are Python's own types, and the answer never sees what is expected. A pass
+  is this process's exit code: an answer can make itself fail, and can pass only by right replies.
+
+On Linux each room has namespaces of its own (user, mount, process, network, IPC, host name): no
+network, no processes but itself, no files but libraries to read and an empty folder to write, no
+`/proc`, no `/dev`, no keys, no capabilities, no further namespaces. A room is one process: the
+limits on memory, processor time, open files and file sizes are those of all that runs in it.
+
+The keeper reads nothing of either room: it ends both once the tests have ended, or once the leash,
+a pipe of whoever started it, is closed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NoReturn, TextIO
+
+PASSED, FAILED, NO_ROOM = 86, 87, 88
+"""Exit codes of the keeper; with the last one, its standard error says what could not be had."""
+
+CPU_S = 10
+MEMORY_BYTES = 2 * 1024**3
+FILE_BYTES = 1024**2
+FOLDER_BYTES = 16 * 1024**2
+OPEN_FILES = 64
+MOST_DRAWN = 100_000
+"""Values that are taken from an iterator which an answer returns."""
+
+_LIMITS = {
+    resource.RLIMIT_CPU: CPU_S,
+    resource.RLIMIT_AS: MEMORY_BYTES,
+    resource.RLIMIT_FSIZE: FILE_BYTES,
+    resource.RLIMIT_NOFILE: OPEN_FILES,
+    resource.RLIMIT_NPROC: 0,  # neither children nor threads: what they use would count for nobody
+    resource.RLIMIT_CORE: 0,
+}
+
+# From Linux's headers; clone, keyctl by machine.
+_CALLS = {"x86_64": (56, 250), "aarch64": (220, 219)}
+_MOUNT_SETATTR = 442
+_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
+"""CLONE_NEW: USER, NS, PID, NET, IPC, UTS."""
+_READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+_DETACH = 2
+_AT_RECURSIVE = 0x8000
+_JOIN_SESSION_KEYRING = 1
+_NO_NEW_PRIVILEGES, _SECURE_BITS = 38, 28
+_NO_ROOT = 3  # executing a file as user 0 gives no capabilities
+_CAPABILITIES_3 = 0x20080522
+
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+_SHARED = (
+    "kernel/shmmni",
+    "kernel/shmall",
+    "kernel/msgmni",
+    "fs/mqueue/queues_max",
+)
+"""System V's memory and messages: nobody's limit counts what no process has attached."""
+
+
+# Values as lines ------------------------------------------------------------------------------
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    # name: type, its parts, and how it is made of them
+    "list": (list, _itself, _itself),
+    "tuple": (tuple, _itself, tuple),
+    "dict": (dict, dict.items, dict),
+    "set": (set, _itself, set),
+    "frozenset": (frozenset, _itself, frozenset),
+    "complex": (complex, lambda z: (z.real, z.imag), lambda parts: complex(*parts)),
+    "bytes": (bytes, _itself, bytes),
+    "bytearray": (bytearray, _itself, bytearray),
+    "range": (range, lambda r: (r.start, r.stop, r.step), lambda parts: range(*parts)),
+    "iterator": (Iterator, lambda drawn: islice(drawn, MOST_DRAWN), iter),
+}
+
+
+def written(value: Any, number: Callable[[Any], int]) -> Any:
+    """A value as JSON can hold it; `number` gives the number of an object that is no data."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    for name, (kind, parts, _) in _DATA.items():
+        if isinstance(value, kind):
+            return {name: [written(part, number) for part in parts(value)]}
+    return {"object": number(value)}
+
+
+def read(told: Any, find: Callable[[int], Any]) -> Any:
+    """The value that `written` told of; `find` gives the object of a number."""
+    if not isinstance(told, dict):
+        return told
+    ((name, inside),) = told.items()
+    if name == "object":
+        return find(inside)
+    return _DATA[name][2]([read(part, find) for part in inside])
+
+
+# The answer's room ----------------------------------------------------------------------------
+
+
+def _serve(calls: int, replies: int) -> None:
+    """Execute the program, and do what the tests ask."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    kept: list[Any] = []
+
+    def number(value: Any) -> int:
+        kept.append(value)
+        return len(kept) - 1
+
+    def load(program: str) -> None:
+        exec(compile(program, "answer", "exec"), names)  # noqa: S102 (that is what this room is for)
+
+    def name(wanted: str) -> Any:
+        if wanted not in names:
+            raise NameError(wanted)
+        return names[wanted]
+
+    def bind(name: str, value: Any) -> None:
+        names[name] = value
+
+    def call(function: Any, arguments: Any, named: Any) -> Any:
+        return function(*arguments, **named)
+
+    deeds: dict[str, Callable[..., Any]] = {
+        "load": load,
+        "name": name,
+        "bind": bind,
+        "call": call,
+        "get": getattr,
+        "set": setattr,
+    }
+    told_to = os.fdopen(replies, "w")
+    for line in os.fdopen(calls):
+        try:
+            deed, *inputs = json.loads(line)
+            value = deeds[deed](*(read(told, kept.__getitem__) for told in inputs))
+            reply = json.dumps({"value": written(value, number)})
+        except BaseException as fault:  # of the answer's: SystemExit too
+            reply = json.dumps({"raised": type(fault).__name__})
+        print(reply, file=told_to, flush=True)
+
+
+# The tests' room ------------------------------------------------------------------------------
+
+
+class _Asking:
+    """What the tests see of the answer.
+
+    Args:
+        calls, replies: the pipes to the answer's room.
+    """
+
+    def __init__(self, calls: TextIO, replies: TextIO) -> None:
+        self._calls = calls
+        self._replies = replies
+
+    def __call__(self, deed: str, *inputs: Any) -> Any:
+        """The value of what the answer was asked.
+
+        Raises:
+            Exception: of Python's own type of that name, where the answer raised one.
+        """
+        told = [deed, *(written(each, _number_of) for each in inputs)]
+        print(json.dumps(told), file=self._calls, flush=True)
+        reply = json.loads(self._replies.readline())
+        if "raised" in reply:
+            kind = vars(builtins).get(reply["raised"])
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                raise kind
+            raise RuntimeError(reply["raised"])
+        return read(reply["value"], lambda number: _Remote(self, number))
+
+
+class _Remote:
+    """An object in the answer's room: a function, a class, an instance."""
+
+    def __init__(self, ask: _Asking, number: int) -> None:
+        vars(self).update(_ask=ask, _number=number)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._ask("call", self, arguments, named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", self, name, value)
+
+
+def _number_of(value: Any) -> int:
+    if not isinstance(value, _Remote):
+        raise TypeError(f"the tests hand over a {type(value).__name__}, which is no data")
+    return int(vars(value)["_number"])
+
+
+def _test(calls: int, replies: int) -> None:
+    """Hold the tests against the answer; an exception is a failure."""
+    job = json.load(sys.stdin)
+    ask = _Asking(os.fdopen(calls, "w"), os.fdopen(replies))
+    ask("load", job["program"])
+    names: dict[str, Any] = {"__name__": "tests"}
+    exec(compile(job["own"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
+    for name in job["asked"]:
+        with suppress(NameError):
+            names[name] = ask("name", name)
+    given: dict[str, Any] = {}
+    for piece in job["tests"]:
+        exec(compile(piece, "tests", "exec"), names)  # noqa: S102 (the task's)
+        for name in job["given"]:
+            if name in names and names[name] is not given.get(name, given):
+                given[name] = names[name]
+                with suppress(TypeError):  # no data
+                    ask("bind", name, names[name])
+
+
+# Rooms ----------------------------------------------------------------------------------------
+
+
+def _room(contained: bool, live: Callable[[], None], own: set[int], *, deaf: bool) -> int:
+    """The process id of a new room.
+
+    Args:
+        contained: whether it has namespaces of its own.
+        live: what is done there; the exit code is `PASSED` where it returns.
+        own: the pipes' ends that it needs.
+        deaf: whether it cannot read the keeper's standard input.
+
+    Raises:
+        OSError: where it cannot be had.
+    """
+    ready, said = os.pipe()
+    room = _cloned() if contained else os.fork()
+    if room == 0:
+        _live(contained, live, {*own, said}, said, deaf=deaf)
+    os.close(said)
+    with os.fdopen(ready) as told:
+        if fault := told.read():
+            raise OSError(fault)
+    return room
+
+
+def _live(
+    contained: bool, live: Callable[[], None], own: set[int], said: int, *, deaf: bool
+) -> NoReturn:
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2) if deaf else (1, 2):
+            os.dup2(nothing, number)
+        for number in {*range(3, OPEN_FILES)} - own:
+            with suppress(OSError):  # of numbers that are none
+                os.close(number)
+        if contained:
+            _enclose()
+        for what, most in _LIMITS.items():
+            hard = resource.getrlimit(what)[1]
+            limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(what, (limit, limit))
+    except BaseException as fault:
+        os.write(said, str(fault).encode())
+        os._exit(FAILED)
+    os.close(said)
+    try:
+        sys.set_int_max_str_digits(0)
+        live()
+    except BaseException:  # an answer that fails is no fault to be told
+        os._exit(FAILED)
+    os._exit(PASSED)
+
+
+_C = ctypes.PyDLL(None, use_errno=True)
+"""The C library. Calls keep Python's lock: a process that clones itself has one thread."""
+
+
+def _done(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _system(number: int, *arguments: Any) -> int:
+    """The result of a system call that the C library has no function for."""
+    wide = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return _done(_C.syscall(ctypes.c_long(number), *wide))
+
+
+def _cloned() -> int:
+    """The child's process id, 0 in the child, which is alone in namespaces of its own.
+
+    It executes no file: nothing but libraries need be seen in there. As root, user 1 in there is
+    nobody outside; else user 0 in there is who we are, and may no more.
+    """
+    if sys.platform != "linux" or os.uname().machine not in _CALLS:
+        raise OSError(f"that is done on Linux alone, on {' and '.join(_CALLS)}")
+    mapped, tell = os.pipe()
+    child = _system(_CALLS[os.uname().machine][0], _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
+    if child == 0:
+        os.close(tell)
+        if not os.read(mapped, 1):
+            os._exit(FAILED)  # the keeper says why
+        return 0
+    os.close(mapped)
+    try:
+        root = os.geteuid() == 0
+        if not root:
+            _write(f"/proc/{child}/setgroups", "deny")
+        for kind, ours in (("uid", os.geteuid()), ("gid", os.getegid())):
+            _write(f"/proc/{child}/{kind}_map", "0 0 1\n1 65534 1\n" if root else f"0 {ours} 1\n")
+        os.write(tell, b"\0")
+    finally:
+        os.close(tell)
+    return child
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:  # noqa: PTH123 (pathlib takes longer than a room)
+        file.write(text)
+
+
+def _enclose() -> None:
+    """Leave everything of the system's but this process, its libraries and its pipes."""
+    _write("/proc/sys/user/max_user_namespaces", "0")
+    for name in _SHARED:
+        with suppress(OSError):  # older systems let nobody but themselves
+            _write(f"/proc/sys/{name}", "0")
+    _done(_C.sethostname(b"room", 4))
+    _system(_CALLS[os.uname().machine][1], _JOIN_SESSION_KEYRING, None)
+    _done(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
+    new = "/proc"  # a folder that every system has, and that nobody's Python is in
+    _mount_empty(new, "size=64k,mode=755")
+    own = {f"{sys.base_prefix}/lib", f"{sys.base_prefix}/{sys.platlibdir}"}
+    for path in sorted({*_LIBRARIES, *own}):
+        _show(path, new + path)
+    os.mkdir(f"{new}/tmp")  # noqa: PTH102
+    _mount_empty(f"{new}/tmp", f"size={FOLDER_BYTES},nr_inodes=1024,mode=777")
+    read_only = _REMOUNT | _READ_ONLY | _NO_SUID | _NO_DEV
+    _done(_C.mount(None, new.encode(), None, read_only, None))
+    os.chdir(new)
+    _done(_C.pivot_root(b".", b"."))
+    _done(_C.umount2(b".", _DETACH))
+    os.chdir("/tmp")
+    _done(_C.prctl(_SECURE_BITS, _NO_ROOT, 0, 0, 0))
+    _done(_C.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    with suppress(OSError):  # of a mapping without user 1: that is no root
+        os.setgroups([])
+        os.setresgid(1, 1, 1)
+        os.setresuid(1, 1, 1)
+    none = (ctypes.c_uint32 * 6)()
+    _done(_C.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), none))
+
+
+def _mount_empty(where: str, options: str) -> None:
+    _done(_C.mount(b"tmpfs", where.encode(), b"tmpfs", _NO_SUID | _NO_DEV, options.encode()))
+
+
+def _show(path: str, inside: str) -> None:
+    """Let a folder be read in the new root, or a link be followed, as far as it is there."""
+    if os.path.islink(path):  # noqa: PTH114
+        os.symlink(os.readlink(path), inside)  # noqa: PTH115, PTH211
+    elif os.path.isdir(path) and not os.path.exists(inside):  # noqa: PTH110, PTH112
+        os.makedirs(inside)  # noqa: PTH103
+        _done(_C.mount(path.encode(), inside.encode(), None, _BIND | _REC, None))
+        sealed = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SUID | _NO_DEV)
+        size = ctypes.sizeof(sealed)
+        _system(_MOUNT_SETATTR, -100, inside.encode(), _AT_RECURSIVE, sealed, size)
+
+
+def main(contained: bool, leash: int) -> int:
+    """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
+    calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
+    serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1]}
+    rooms: list[int] = []
+    try:
+        rooms.append(_room(contained, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
+        rooms.append(_room(contained, lambda: _test(calls[1], replies[0]), testing, deaf=False))
+        for number in (*calls, *replies, ended[1]):
+            os.close(number)
+        select.select([leash, ended[0]], [], [])
+    except OSError as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return NO_ROOM
+    finally:
+        for room in rooms:
+            os.killpg(room, signal.SIGKILL)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(room, 0)[1]) for room in rooms]
+    return PASSED if ends[1] == PASSED else FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1] == "contained", int(sys.argv[2])))
