@@ -317,7 +317,8 @@ class Round:
         steps = list(decoding(session))
         meter, text = session.harness.meter, session.harness.text
         meter.resolve()
-        forwards = [f for f in meter.forwards if f.role != "prefill"]
+        since = text.first_ns - meter.clock.zero_ns  # masks may go through the target before it
+        forwards = [f for f in meter.forwards if f.role != "prefill" and f.t0_ns >= since]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
         models = {f.model for f in forwards} - {"target"}
         drafts = sum(f.role != "verify" for f in forwards)

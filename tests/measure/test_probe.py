@@ -319,6 +319,24 @@ def test_host_has_a_line_of_its_own_for_trees(measure):
     assert found.hosts["draft"].node > 0
 
 
+class Ahead(Star):
+    """Drafts before the first token stands, too."""
+
+    def start(self, session):
+        super().start(session)
+        self._model.forward(session.since(0), self._state)
+        self._state.rollback(0, 0)
+        self._read(session)
+
+
+def test_what_is_drafted_before_the_first_token_takes_nothing_off_the_hosts_time(measure):
+    stars, aheads = (
+        measure(more={f"star of {n}": partial(draft_and_verify, kind(n)) for n in (2, 6)})[0]
+        for kind in (Star, Ahead)
+    )
+    assert aheads.hosts == stars.hosts
+
+
 def test_contexts_are_those_that_the_models_have_room_for(measure):
     found, decoders = measure(positions=256)
     assert [context for context, _ in found.curves["target"].by_context] == [16, 64]
