@@ -130,7 +130,7 @@ class Pass:
         self.left_out: dict[str, WorkerLost] = {}
         self._failed: dict[str, int] = {}
         self._dropped: dict[str, str] = {}
-        self._guests = guests or Guests(plan, None, 1)
+        self._guests = guests or Guests(plan, run_dir, 1)
         self._alone = False
 
     def run(self, number: int) -> None:

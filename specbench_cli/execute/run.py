@@ -85,6 +85,8 @@ def reopen(
 def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
     """The plan of a run that was begun, which is marked as running again."""
     path = run_dir.path
+    if "spoiled" in run_dir.manifest:
+        raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = _ordered(path)
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
@@ -174,7 +176,8 @@ def run(
             run_dir.close("finished", finished_utc=now(), noisy=loud)
             (run_dir.path / ORDER).unlink(missing_ok=True)
     except BaseException as fault:
-        if fresh and isinstance(fault, SpecbenchError) and not _measured(run_dir):
+        empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
+        if empty and not _measured(run_dir):
             run_dir.discard()
         else:
             with suppress(OSError):  # a full disk: "running" will do
@@ -288,7 +291,7 @@ def _run_passes(
         bench.check_first_turns()
         provide_costs(plan, bench, run_dir)
         threads = bench.resolved()["threads"]
-        guests = Guests(plan, run_dir.manifest.get("step_costs"), threads)
+        guests = Guests(plan, run_dir, threads)
         models, heads = bench.models(), {**bench.heads(), **guests.heads}
         _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()

@@ -202,6 +202,7 @@ class Manifest(TypedDict, total=False):
     method_files: dict[str, str | None] | None
     upper_bounds: list[Name] | None
     tasks: list[_Task]
+    spoiled: Name
     containment: Literal["namespaces", "limits"] | None
     noisy: bool
     tolerance: _Tolerance | None

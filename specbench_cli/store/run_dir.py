@@ -275,6 +275,43 @@ class RunDir:
             seen.add((prompt.prompt_id, prompt.turn))
             yield prompt
 
+    @contextlib.contextmanager
+    def guarded(self, who: str) -> Iterator[None]:
+        """Watch the run's files while code works that has no business there.
+
+        Args:
+            who: whose code it is; the manifest says so (`spoiled`) where a file was changed.
+        Raises:
+            UsageError: one was.
+        """
+        before = self._stamps()
+        try:
+            yield
+        finally:
+            now = self._stamps()
+            changed = [name for name in now if now[name] != before[name]]
+            if changed:
+                self.update(spoiled=who)
+                raise self.spoiled(f"{who} changed {' and '.join(changed)}")
+
+    def spoiled(self, how: str) -> UsageError:
+        """What is said of a run whose files somebody else wrote to."""
+        return UsageError(
+            f"{self.path}: {how}, which the run alone writes: what is kept there is no measurement",
+            hint="begin a new run without that plug-in: specbench run",
+        )
+
+    def _stamps(self) -> dict[str, tuple[int, ...] | None]:
+        """What no program changes a file without changing, by its name: the system's own time."""
+        found: dict[str, tuple[int, ...] | None] = {}
+        for name in (_MANIFEST, "records.jsonl", "prompts.jsonl", ORDER):
+            try:
+                stat = (self.path / name).stat()
+                found[name] = stat.st_ino, stat.st_size, stat.st_ctime_ns
+            except OSError:
+                found[name] = None
+        return found
+
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
         draft = self.path / _DRAFT

@@ -3,7 +3,8 @@
     python tests/benchmarks/bad_plugins.py [NAME ...]
 
 Each of `PLUGINS` is run beside `sps` and `pld`. What must hold: the other rows' outputs, steps and
-forwards are those of a run without it, or the plug-in is refused before anything is measured; the
+forwards are those of a run without it, or the plug-in is refused before anything is measured, or
+the run is given up because the plug-in wrote to its files; the
 exit code is not 0 where it does harm to its own row, the method is named, and no process is left.
 
 torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in's
@@ -141,6 +142,21 @@ PLUGINS: dict[str, tuple[str, str, str]] = {
     "forked": ("left over", "start", "os.fork(); " + HARM),
     "closed-streams": ("streams", "start", "os.close(1); os.close(2); sys.stdout.close(); " + HARM),
     "loud": ("streams", "propose", "print('x' * 10**6); " + HARM),
+    "records": (
+        "the run's files",
+        "propose",
+        "folder = Path(__file__).parent / 'records'\n"
+        "        line = (folder / 'prompts.jsonl').read_bytes().splitlines(True)[0]\n"
+        "        (folder / 'records.jsonl').open('ab').write(line)",
+    ),
+    "records-kept": (
+        "the run's files",
+        "start",
+        "file = Path(__file__).parent / 'records-kept' / 'manifest.json'\n"
+        "        when = file.stat().st_mtime_ns\n"
+        "        file.write_bytes(file.read_bytes().replace(b'running', b'gnunnir'))\n"
+        "        os.utime(file, ns=(when, when))",
+    ),
     "crash": ("crash", "propose", "ctypes.string_at(0)"),
     "abort": ("crash", "start", "os.abort()"),
     "stopped": ("crash", "start", "os.kill(os.getpid(), signal.SIGSTOP)"),
@@ -210,7 +226,8 @@ def main() -> int:
             code = forked(words, said)
             talk = said.read_text(errors="replace")
             refused = code == 2 and not RunDir.holds_run(folder)
-            same = refused or (RunDir.holds_run(folder) and others(folder) == whole)
+            spoiled = code == 2 and "is no measurement" in talk  # told; the run is given up
+            same = refused or spoiled or (RunDir.holds_run(folder) and others(folder) == whole)
             lines = [line for line in talk.splitlines() if len(line) < 1000]
             naming = ("error: ", "bad failed", "bad: ", "bad is ")
             named = [x for x in lines if x.startswith(naming) and "bad" in x]
@@ -224,7 +241,7 @@ def main() -> int:
                 name,
                 kind,
                 code,
-                "refused" if refused else "ran",
+                "refused" if refused else "given up" if spoiled else "ran",
             )
             print(*row, f"{time.monotonic() - began:.0f} s", why[:160], sep="\t", flush=True)  # noqa: T201
             if good:

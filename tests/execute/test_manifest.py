@@ -3,8 +3,11 @@
 import pytest
 
 from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
 from specbench_cli.execute.manifest import rows
 from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.run import reopen
+from specbench_cli.store.run_dir import RunDir
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,9 @@ def test_row_says_how_long_it_remembers(method, params, scope):
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
     (row,) = (row for row in rows(make_plan(config)) if row["label"].startswith(method))
     assert row["state_scope"] == scope
+
+
+def test_run_whose_files_a_plug_in_wrote_to_is_not_resumed(tmp_path):
+    RunDir.create(tmp_path / "run", {"spoiled": "bad"}).close("interrupted")
+    with pytest.raises(UsageError, match="bad changed its files"):
+        reopen(tmp_path / "run", view=None, force=True)

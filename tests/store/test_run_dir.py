@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -306,3 +307,39 @@ def test_file_that_cannot_grow_is_named_and_keeps_its_whole_lines(run, make_reco
     assert caught.value.errno in FULL
     run.append([make_record(turn=3)])
     assert [record.turn for record in RunDir.open(run.path).records()] == [1, 3]
+
+
+def harm(file, how):
+    if how == "append":
+        with file.open("a") as held:
+            held.write("{}\n")
+    elif how == "same size":
+        before = file.stat()
+        time.sleep(0.01)  # the system's clock of files may tick so slowly
+        file.write_bytes(b" " * before.st_size)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif how == "replace":
+        (file.parent / "other").write_bytes(file.read_bytes())
+        (file.parent / "other").replace(file)
+    else:
+        file.unlink()
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "manifest.json", "prompts.jsonl"])
+@pytest.mark.parametrize("how", ["append", "same size", "replace", "remove"])
+def test_file_that_another_program_writes_to_is_named_with_it_and_the_run_is_spoiled(
+    run, name, how
+):
+    if name != "manifest.json":
+        (run.path / name).write_text("{}\n")
+    with pytest.raises(UsageError, match=rf"bad changed {name}, which the run"), run.guarded("bad"):
+        harm(run.path / name, how)
+    assert RunDir.open(run.path).manifest["spoiled"] == "bad"
+
+
+def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run):
+    with run.guarded("good"):
+        (run.path / "report.md").write_text("of the user's")
+    with pytest.raises(KeyError), run.guarded("good"):
+        raise KeyError
+    assert "spoiled" not in run.manifest

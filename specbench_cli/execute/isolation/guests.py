@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from specbench_cli.errors import MethodFault, WorkerLost
@@ -11,6 +11,7 @@ from specbench_cli.execute.cell import Cell, Measured, Together
 from specbench_cli.execute.isolation.inside import Asked, Found, Opening
 from specbench_cli.execute.isolation.rooms import Room, file_of, room_of
 from specbench_cli.execute.plan import Arm, Plan
+from specbench_cli.store.run_dir import RunDir
 
 
 class Guests:
@@ -18,16 +19,16 @@ class Guests:
 
     Args:
         plan: of the run.
-        costs: what forwards cost, as the manifest has it.
+        run_dir: whose files are watched while they are at work.
         threads: torch's, here and there.
 
     Attributes:
         labels: of the rows. heads: what the manifest keeps of their trained modules.
     """
 
-    def __init__(self, plan: Plan, costs: Mapping[str, Any] | None, threads: int) -> None:
+    def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
         self.labels = plan.apart
-        self._plan, self._costs, self._threads = plan, costs, threads
+        self._plan, self._run_dir, self._threads = plan, run_dir, threads
         files = {
             arm.name: file_of(arm.name, plan.config.plugins)
             for arm in plan.arms
@@ -69,9 +70,10 @@ class Guests:
         asked = [_asked(cell) for cell in cells]
         settled, self._settled = self._settled, []
         began = time.perf_counter_ns()
-        found: list[Found] = room.ask(
-            "measure", arm.label, asked, settled, size, [*arrivals], within=limit * len(cells)
-        )
+        with self._run_dir.guarded(arm.label):
+            found: list[Found] = room.ask(
+                "measure", arm.label, asked, settled, size, [*arrivals], within=limit * len(cells)
+            )
         took = time.perf_counter_ns() - began
         if len(found) != len(cells) or any(
             each.measured is not None and (each.measured.ns.total or 0) > took for each in found
@@ -100,16 +102,19 @@ class Guests:
                 "methods": [row for row in plan.config.methods if row.name in names],
             }
         )
-        costs = dict(self._costs) if self._costs else None
+        costs = self._run_dir.manifest.get("step_costs")
         opening = Opening(config, plan.target, plan.draft, dict(plan.others), costs, rows)
-        heads: dict[str, Any] = room.ask("open", opening)
+        with self._run_dir.guarded(", ".join(names)):
+            heads: dict[str, Any] = room.ask("open", opening)
         self._opened.add(room)
         return heads
 
     def _warmed(self, label: str) -> str | None:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
-        said: str | None = self._rooms[label].ask("warm_up", label, ids, capacity, within=limit)
+        room = self._rooms[label]
+        with self._run_dir.guarded(label):
+            said: str | None = room.ask("warm_up", label, ids, capacity, within=limit)
         self._cold.discard(label)
         return said
 
