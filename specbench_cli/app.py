@@ -208,8 +208,11 @@ def _misused(fault: Exception) -> ExitCode:
     return ExitCode.USAGE
 
 
-def _lacking(fault: Exception) -> EnvironmentFault | None:
-    """What this machine lacks, where that and no bug of ours is behind an exception."""
+def _lacking(fault: Exception) -> SpecbenchError | None:
+    """What this machine lacks, or no machine has, where that and no bug of ours is behind an
+    exception."""
+    if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
+        return UsageError(f"no file can be called so: {fault.strerror}: {str(fault.filename)[:60]}")
     if isinstance(fault, OSError):
         return not_written(fault, "specbench run --resume RUN")
     package = str(getattr(fault, "name", None) or "").partition(".")[0]

@@ -30,8 +30,26 @@ class Document:
     texts: dict[str, str]
 
     def where(self, key: str) -> str:
-        """`specbench.yaml:3`, the place of a key."""
-        return f"{self.name}:{self.lines[key]}"
+        """`specbench.yaml:3`, the place of a key; of one that came by an alias or a merge, that of
+        the innermost key above it that stands there."""
+        parts = key.split(".")
+        above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        line = next((f":{self.lines[each]}" for each in above if each in self.lines), "")
+        return f"{self.name}{line}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes no text that UTF-8 cannot write: neither a file nor a terminal could show it."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        try:
+            str(value).encode()
+        except UnicodeEncodeError as fault:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"half a character: {value!r}", node.start_mark
+            ) from fault
+        return value
 
 
 def read(path: Path) -> Document:
@@ -45,8 +63,9 @@ def read(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or "it is no UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}") from fault
-    loader = yaml.SafeLoader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         lines, texts = _lines(root, path) if root is not None else ({}, {})
         values = loader.construct_document(root) if root is not None else {}
@@ -57,8 +76,11 @@ def read(path: Path) -> Document:
     except (yaml.YAMLError, ValueError) as fault:
         says = " ".join(str(fault).split())
         raise UsageError(f"{path}: {says} (not valid YAML)", EXAMPLE) from fault
+    except RecursionError as fault:
+        raise UsageError(f"{path}: it is nested too deeply", EXAMPLE) from fault
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(values, dict):
         raise UsageError(
             f"{path} must hold `key: value` lines, got {type(values).__name__}", EXAMPLE
@@ -70,7 +92,7 @@ def scalar(text: str) -> Any:
     """A number, true, false, null or else the text itself."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return value if value is None or isinstance(value, (bool, int, float, str)) else text
 

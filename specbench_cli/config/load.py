@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from math import isfinite
 from operator import or_
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,6 +146,8 @@ def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str
     values["methods"] = _rows(values["methods"], given, methods)
     values["set"], values["sweep"] = _by_method(given.params), _by_method(given.swept)
     sources = {key: got.source for key, got in given.fields.items()}
+    for key, value in values.items():
+        _plain(value, (key,), sources)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as found:
@@ -161,6 +164,33 @@ def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str
         for (name, key), got in params.items()
     }
     return config, {**defaults, **sources, **of_params}
+
+
+def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
+    """Raise UsageError unless a value is what JSON can hold: a run that cannot write down what was
+    ordered could not be resumed."""
+    if isinstance(value, dict | list | tuple):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in entries:
+            if isinstance(key, str) or not isinstance(value, dict):
+                _plain(each, (*place, key), sources)
+            else:
+                raise UsageError(f"{_subject(place, sources)}: {key!r} is no name")
+        return
+    usual = value is None or isinstance(value, str | int | float)
+    endless = isinstance(value, float) and not isfinite(value)
+    if not usual or (endless and len(place) > 1):  # of fields their own checks say it better
+        raise UsageError(
+            f"{_subject(place, sources)} must be a text, a finite number, true, false or null,"
+            f" got {value!r}"
+        )
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as fault:
+            raise UsageError(
+                f"{_subject(place, sources)} holds half a character: {value!r}"
+            ) from fault
 
 
 def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:
@@ -231,11 +261,18 @@ def _split(listed: Any) -> list[Any]:
     entries = listed if isinstance(listed, (list, tuple)) else [listed]
     words: list[Any] = []
     for entry in entries:
-        if isinstance(entry, str) and not Path(entry).exists():
+        if isinstance(entry, str) and not _exists(entry):
             words += [word.strip() for word in entry.split(",") if word.strip()]
         else:
             words.append(entry)
     return words
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # no file has so long a name
+        return False
 
 
 def _subject(place: Place, sources: Mapping[str, str]) -> str:

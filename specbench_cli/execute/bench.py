@@ -26,7 +26,7 @@ from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.placement import choose_device, placement
 from specbench_cli.execute.plan import Plan
 from specbench_cli.models.heads import HeadFiles, resolve_head
@@ -56,15 +56,15 @@ class Bench:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
         self.facts: dict[str, ConfigFacts] = {
-            role: _readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
+            role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = _tokenizer(plan.target)
         words = {role: self._words(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
-            _check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
+            check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         decoders = {
-            role: _readable(
+            role: readable(
                 partial(
                     load_decoder,
                     name=role if role in ("target", "draft") else checkpoint.label,
@@ -151,7 +151,7 @@ class Bench:
         target = self._plan.target
         files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
         self._heads[wanted] = files
-        return _readable(lambda path: kind.load(path, self.workspace.decoders), files)
+        return readable(lambda path: kind.load(path, self.workspace.decoders), files)
 
     def prompt(self, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
         """The ids of a prompt: the questions so far, with the answers given in between."""
@@ -273,8 +273,12 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles) -> _Read:
-    """What `read` makes of a checkpoint's folder. Raises EnvironmentFault if its files are cut."""
+def readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles) -> _Read:
+    """What `read` makes of a checkpoint's folder, which may say anything of itself.
+
+    Raises:
+        EnvironmentFault: its files are cut, or its config describes no model, or another one.
+    """
     try:
         return read(checkpoint.path)
     except (SafetensorError, StructError, JSONDecodeError, OSError) as error:
@@ -283,9 +287,17 @@ def _readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles)
             f"the files of {checkpoint.label} are damaged or cut off: {says}",
             hint=f"delete {checkpoint.path} and fetch it once more",
         ) from error
+    except SpecbenchError:
+        raise
+    except Exception as error:  # whatever a wrong config makes transformers and torch raise
+        says = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EnvironmentFault(
+            f"no model can be made of the files of {checkpoint.label}: {says}",
+            hint="compare its config.json with the one of who published it; --traceback says more",
+        ) from error
 
 
-def _check_memory(
+def check_memory(
     held: Sequence[tuple[str, ConfigFacts]],
     dtype: torch.dtype,
     device: torch.device,

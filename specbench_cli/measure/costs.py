@@ -17,9 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from specbench_cli.errors import UsageError
 
@@ -76,6 +83,15 @@ class Curve(_Frozen):
     prefills: tuple[Point, ...] = Field(min_length=1)
     trees: tuple[Point, ...] = ()
 
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for points in (self.forwards, self.trees):
+            if len({(point.n_tokens, point.context) for point in points}) < len(points):
+                raise ValueError("two points of the same tokens and context")
+        if len({point.n_tokens for point in self.prefills}) < len(self.prefills):
+            raise ValueError("two prefills of the same tokens")
+        return self
+
     @cached_property
     def by_context(self) -> list[tuple[int, Line]]:
         """(context, times over new tokens), by increasing context."""
@@ -96,6 +112,26 @@ class Curve(_Frozen):
     def prefill(self) -> Line:
         """Times over prompt lengths."""
         return sorted((point.n_tokens, point.ns) for point in self.prefills)
+
+
+class _Card(BaseModel):
+    name: str
+
+
+class _Hardware(BaseModel):
+    cpu: str = "?"
+    accelerators: list[_Card] = []
+
+
+class _Machine(BaseModel):
+    """What is shown of a machine's fingerprint; it may say more."""
+
+    hardware: _Hardware = _Hardware()
+
+
+def _shown(machine: dict[str, Any]) -> dict[str, Any]:
+    _Machine.model_validate(machine)
+    return machine
 
 
 class Setup(_Frozen):
@@ -133,7 +169,7 @@ class Costs(_Frozen):
     schema_: int = Field(SCHEMA, alias="schema")
     version: str
     created_utc: str
-    machine: dict[str, Any]
+    machine: Annotated[dict[str, Any], AfterValidator(_shown)]
     models: dict[str, dict[str, Any]]
     setup: Setup
     seed: int
@@ -183,10 +219,9 @@ class Costs(_Frozen):
     @property
     def label(self) -> str:
         """The machine and the set-up, for a person."""
-        hardware = self.machine.get("hardware", {})
-        cards = [card["name"] for card in hardware.get("accelerators", [])]
-        on_cpu = self.setup.device == "cpu" or not cards
-        return f"{hardware.get('cpu', '?') if on_cpu else cards[0]}, {self.setup}"
+        hardware = _Machine.model_validate(self.machine).hardware
+        on_cpu = self.setup.device == "cpu" or not hardware.accelerators
+        return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all.
@@ -212,7 +247,7 @@ class Costs(_Frozen):
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is no file of costs: {error}", again) from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if not isinstance(schema, int) or "curves" not in data:
@@ -246,11 +281,11 @@ def along(line: Line, x: float) -> float:
 
 
 def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
-    """(context, times over new tokens), by increasing context."""
-    lines: dict[int, list[tuple[float, float]]] = {}
+    """(context, times over new tokens), by increasing context; the last of two at one place."""
+    lines: dict[int, dict[float, float]] = {}
     for point in points:
-        lines.setdefault(point.context, []).append((point.n_tokens, point.ns))
-    return [(context, sorted(lines[context])) for context in sorted(lines)]
+        lines.setdefault(point.context, {})[point.n_tokens] = point.ns
+    return [(context, sorted(lines[context].items())) for context in sorted(lines)]
 
 
 @contextmanager

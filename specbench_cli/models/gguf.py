@@ -136,7 +136,12 @@ def _sha256(path: Path) -> str:
 def _write(path: Path, folder: Path) -> None:
     """Write the folder's files. Raises OSError beside what `converted` raises."""
     reader = _opened(path)
-    facts = {key: field.contents() for key, field in reader.fields.items()}
+    try:
+        facts = {key: field.contents() for key, field in reader.fields.items()}
+    except (ValueError, LookupError, TypeError) as fault:
+        raise EnvironmentFault(
+            f"{path.name} is damaged: its metadata cannot be read, {fault}", "fetch it once more"
+        ) from fault
     model = _Model(path.name, facts, {tensor.name: tensor for tensor in reader.tensors})
     free, needed = shutil.disk_usage(folder).free, model.nbytes
     if free < needed:

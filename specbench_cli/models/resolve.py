@@ -97,8 +97,12 @@ def resolve(name: str) -> Checkpoint:
     """
     if name in aliases():
         return _from_alias(name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        there = folder.is_dir()
+    except (OSError, RuntimeError) as fault:  # too long a name; ~ of nobody
+        raise UsageError(f"no such folder: {name} ({fault})", "specbench list models") from fault
+    if there:
         if is_adapter(folder):
             return _tuned(name, folder.resolve().name, folder)
         if missing := _missing(folder):

@@ -72,8 +72,11 @@ def _json(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _decoded(raw: bytes, line: int | None) -> Any:
     try:
-        return json.loads(raw)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as fault:
+        found = json.loads(raw)
+        if b"\\ud" in raw.lower():  # half a character can be written so, and nothing can write it
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except (ValueError, RecursionError) as fault:
         raise Unreadable(f"not JSON: {fault}", line) from fault
 
 

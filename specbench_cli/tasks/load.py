@@ -130,7 +130,7 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
     """The card, and the file (YAML or JSON lines) that it was made from."""
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml", ".jsonl"):
-        if not path.is_file():
+        if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
         return (_own_card(path) if path.suffix == ".jsonl" else read_card(path)), path
     names = task_names()
@@ -142,6 +142,13 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
         f"unknown task {name_or_path!r}" + (f", did you mean {near[0]!r}?" if near else ""),
         f"one of {', '.join(names)}, or the path of a .jsonl or .yaml file",
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file has so long a name
+        return False
 
 
 def _own_card(path: Path) -> Card:

@@ -23,6 +23,11 @@ def test_every_key_has_its_line(document):
     assert found.where("set.sps.length") == "some.yaml:5"
 
 
+def test_key_that_an_alias_brought_has_the_line_of_what_stands_there(document):
+    found = document("set: &x\n  sps: {length: 7}\nsweep: *x\n")
+    assert found.where("sweep.sps.length") == "some.yaml:3"
+
+
 def test_empty_file_says_nothing(document):
     assert document("# nothing\n").values == {}
 
@@ -41,6 +46,9 @@ def test_anchors_and_recursion_are_read_once(document):
         ("limit: !!python/object/apply:os.system ['true']\n", "some.yaml:1: could not determine"),
         ("- a\n- b\n", "must hold `key: value` lines, got list"),
         (b"\xff\xfe\x00", "some.yaml"),
+        ("a: \x06\n", "some.yaml: unacceptable character"),
+        ('a: 1\nb: "\\ud800"\n', r"some.yaml:2: half a character: '\ud800'"),
+        (f"a: {'[' * 3000}{']' * 3000}", "some.yaml: it is nested too deeply"),
         ("a: 1\n---\nb: 2\n", "some.yaml:2: but found another document"),
     ],
 )

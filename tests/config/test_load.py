@@ -52,6 +52,26 @@ def names(config):
     return [choice.name for choice in config.methods]
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (".nan", "must be a text, a finite number, true, false or null, got nan"),
+        ("2001-01-01", "got datetime.date(2001, 1, 1)"),
+        ("{1: 3}", "1 is no name"),
+    ],
+)
+def test_value_that_no_resumed_run_could_read_is_refused(compose, value, says):
+    with pytest.raises(UsageError) as refused:
+        compose(own=f"methods:\n- name: sps\n  params: {{length: {value}}}\n")
+    assert says in refused.value.message
+
+
+def test_half_a_character_is_refused_and_a_name_longer_than_any_files_is_no_file(compose):
+    with pytest.raises(UsageError, match="--target holds half a character"):
+        compose(target="\udcff")
+    assert compose(category="é" * 300)[0].category == ["é" * 300]
+
+
 # What is run when little is said
 
 

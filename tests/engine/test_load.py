@@ -247,3 +247,38 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     (folder / file).write_bytes(data)
     with pytest.raises(EnvironmentFault, match=says):
         config_facts(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"vocab_size": 198},
+            r"embed_tokens.weight has the shape \[197, 64\], and config.json says",
+        ),
+        ({"num_attention_heads": 8, "head_dim": 8, "num_key_value_heads": 3}, "has the shape"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0 are no model"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers cannot be"),
+        ({"num_hidden_layers": 0}, "0 layers cannot be"),
+    ],
+)
+def test_config_that_describes_other_weights_is_refused(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], changes: dict[str, object], says: str
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(EnvironmentFault, match=says):
+        assert config_facts(folder) and load_decoder(folder, name="target")
+
+
+def test_hosted_model_is_not_completed_by_chance(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
+) -> None:
+    folder = copy_of(tiny_checkpoint("gemma2"))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(EnvironmentFault, match=r"lacks the tensor model\.norm\.weight"):
+        load_decoder(folder, name="target")

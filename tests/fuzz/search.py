@@ -22,8 +22,18 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from subjects import SUBJECTS, Subject
+from models import Checkpoints, Ggufs, Heads
+from subjects import Baselines, Manifests, Prompts, Records, Subject
+from words import Arguments, Configs, CostFiles, Questions, Tasks
 
+SUBJECTS: dict[str, type[Subject]] = {
+    subject.name: subject
+    for subject in (
+        *(Records, Prompts, Manifests, Baselines),
+        *(Configs, Tasks, Questions, CostFiles, Arguments),
+        *(Checkpoints, Heads, Ggufs),
+    )
+}
 LIMIT_S = 20.0
 """Of processor time: nothing takes as long."""
 WAITING_S = 300.0

@@ -210,8 +210,3 @@ class Baselines(Subject):
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:
     """A record without the drafts, which are most of it."""
     return record | {"drafts": None} if len(record["drafts"] or ()) > 30 else record
-
-
-SUBJECTS: dict[str, type[Subject]] = {
-    subject.name: subject for subject in (Records, Prompts, Manifests, Baselines)
-}

@@ -10,6 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 INPUTS = {"records": 60, "prompts": 40, "manifests": 25, "baselines": 40}
+INPUTS |= {"configs": 60, "tasks": 40, "questions": 100, "costs": 60, "arguments": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_no_input_ends_in_a_traceback_a_hang_or_a_value_that_cannot_be(tmp_path, name):
-    subject = importlib.import_module("subjects").SUBJECTS[name](tmp_path / name)
+    subject = importlib.import_module("search").SUBJECTS[name](tmp_path / name)
     search = importlib.import_module("search").search
     assert not search(subject, first=0, inputs=INPUTS[name], seconds=60)
 

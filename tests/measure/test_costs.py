@@ -135,6 +135,7 @@ def test_file_comes_back_as_it_was(tmp_path):
         ("[1]", "is no file of costs"),
         ('{"schema": 1}', "is no file of costs"),
         (json.dumps(facts(schema=SCHEMA + 1)), f"reads costs up to {SCHEMA}"),
+        (json.dumps(facts(machine={"hardware": {"accelerators": ["x"]}})), "damaged: machine"),
         (json.dumps(facts(curves={"target": {"forwards": [], "prefills": []}})), "is damaged"),
         (json.dumps(facts(host={"step": -1, "draft": 0, "node": 0})), "host.step"),
         (json.dumps(facts(more=1)), "more"),
@@ -219,6 +220,15 @@ def test_costs_of_before_trees_and_heads_stay_readable():
     old = costs(schema=1)
     assert old.forward_ns("target", 4, 16, tree=True) == old.forward_ns("target", 4, 16)
     assert old.host_ns(2, 3, of="eagle3") == old.host_ns(2, 3)
+
+
+def test_two_points_at_one_place_are_refused():
+    for points in ("forwards", "prefills"):
+        twice = facts()
+        twice["curves"]["target"] = json.loads(json.dumps(twice["curves"]["target"]))
+        twice["curves"]["target"][points].append(twice["curves"]["target"][points][0])
+        with pytest.raises(ValueError, match="of the same tokens"):
+            Costs.model_validate(twice)
 
 
 def test_host_of_a_head_is_its_own():

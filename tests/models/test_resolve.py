@@ -104,7 +104,9 @@ def test_local_folder_that_is_no_checkpoint_is_refused(tmp_path, missing):
         resolve(str(folder))
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent-model", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["~nobody-here/x", "é" * 300, "./absent", "/absent/model", "~/absent-model", "a/b/c"]
+)
 def test_folder_that_does_not_exist_is_refused(name):
     with pytest.raises(UsageError, match="no such folder"):
         resolve(name)

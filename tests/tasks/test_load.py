@@ -79,6 +79,8 @@ def test_ids_default_to_the_row_index_and_blank_lines_do_not_count(tmp_path):
     ("line", "message"),
     [
         ("{nope", "not JSON"),
+        (r'{"prompt": "\uD800"}', "not JSON: 'utf-8' codec"),
+        ('{"prompt": ' + "9" * 5000 + "}", "not JSON"),
         ("[1]", "expected a JSON object"),
         ('{"text": "a"}', "no 'turns' or 'prompt' or 'question', only text"),
         ('{"turns": []}', "'turns' must be"),

@@ -57,9 +57,13 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._at)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's sizes."""
+        return tuple(self._headers[name]["shape"])
+
     def size(self, name: str) -> int:
         """Numbers in a tensor."""
-        return prod(self._headers[name]["shape"])
+        return prod(self.shape(name))
 
     @cached_property
     def parameters(self) -> int:
@@ -156,6 +160,7 @@ def config_facts(folder: Path) -> ConfigFacts:
                 hint="specbench list models",
             )
     weights = Weights(folder)
+    _check_layers(folder, text, len(weights))
     return ConfigFacts(
         family=config.model_type,
         vocab_size=text.vocab_size,
@@ -167,6 +172,17 @@ def config_facts(folder: Path) -> ConfigFacts:
         dtype="+".join(weights.dtypes),
         sha256=weights.sha256(),
     )
+
+
+def _check_layers(folder: Path, text: Any, tensors: int) -> None:
+    """Raise EnvironmentFault unless a config's layers can be: each has a tensor of its own."""
+    count, kinds = layer_count(text), getattr(text, "layer_types", None)
+    if not 1 <= count <= max(tensors, 1) or (kinds is not None and len(kinds) != count):
+        raise EnvironmentFault(
+            f"{folder.name}/config.json: {count} layers cannot be: there are {tensors} tensors"
+            + ("" if kinds is None else f", and {len(kinds)} kinds of layers are listed"),
+            hint="specbench list models",
+        )
 
 
 def _eos(folder: Path, config: Any) -> frozenset[int]:

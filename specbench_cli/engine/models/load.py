@@ -51,7 +51,9 @@ def load_decoder(
     config, weights, device = read_config(folder), Weights(folder), torch.device(device)
     decoder: Decoder
     if fits(config) and not host_module:
-        rotary = type(_skeleton(config, dtype).base_model.rotary_emb)(config)
+        skeleton = _skeleton(config, dtype)
+        _check_sizes(folder, config, skeleton, weights)
+        rotary = type(skeleton.base_model.rotary_emb)(config)
         try:
             decoder = FusedDecoder(
                 config, weights, rotary, name=name, device=device, dtype=dtype, form=form
@@ -180,10 +182,40 @@ def _skeleton(config: Any, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    module: Any = _kind_of(read_config(folder)).from_pretrained(
-        folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+def _check_sizes(folder: Path, config: Any, skeleton: Any, weights: Weights) -> None:
+    """Raise EnvironmentFault unless the weights have the sizes that their config says."""
+    for name, meant in skeleton.state_dict().items():
+        if name in weights and weights.shape(name) != tuple(meant.shape):
+            raise EnvironmentFault(
+                f"{folder.name}: {name} has the shape {list(weights.shape(name))}, and config.json"
+                f" says {list(meant.shape)}",
+                hint="specbench list models",
+            )
+    heads, shared, eps = (
+        *(config.num_attention_heads, config.num_key_value_heads),
+        config.rms_norm_eps,
     )
+    if shared < 1 or heads % shared or not 0 <= eps < 1:
+        raise EnvironmentFault(
+            f"{folder.name}/config.json: {heads} heads over {shared} with rms_norm_eps {eps} are no"
+            " model",
+            hint="specbench list models",
+        )
+
+
+def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    module, report = _kind_of(read_config(folder)).from_pretrained(
+        folder,
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them by chance
+        raise EnvironmentFault(
+            f"{folder} lacks the tensor {missing[0]}", hint="specbench list models"
+        )
     return _ready(module.to(device), folder)
 
 
