@@ -78,7 +78,7 @@ def watched(folder: Path, methods: str, seconds: float) -> list[tuple[float, flo
                 outputs, read = outputs + new.count(b"\n"), read + len(new)
             with suppress(psutil.NoSuchProcess):
                 seen.append((time.monotonic() - began, resident(process), outputs))
-        started.send_signal(signal.SIGINT)
+        started.send_signal(signal.SIGTERM)  # which nohup leaves as it is
         started.wait()
     return seen
 
