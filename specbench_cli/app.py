@@ -23,7 +23,7 @@ from typer.main import get_command
 from specbench_cli import __version__, output, registry
 from specbench_cli.commands import audit, compare, doctor, predict, report, run
 from specbench_cli.commands.list import list_
-from specbench_cli.commands.train import app as train
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import (
     EnvironmentFault,
     ExitCode,

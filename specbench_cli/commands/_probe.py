@@ -16,7 +16,7 @@ from specbench_cli.errors import EnvironmentFault, ExitCode
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute.plan import Arm
+    from specbench_cli.execute.planning.plan import Arm
     from specbench_cli.measure.rounds import Decoding
 
 GROWN: tuple[dict[str, Any], ...] = (
@@ -60,7 +60,7 @@ def probe(
     asked = _asked(given, methods, sets)
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute.bench import Bench
-    from specbench_cli.execute.plan import make_plan
+    from specbench_cli.execute.planning.plan import make_plan
     from specbench_cli.execute.window import Windows
     from specbench_cli.measure.costs import Costs, Setup, check_writable
     from specbench_cli.measure.kept import kept_at
@@ -68,7 +68,7 @@ def probe(
     from specbench_cli.measure.probe import ROUNDS
     from specbench_cli.measure.probe import probe as measure
     from specbench_cli.measure.quiet import QuietMeter
-    from specbench_cli.report.prediction_table import print_costs
+    from specbench_cli.report.terminal.prediction_table import print_costs
 
     plan = make_plan(asked)
     bench = Bench(plan)

@@ -69,7 +69,7 @@ def audit(
         return _self_test(json)
     names = _names(methods or [], every, plugin or [])
     from specbench_cli.audit.audit import audit_all
-    from specbench_cli.report.standing import CERTIFICATES
+    from specbench_cli.report.numbers.standing import CERTIFICATES
 
     done = []
     for certificate in audit_all(names, plugin or []):

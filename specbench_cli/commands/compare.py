@@ -137,17 +137,17 @@ def _compare(
 
     share, closing = _share(tolerance), gate(fail_on)
     from specbench_cli.compare.compare import compare as put_together
+    from specbench_cli.compare.pages.words import headline
     from specbench_cli.compare.reading import side
-    from specbench_cli.compare.words import headline
 
     base, new = map(side, given)
     found = put_together(base, new, tolerance=share, fail_on=closing)
     if json:
-        from specbench_cli.compare.as_dict import as_dict
+        from specbench_cli.compare.pages.as_dict import as_dict
 
         output.json_line(as_dict(found))
     elif not formats:
-        from specbench_cli.compare.text import show
+        from specbench_cli.compare.pages.text import show
 
         show(found)
     elif out is None:
@@ -176,7 +176,7 @@ def _write(found: Comparison, formats: list[str], out: Path) -> None:
 
 
 def _rendered(found: Comparison, name: str) -> str:
-    from specbench_cli.compare import as_dict, junit, markdown
+    from specbench_cli.compare.pages import as_dict, junit, markdown
 
     renderings: dict[str, Callable[[Comparison], str]] = {
         "markdown": markdown.render,
@@ -192,7 +192,7 @@ def _document(content: dict[str, Any]) -> str:
 
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
-    from specbench_cli.compare.baseline import save
+    from specbench_cli.compare.baselines.baseline import save
     from specbench_cli.compare.reading import folder, folders
 
     if not runs:
@@ -210,15 +210,15 @@ def _over_time(runs: list[str], out: Path | None, json: bool) -> ExitCode:
 
     trends = over_time(runs)
     if json:
-        from specbench_cli.compare.as_dict import trends_as_dict
+        from specbench_cli.compare.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
-        from specbench_cli.compare.text import print_trends
+        from specbench_cli.compare.pages.text import print_trends
 
         print_trends(trends)
     if out is not None:
-        from specbench_cli.compare.figure import write
+        from specbench_cli.compare.pages.figure import write
 
         try:
             out.mkdir(parents=True, exist_ok=True)

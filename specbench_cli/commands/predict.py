@@ -148,10 +148,10 @@ def predict(
 def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> ExitCode:
     """Replay a run."""
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.report.facts import Facts
-    from specbench_cli.report.prediction import predict as replay
-    from specbench_cli.report.prediction_table import print_prediction
-    from specbench_cli.report.run_costs import fitting, foreign_to, own
+    from specbench_cli.report.numbers.facts import Facts
+    from specbench_cli.report.numbers.prediction import predict as replay
+    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
+    from specbench_cli.report.terminal.prediction_table import print_prediction
     from specbench_cli.store.run_dir import RunDir, latest
 
     run = RunDir.open(latest() if name == LAST else Path(name))
@@ -189,7 +189,7 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
     """How far two probes are apart."""
     from specbench_cli.measure.costs import Costs, differences
-    from specbench_cli.report.prediction_table import print_differences
+    from specbench_cli.report.terminal.prediction_table import print_differences
 
     found = differences(Costs.load(first), Costs.load(second))
     if not found:

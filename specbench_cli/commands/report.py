@@ -99,9 +99,10 @@ def report(
             f"--also {also!r}: there is {SPEC_BENCH} only",
             hint=f"specbench report {runs[0]} --also {SPEC_BENCH}",
         )
-    from specbench_cli.report import outputs, table
+    from specbench_cli.report import outputs
     from specbench_cli.report.reading import read_together
     from specbench_cli.report.spec_bench import table as spec_bench_table
+    from specbench_cli.report.terminal import table
 
     formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
     sources = _sources(runs)
@@ -132,11 +133,11 @@ def _sources(words: list[str]) -> list[Source]:
 
 def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | None) -> ExitCode:
     """Show the outputs on one prompt, or write who computed when."""
-    from specbench_cli.report.comparison import compare
-    from specbench_cli.report.facts import Facts
-    from specbench_cli.report.lane_files import write_lanes
-    from specbench_cli.report.side_by_side import page
-    from specbench_cli.report.tokens import decoder_of
+    from specbench_cli.report.numbers.comparison import compare
+    from specbench_cli.report.numbers.facts import Facts
+    from specbench_cli.report.terminal.side_by_side import page
+    from specbench_cli.report.terminal.tokens import decoder_of
+    from specbench_cli.report.timeline.files import write_lanes
     from specbench_cli.store.run_dir import RunDir
 
     run_dir = RunDir.open(_path(run))

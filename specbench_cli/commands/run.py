@@ -353,7 +353,7 @@ def run(
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
-    from specbench_cli.execute.outlook import outlook
+    from specbench_cli.execute.planning.outlook import outlook
 
     with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
@@ -420,9 +420,10 @@ def _told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
 
 def _conclude(folder: Path, json: bool) -> None:
     """Write the files that belong to a finished run, and show its result."""
-    from specbench_cli.report import outputs, table
+    from specbench_cli.report import outputs
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.load import as_dict, load_rows
+    from specbench_cli.report.terminal import table
     from specbench_cli.store.run_dir import RunDir
 
     run_dir = RunDir.open(folder)

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 
+from specbench_cli.compare.baselines.from_run import read_run
 from specbench_cli.compare.cell import Cell, Counters
-from specbench_cli.compare.from_run import read_run
 from specbench_cli.compare.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import differences, short_names

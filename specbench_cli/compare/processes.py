@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specbench_cli.compare.cell import Cell, Place
 from specbench_cli.compare.side import Side
 from specbench_cli.compare.turns import pairs_of
-from specbench_cli.report.speedups import MAX_LOST
+from specbench_cli.report.numbers.speedups import MAX_LOST
 from specbench_cli.stats.regression import partnered
 
 Outputs = Mapping[tuple[str, Place], Cell]

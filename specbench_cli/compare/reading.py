@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench_cli.compare import baseline
-from specbench_cli.compare.from_run import read_run
+from specbench_cli.compare.baselines import baseline
+from specbench_cli.compare.baselines.from_run import read_run
 from specbench_cli.compare.join import join
 from specbench_cli.compare.side import Side
 from specbench_cli.errors import UsageError

@@ -30,7 +30,7 @@ from specbench_cli.compare.cell import Cell, Place, RowKey
 from specbench_cli.compare.outcome import Change, Finding
 from specbench_cli.compare.processes import Processes, place_of, processes
 from specbench_cli.compare.side import Side
-from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
 
 if TYPE_CHECKING:

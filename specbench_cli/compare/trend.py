@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench_cli.compare import baseline, reading
+from specbench_cli.compare import reading
+from specbench_cli.compare.baselines import baseline
 from specbench_cli.compare.cell import Cell, Key, RowKey
 from specbench_cli.compare.deterministic import is_bad
 from specbench_cli.compare.side import Side, changed_params
 from specbench_cli.errors import UsageError
-from specbench_cli.report.speedups import BASELINE, MAX_LOST
+from specbench_cli.report.numbers.speedups import BASELINE, MAX_LOST
 from specbench_cli.stats import changes
 from specbench_cli.store.run_dir import RUNS
 

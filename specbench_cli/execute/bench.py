@@ -27,8 +27,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.execute.placement import choose_device, placement
-from specbench_cli.execute.plan import Plan
+from specbench_cli.execute.planning.placement import choose_device, placement
+from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import answer_text, conversation, render

@@ -26,7 +26,7 @@ from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, WorkerLost
 from specbench_cli.execute.phases import divided
-from specbench_cli.execute.plan import Arm
+from specbench_cli.execute.planning.plan import Arm
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt

@@ -10,7 +10,7 @@ from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.plan import Plan
+from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.stats.neartie import at_least_one
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.tasks import Question

@@ -12,7 +12,7 @@ from specbench_cli.audit.verdict import Judge, NotFinite, Reading, is_judged
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.cell import Cell
-from specbench_cli.execute.plan import REFERENCE
+from specbench_cli.execute.planning.plan import REFERENCE
 from specbench_cli.scoring import score
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import LOSSLESS, Record, Verdict

@@ -13,7 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
-from specbench_cli.execute.plan import Arm, Plan
+from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id

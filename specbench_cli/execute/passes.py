@@ -29,7 +29,7 @@ from specbench_cli.execute.cell import (
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
-from specbench_cli.execute.plan import REFERENCE, Arm, Plan
+from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan
 from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import Measurable, Windows

@@ -10,17 +10,17 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
-from specbench_cli.execute import tune
 from specbench_cli.execute.apart import resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, now, program, rows
-from specbench_cli.execute.plan import Plan, make_plan
-from specbench_cli.execute.tune import Tuning
+from specbench_cli.execute.planning import tune
+from specbench_cli.execute.planning.plan import Plan, make_plan
+from specbench_cli.execute.planning.tune import Tuning
 from specbench_cli.execute.turns import own as own_turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.memory import free_memory
-from specbench_cli.report.standing import broken
+from specbench_cli.report.numbers.standing import broken
 from specbench_cli.store.run_dir import ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
 
@@ -44,7 +44,7 @@ def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
-    from specbench_cli.execute.placement import check_places
+    from specbench_cli.execute.planning.placement import check_places
 
     plan, tuning = planned(config)
     check_places(plan)

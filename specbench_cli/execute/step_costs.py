@@ -8,7 +8,7 @@ from typing import Any
 
 from specbench_cli import __version__
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.plan import Plan
+from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure.costs import Setup
 from specbench_cli.measure.kept import find

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.report import claims
+from specbench_cli.report.numbers.summary import ALL, Summary
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.summary import ALL, Summary
+from specbench_cli.report.terminal import claims
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -10,21 +10,22 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.report import claims, modelled, text
-from specbench_cli.report.facts import Facts
 from specbench_cli.report.figures import CAPTIONS
-from specbench_cli.report.grids import COST, SPEED, Grid, by_family, grid
-from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
 from specbench_cli.report.markdown_table import table
+from specbench_cli.report.numbers import modelled
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.pareto import Sweep, sweep_of
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.row import Row
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
-from specbench_cli.report.summary import Summary
-from specbench_cli.report.table import run_text
+from specbench_cli.report.terminal import claims, text
+from specbench_cli.report.terminal.grids import COST, SPEED, Grid, by_family, grid
+from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.terminal.table import run_text
 
 _LISTED = 50
 """Cells of a kind that are listed one by one."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.report import text
-from specbench_cli.report.grids import sweep_grid
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.pareto import Sweep
+from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.grids import sweep_grid
 
 
 def sweep_part(sweep: Sweep, figures: Sequence[str]) -> list[str]:

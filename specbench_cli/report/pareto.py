@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.report.export import harmless
-from specbench_cli.report.row import Row
-from specbench_cli.report.summary import Summary
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import Difference, differences, short_names
-from specbench_cli.report.facts import Facts
-from specbench_cli.report.forced import beside
-from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.forced import beside
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import Summary, summarise
 from specbench_cli.report.source import Source, light
 from specbench_cli.report.spec_bench.files import Imported
-from specbench_cli.report.speedups import BASELINE
-from specbench_cli.report.summary import Summary, summarise
+from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.together import join
 from specbench_cli.store.run_dir import RUNS, latest
 from specbench_cli.store.schema import Record

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.report.pairing import RUNS_APART
+from specbench_cli.report.numbers.pairing import RUNS_APART
+from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.source import Source
-from specbench_cli.report.speedups import BASELINE
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Record
 

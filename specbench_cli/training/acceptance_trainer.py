@@ -28,7 +28,7 @@ from specbench_cli.training.acceptance import (
 )
 from specbench_cli.training.corpus import Chat, Encoder, reply_chats
 from specbench_cli.training.family import read
-from specbench_cli.training.head_trainer import GREEDY_SEED, claim
+from specbench_cli.training.heads.trainer import GREEDY_SEED, claim
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import asked, sample_replies
 from specbench_cli.training.trainer import WORK, Report, deterministic

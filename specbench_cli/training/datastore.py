@@ -17,7 +17,7 @@ from specbench_cli.engine.models.checkpoint import Weights, read_config, text_co
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import Chat, Encoder, reply_chats
-from specbench_cli.training.head_trainer import claim
+from specbench_cli.training.heads.trainer import claim
 from specbench_cli.training.replies import asked, sample_replies
 from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, USER
 from specbench_cli.training.trainer import WORK

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from specbench_cli.engine.models.head import LookAhead
 from specbench_cli.models.adapter import CONFIG, PREFIX, WEIGHTS, A, B
-from specbench_cli.training.head_losses import Read, foreseen, placed, slots_of, within
+from specbench_cli.training.heads.losses import Read, foreseen, placed, slots_of, within
 from specbench_cli.training.losses import Loss, autocast, chats_of
 from specbench_cli.training.packing import Batch
 

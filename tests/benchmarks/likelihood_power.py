@@ -23,7 +23,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.types import Tokens
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.stats.martingale import LEVEL, TILTS
 
 LEVELS, TOKENS = 5, 96

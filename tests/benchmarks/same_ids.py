@@ -18,7 +18,7 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 
 Decoded = tuple[list[int], tuple[tuple[int, int], ...]]
 

@@ -30,9 +30,9 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.execute import run as execute
 from specbench_cli.models.resolve import resolve
-from specbench_cli.report.facts import Facts
-from specbench_cli.report.summary import summarise
-from specbench_cli.report.table import run_text
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 
 FILE = Path(__file__).with_name("self_draft.py")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specbench_cli.commands.train import app
+from specbench_cli.commands.training.app import app
 from specbench_cli.errors import UsageError
 
 HEADS = ("eagle", "eagle3", "mtp")

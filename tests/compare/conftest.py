@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.compare.from_run import read_run
+from specbench_cli.compare.baselines.from_run import read_run
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 

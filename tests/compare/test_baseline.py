@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.compare import baseline
-from specbench_cli.compare.baseline_file import dump, parse
+from specbench_cli.compare.baselines import baseline
+from specbench_cli.compare.baselines.file import dump, parse
+from specbench_cli.compare.baselines.from_run import read_run
 from specbench_cli.compare.cell import Cell, Counters, Key, Times
-from specbench_cli.compare.from_run import read_run
 from specbench_cli.compare.scope import scope
 from specbench_cli.compare.side import RowFacts, Side
 from specbench_cli.errors import UsageError

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.compare.baselines.from_run import cell_of, read_run
 from specbench_cli.compare.cell import Counters, Key, Times
-from specbench_cli.compare.from_run import cell_of, read_run
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Trace

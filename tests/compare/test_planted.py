@@ -21,7 +21,7 @@ from specbench_cli.engine.verify import chain as verify
 from specbench_cli.execute import passes
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.manifest import manifest
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 
 ROWS = ("vanilla", "sps", "sps-tree")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.compare import baseline, reading
+from specbench_cli.compare import reading
+from specbench_cli.compare.baselines import baseline
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import machine
 

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from specbench_cli.compare import junit, markdown, text, words
-from specbench_cli.compare.as_dict import as_dict
 from specbench_cli.compare.cell import RowKey
 from specbench_cli.compare.outcome import Change, Comparison, Finding, RowOutcome
+from specbench_cli.compare.pages import junit, markdown, text, words
+from specbench_cli.compare.pages.as_dict import as_dict
 
 
 def row(label, outcome="same", says="", where=(), *, task="mini", rule="exact", **more):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.compare.as_dict import as_dict, trends_as_dict
 from specbench_cli.compare.cell import RowKey
 from specbench_cli.compare.outcome import Comparison, Finding, RowOutcome
+from specbench_cli.compare.pages.as_dict import as_dict, trends_as_dict
 from specbench_cli.compare.trend import ChangePoint, Run, Series, Trends
 
 pytestmark = pytest.mark.jq

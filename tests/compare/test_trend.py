@@ -7,11 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from specbench_cli.compare import figure, trend
-from specbench_cli.compare.as_dict import trends_as_dict
+from specbench_cli.compare import trend
 from specbench_cli.compare.cell import Cell, Counters, Key, Times
+from specbench_cli.compare.pages import figure
+from specbench_cli.compare.pages.as_dict import trends_as_dict
+from specbench_cli.compare.pages.text import print_trends
 from specbench_cli.compare.side import RowFacts, Side
-from specbench_cli.compare.text import print_trends
 from specbench_cli.errors import UsageError
 
 PROMPTS = 10

@@ -6,7 +6,7 @@ import yaml
 from specbench_cli import registry
 from specbench_cli.config.load import load
 from specbench_cli.config.profile import FOLDER, PROFILES
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.models import resolve
 
 

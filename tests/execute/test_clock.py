@@ -12,7 +12,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.cell import Cell, Together
-from specbench_cli.execute.plan import Arm
+from specbench_cli.execute.planning.plan import Arm
 
 
 def cell(kind, place=0):

@@ -7,8 +7,8 @@ import pytest
 from specbench_cli import registry
 from specbench_cli.api import Field, Method, MethodParams, Trained
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import grid
-from specbench_cli.execute.plan import Arm
+from specbench_cli.execute.planning import grid
+from specbench_cli.execute.planning.plan import Arm
 
 
 def arm(name, **passed):

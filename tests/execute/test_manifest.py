@@ -5,7 +5,7 @@ import pytest
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.manifest import rows
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.execute.run import reopen
 from specbench_cli.store.run_dir import RunDir
 

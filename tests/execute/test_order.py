@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.execute.order import balanced
+from specbench_cli.execute.planning.order import balanced
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32))

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.facts import Facts
+from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.reading import read
-from specbench_cli.report.table import run_text
+from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 
 FAMILIES = ("mixtral", "mamba2", "t5", "llava")

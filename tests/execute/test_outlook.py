@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specbench_cli.execute.outlook import outlook
+from specbench_cli.execute.planning.outlook import outlook
 from specbench_cli.stats.detectable import SPREAD, detectable
 
 COLUMNS = "family,label,speedup_low,speedup_high,n_prompts"

@@ -11,9 +11,9 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.execute import placement
-from specbench_cli.execute.placement import check_places
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning import placement
+from specbench_cli.execute.planning.placement import check_places
+from specbench_cli.execute.planning.plan import make_plan
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import passes
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.manifest import manifest
-from specbench_cli.execute.plan import Arm, Plan, make_plan
+from specbench_cli.execute.planning.plan import Arm, Plan, make_plan
 from specbench_cli.execute.run import exit_code
-from specbench_cli.report.standing import broken, surprise
+from specbench_cli.report.numbers.standing import broken, surprise
 from specbench_cli.store.run_dir import RunDir
 
 SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}

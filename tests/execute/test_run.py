@@ -11,8 +11,8 @@ from specbench_cli.execute import run as execute
 from specbench_cli.execute.run import exit_code
 from specbench_cli.measure import environment
 from specbench_cli.models import resolve
-from specbench_cli.report import table
 from specbench_cli.report.reading import read
+from specbench_cli.report.terminal import table
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 

@@ -8,7 +8,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise
 from specbench_cli.errors import UsageError
-from specbench_cli.execute.plan import make_plan
+from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.tasks import load_task
 
 VOCAB = 4096

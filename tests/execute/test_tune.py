@@ -7,8 +7,9 @@ import pytest
 from specbench_cli import app
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
-from specbench_cli.execute import apart, tune
+from specbench_cli.execute import apart
 from specbench_cli.execute import run as execute
+from specbench_cli.execute.planning import tune
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Steps, Trace, Verdict
 from specbench_cli.tasks import load_task

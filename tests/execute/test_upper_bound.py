@@ -3,8 +3,8 @@
 import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.report import text
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal import text
 
 ORACLE = {"name": "sps", "label": "oracle", "params": {"length": "oracle"}}
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from mutate import bytes_changed, changed, line
 
-from specbench_cli.compare import baseline
+from specbench_cli.compare.baselines import baseline
+from specbench_cli.compare.baselines.from_run import read_run
 from specbench_cli.compare.compare import compare
-from specbench_cli.compare.from_run import read_run
 from specbench_cli.errors import SpecbenchError
-from specbench_cli.report import outputs, summary
+from specbench_cli.report import outputs
+from specbench_cli.report.numbers import summary
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 

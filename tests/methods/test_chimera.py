@@ -16,8 +16,8 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training import head_family
-from specbench_cli.training.head_losses import read_target, unroll
+from specbench_cli.training.heads import family as head_family
+from specbench_cli.training.heads.losses import read_target, unroll
 
 
 @pytest.fixture(scope="module")

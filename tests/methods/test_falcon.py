@@ -18,7 +18,7 @@ from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.training.head_losses import read_target, unroll
+from specbench_cli.training.heads.losses import read_target, unroll
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-from specbench_cli.training.head_family import TorchTarget
-from specbench_cli.training.head_losses import read_target, unroll
+from specbench_cli.training.heads.family import TorchTarget
+from specbench_cli.training.heads.losses import read_target, unroll
 
 
 def stirred(target, **sizes):

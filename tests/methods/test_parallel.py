@@ -24,7 +24,7 @@ from methods._parallel.peagle import MASKED, PEagle, PEagleHead
 from specbench_cli.api import Features, Tokens, Weights, read_config
 from specbench_cli.engine.models.head import features
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training.head_losses import Read, chats_of, read_target, unroll
+from specbench_cli.training.heads.losses import Read, chats_of, read_target, unroll
 
 TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

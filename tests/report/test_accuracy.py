@@ -6,10 +6,10 @@ import io
 import pytest
 
 from specbench_cli.report.export import row_dicts
-from specbench_cli.report.facts import Facts
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.reading import Incidents, Reading
-from specbench_cli.report.summary import summarise
-from specbench_cli.report.table import print_runs
+from specbench_cli.report.terminal.table import print_runs
 from specbench_cli.store.run_dir import RunDir
 
 

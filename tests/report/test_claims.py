@@ -6,10 +6,10 @@ import pytest
 
 from specbench_cli.api import Claim
 from specbench_cli.registry import Papers
-from specbench_cli.report import claims
 from specbench_cli.report.markdown import report as page_of
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import read, read_together
+from specbench_cli.report.terminal import claims
 
 CLAIMED = Papers(
     claims=(

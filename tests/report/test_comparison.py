@@ -3,9 +3,9 @@
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.comparison import compare, first_difference
-from specbench_cli.report.side_by_side import page
-from specbench_cli.report.table import WIDTH
+from specbench_cli.report.numbers.comparison import compare, first_difference
+from specbench_cli.report.terminal.side_by_side import page
+from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Steps, Trace, Verdict
 

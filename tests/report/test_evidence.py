@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specbench_cli.report import text
-from specbench_cli.report.evidence import Evidence, compare
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.evidence import Evidence, compare
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal import text
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.report.lanes import Arrow, Lanes, Span
-from specbench_cli.report.modelled import NO_HOST, Host, modelled_rows, replay
+from specbench_cli.report.numbers.modelled import NO_HOST, Host, modelled_rows, replay
+from specbench_cli.report.timeline.lanes import Arrow, Lanes, Span
 from specbench_cli.store.schema import ForwardKind, Trace
 
 TARGET, DRAFT = 0, 1

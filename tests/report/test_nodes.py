@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.markdown import report
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal.incidents import Incidents
 
 
 @pytest.fixture

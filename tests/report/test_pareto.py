@@ -6,10 +6,10 @@ import csv
 
 import pytest
 
-from specbench_cli.report.incidents import Incidents
 from specbench_cli.report.markdown import report
+from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.pareto import sweep_of, write_points
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.terminal.incidents import Incidents
 
 LENGTHS = (1, 3, 5, "heuristic")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.measure.costs import Costs
-from specbench_cli.report.prediction import ALL, predict, replay
+from specbench_cli.report.numbers.prediction import ALL, predict, replay
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
 PREFILL, DRAFT, VERIFY = range(3)

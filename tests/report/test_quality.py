@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.quality import distinct_4_grams, quality
+from specbench_cli.report.numbers.quality import distinct_4_grams, quality
 from specbench_cli.store.schema import Record, Steps
 
 

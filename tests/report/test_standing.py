@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from specbench_cli.report import text
-from specbench_cli.report.standing import broken, failed_certificate, near_ties, surprise
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.standing import broken, failed_certificate, near_ties, surprise
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal import text
 from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import Likelihood, Verdict
 

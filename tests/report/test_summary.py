@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report import text
-from specbench_cli.report.summary import Summary, summarise
+from specbench_cli.report.numbers.summary import Summary, summarise
+from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import Ns, Steps, Verdict
 
 

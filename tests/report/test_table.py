@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report import text
-from specbench_cli.report.facts import Facts
-from specbench_cli.report.grids import COST, grid
 from specbench_cli.report.html.tables import overall
-from specbench_cli.report.incidents import Incidents
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.summary import summarise
-from specbench_cli.report.table import footer, print_runs, run_text
+from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.grids import COST, grid
+from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Verdict
 

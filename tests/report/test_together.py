@@ -12,7 +12,7 @@ from specbench_cli.report.belonging import differences, short_names
 from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
-from specbench_cli.report.table import footer
+from specbench_cli.report.terminal.table import footer
 
 
 def setting(**values):

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from specbench_cli import registry
-from specbench_cli.commands.train import app
+from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError

@@ -14,16 +14,17 @@ from typer.testing import CliRunner
 
 from methods._heads.module import ParallelHead, heads, parallel_heads
 from specbench_cli import registry
-from specbench_cli.commands.train import app
-from specbench_cli.commands.train_heads import Loss
+from specbench_cli.commands.training.app import app
+from specbench_cli.commands.training.heads import Loss
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training import family, head_trainer
-from specbench_cli.training.head_family import SCHEDULES, HeadSchedule, schedule_of_parallel
-from specbench_cli.training.head_mat import Estimate, Log
-from specbench_cli.training.head_trainer import HeadResult, HeadTrainer
+from specbench_cli.training import family
+from specbench_cli.training.heads import trainer as head_trainer
+from specbench_cli.training.heads.family import SCHEDULES, HeadSchedule, schedule_of_parallel
+from specbench_cli.training.heads.mat import Estimate, Log
+from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.trainer import WORK
 

@@ -21,10 +21,10 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
-from specbench_cli.training import head_family
-from specbench_cli.training.head_family import SCHEDULES, HeadSchedule
-from specbench_cli.training.head_losses import head_loss, read_target, unroll
-from specbench_cli.training.head_mat import estimate
+from specbench_cli.training.heads import family as head_family
+from specbench_cli.training.heads.family import SCHEDULES, HeadSchedule
+from specbench_cli.training.heads.losses import head_loss, read_target, unroll
+from specbench_cli.training.heads.mat import estimate
 from specbench_cli.training.packing import Batch, Encoded
 
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
@@ -274,7 +274,7 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
-    monkeypatch.setattr("specbench_cli.training.head_mat._reach", lambda *_: reach)
+    monkeypatch.setattr("specbench_cli.training.heads.mat._reach", lambda *_: reach)
     chat = Encoded([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
     # From place 3: two right of five, +1; from 6: one right of three, +1; from 8: the last token.
     found = estimate(make("eagle"), target, [chat], step=7, chain=5)

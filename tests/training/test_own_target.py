@@ -27,16 +27,17 @@ from methods._heads.mtp import MtpHead
 from methods._heads.slots import Past
 from methods._heads.unfused.chimera import ChimeraHead
 from methods._heads.unfused.falcon import FalconHead
-from specbench_cli.commands.train import app
+from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
-from specbench_cli.training import head_losses, head_trainer
 from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
-from specbench_cli.training.head_family import RIDGE, HeadSchedule, begin_linear
-from specbench_cli.training.head_losses import Kept, read_target, what_is_said
-from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.heads import losses as head_losses
+from specbench_cli.training.heads import trainer as head_trainer
+from specbench_cli.training.heads.family import RIDGE, HeadSchedule, begin_linear
+from specbench_cli.training.heads.losses import Kept, read_target, what_is_said
+from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.replies import (
     OPENINGS,

@@ -14,19 +14,20 @@ from typer.testing import CliRunner
 
 from methods._heads.recipe import Objective
 from specbench_cli import registry
-from specbench_cli.commands._training import bars
-from specbench_cli.commands.train import app
+from specbench_cli.commands.training._shared import bars
+from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training import family, head_trainer
-from specbench_cli.training.head_family import TorchTarget, build_stateless, schedule_of
-from specbench_cli.training.head_losses import head_loss, read_target, unroll
-from specbench_cli.training.head_mat import estimate
-from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training import family
+from specbench_cli.training.heads import trainer as head_trainer
+from specbench_cli.training.heads.family import TorchTarget, build_stateless, schedule_of
+from specbench_cli.training.heads.losses import head_loss, read_target, unroll
+from specbench_cli.training.heads.mat import estimate
+from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Batch, Encoded

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from specbench_cli.commands.train import app
+from specbench_cli.commands.training.app import app
 from specbench_cli.errors import UsageError
 from specbench_cli.training import family
 from specbench_cli.training.losses import exit_loss, target_loss, text_loss

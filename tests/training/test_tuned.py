@@ -16,8 +16,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS
 from specbench_cli.training import family, tuned
-from specbench_cli.training.head_family import TorchTarget, schedule_of
-from specbench_cli.training.head_trainer import HeadTrainer
+from specbench_cli.training.heads.family import TorchTarget, schedule_of
+from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Batch
@@ -156,7 +156,7 @@ def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) ->
 def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_cli.training.head_trainer.MEASURE_EVERY", 2)
+    monkeypatch.setattr("specbench_cli.training.heads.trainer.MEASURE_EVERY", 2)
 
     def trainer(out: Path, kill_after: int | None = None) -> HeadTrainer:
         def report(_name: str, point: Point) -> None:

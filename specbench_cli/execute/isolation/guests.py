@@ -10,7 +10,7 @@ from specbench_cli.errors import MethodFault, WorkerLost
 from specbench_cli.execute.cell import Cell, Measured, Together
 from specbench_cli.execute.isolation.inside import Asked, Found, Opening
 from specbench_cli.execute.isolation.rooms import Room, file_of, room_of
-from specbench_cli.execute.plan import Arm, Plan
+from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.store.run_dir import RunDir
 
 

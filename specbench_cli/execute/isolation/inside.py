@@ -33,7 +33,7 @@ from specbench_cli.execute.cell import (
     warm_up,
 )
 from specbench_cli.execute.isolation import state
-from specbench_cli.execute.plan import Arm, Plan
+from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.store.run_dir import Prompt

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.panels import panels
-from specbench_cli.report.pairing import decode
-from specbench_cli.report.row import Speedup
-from specbench_cli.report.speedups import speedups
+from specbench_cli.report.numbers.pairing import decode
+from specbench_cli.report.numbers.row import Speedup
+from specbench_cli.report.numbers.speedups import speedups
 from specbench_cli.store.schema import Record
 
 if TYPE_CHECKING:

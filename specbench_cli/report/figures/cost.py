@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.labels import Word, write_beside
-from specbench_cli.report.row import Row
-from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.speedups import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.lanes import Lanes, Span, lanes_of
+from specbench_cli.report.timeline.lanes import Lanes, Span, lanes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli.report import text
 from specbench_cli.report.figures import style
 from specbench_cli.report.figures.style import INK, MUTED
-from specbench_cli.report.row import Row
-from specbench_cli.report.speedups import BASELINE
-from specbench_cli.report.summary import Summary
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import Summary
+from specbench_cli.report.terminal import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

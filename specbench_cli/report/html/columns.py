@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specbench_cli.config.sweep import settings, written
-from specbench_cli.report import text
-from specbench_cli.report.row import Row
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.terminal import text
 
 Value = str | int | float | bool | None
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specbench_cli.report import text
+from specbench_cli.report.terminal import text
 
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
 """An absolute path; its last part is its name."""

@@ -19,19 +19,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli import output
-from specbench_cli.report import text
-from specbench_cli.report.facts import HOSTED
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public, sections
 from specbench_cli.report.html.figures import inlined
 from specbench_cli.report.html.methods import cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
+from specbench_cli.report.numbers.facts import HOSTED
+from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.row import Row
-from specbench_cli.report.tokens import decoder_of
+from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.tokens import decoder_of
 
 NAME = "report.html"
 _ROOM = 4_000_000

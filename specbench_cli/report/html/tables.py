@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from specbench_cli.report import claims, text
 from specbench_cli.report.html.columns import (
     DETAILS,
     EQUIVALENCE,
@@ -26,11 +25,12 @@ from specbench_cli.report.html.columns import (
     word,
 )
 from specbench_cli.report.html.facts import public
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.pareto import Sweep
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.row import Row
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.summary import Summary
+from specbench_cli.report.terminal import claims, text
 
 _MOST = 500
 """Cells of a kind that are listed one by one."""

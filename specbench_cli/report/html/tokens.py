@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
-from specbench_cli.report.comparison import Decode, first_difference
 from specbench_cli.report.html.pieces import piece, pieces
-from specbench_cli.report.lanes import lanes_of
+from specbench_cli.report.numbers.comparison import Decode, first_difference
+from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.speedups import BASELINE
+from specbench_cli.report.timeline.lanes import lanes_of
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Drafted, Record
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from specbench_cli import __version__
 from specbench_cli.errors import UsageError
+from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.spec_bench.formulas import Answer
-from specbench_cli.report.speedups import BASELINE
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import FAMILIES, SCHEMA, Family, Ns, Params, Record, Verdict
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from specbench_cli.report.pairing import loss
-from specbench_cli.report.speedups import BASELINE
-from specbench_cli.report.summary import ALL
+from specbench_cli.report.numbers.pairing import loss
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import ALL
 from specbench_cli.store.schema import Family, Record
 
 Retokenised = Callable[[str], int]

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specbench_cli import output
-from specbench_cli.report import text
 from specbench_cli.report.export import harmless
-from specbench_cli.report.grids import Align, Grid
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import ALL
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.row import Row
 from specbench_cli.report.source import Source
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
@@ -24,9 +24,9 @@ from specbench_cli.report.spec_bench.formulas import (
     answers_of,
     figures,
 )
-from specbench_cli.report.speedups import BASELINE
-from specbench_cli.report.summary import ALL
-from specbench_cli.report.tokens import tokenizer_of
+from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.grids import Align, Grid
+from specbench_cli.report.terminal.tokens import tokenizer_of
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.store.schema import ForwardKind, Trace
 
 

@@ -21,7 +21,7 @@ from specbench_cli.report.figures import (
     style,
     waterfall,
 )
-from specbench_cli.report.lanes import lanes_of
+from specbench_cli.report.timeline.lanes import lanes_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
 from specbench_cli.report.figures import speedup, style
-from specbench_cli.report.summary import summarise
+from specbench_cli.report.numbers.summary import summarise
 
 
 @pytest.fixture

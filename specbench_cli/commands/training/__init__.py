@@ -1,0 +1,1 @@
+"""`specbench train` and its commands."""

@@ -1,0 +1,208 @@
+"""What the commands of `specbench train` share: options, recipes, progress bars and curves."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specbench_cli import output
+from specbench_cli.errors import EnvironmentFault, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench_cli.training.family import Schedule
+    from specbench_cli.training.heads.mat import Estimate
+    from specbench_cli.training.loop import Point, Result
+    from specbench_cli.training.trainer import Report
+
+    Plan = TypeVar("Plan", bound=Schedule)
+
+CURVE_POINTS = 100
+CURVES = "training_curve"
+
+
+class Device(StrEnum):
+    """Where to train."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Out = Annotated[Path, typer.Option(help="Folder for the models and the work in progress.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights and data.", min=0)]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume/--fresh", help="Continue what OUT holds, or start this model over."),
+]
+Scale = Annotated[
+    float, typer.Option(help="Factor on the steps of the recipe; 1 made the shipped models.")
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        help="Tokens to train on, in place of --steps-scale: as many for several heads are an"
+        " equal budget.",
+        min=1,
+        show_default=False,
+    ),
+]
+Smoke = Annotated[
+    bool, typer.Option("--smoke", help="A few steps on generated text: does it run at all?")
+]
+Where = Annotated[Device, typer.Option(help="Where to train.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with gsm8k_train.jsonl; else it is downloaded.",
+        envvar="SPECBENCH_DATA",
+        show_default=False,
+    ),
+]
+
+
+def recipes(
+    recipes: "tuple[Plan, ...]",
+    scale: float,
+    smoke: bool,
+    out: Path,
+    resume: bool,
+    tokens: int | None = None,
+) -> "list[Plan]":
+    """The recipes to follow; their earlier work is deleted where it is not to be resumed.
+
+    Args:
+        tokens: that each is to read, in place of `scale`.
+    """
+    from specbench_cli.training.trainer import WORK
+
+    if not scale > 0:
+        raise UsageError(f"--steps-scale is {scale}, it must be above 0")
+    if not resume:
+        for recipe in recipes:
+            shutil.rmtree(out / WORK / recipe.name, ignore_errors=True)
+    scales = [tokens / recipe.tokens if tokens else scale for recipe in recipes]
+    pairs = zip(recipes, scales, strict=True)
+    return [recipe.smoke() if smoke else recipe.scaled(factor) for recipe, factor in pairs]
+
+
+def device(wanted: Device) -> "torch.device":
+    import torch
+
+    found = torch.cuda.is_available()
+    if wanted is Device.CUDA and not found:
+        raise EnvironmentFault("no CUDA device is here", "use --device cpu")
+    return torch.device("cuda" if found and wanted is not Device.CPU else "cpu")
+
+
+@contextmanager
+def bars() -> "Iterator[Report]":
+    """A progress bar a model, fed by the function yielded; an interruption says how to go on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=output.console(stderr=True)) as bars:
+        tasks = {}
+
+        def report(name: str, point: "Point") -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=point.steps, loss=point.loss)
+            bars.update(tasks[name], completed=point.step, loss=point.loss)
+
+        try:
+            yield report
+        except KeyboardInterrupt:
+            output.note("to go on: the same command, without --fresh")
+            raise
+
+
+@contextmanager
+def counted(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar of a number that grows, told by the function yielded.
+
+    Args:
+        total: what it grows to, where that is known.
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=output.console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def finish(
+    results: "Mapping[str, Result]",
+    out: Path,
+    mat: "Mapping[str, Sequence[Estimate]] | None" = None,
+) -> None:
+    """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
+    path = out / f"{CURVES}.json"
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, result in results.items():
+        curve = _thin(result.curve)
+        last = result.curve[-1]
+        facts[name] = {
+            "steps": last.steps,
+            "tokens": last.tokens,
+            "seconds": round(result.seconds),
+            "final_loss": curve[-1]["loss"],
+            "curve": curve,
+        }
+        if mat:
+            facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
+        output.data(str(out / name))
+    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    _draw(facts, out / f"{CURVES}.png")
+
+
+def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
+    """The loss curves, and beside them what MAT heads came to on held-out replies."""
+    from matplotlib.figure import Figure
+
+    heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
+    figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
+    read = "tokens read (millions)"
+    axes = figure.add_subplot(
+        1, 2 if heads else 1, 1, xlabel=read, ylabel="training loss (nats a token)", yscale="log"
+    )
+    lines = {}
+    for name, fact in facts.items():
+        curve = fact["curve"]
+        tokens = [point["tokens"] / 1e6 for point in curve]
+        (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
+    axes.legend(fontsize="x-small")
+    if heads:
+        axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
+        for name, fact in heads.items():
+            step = fact["tokens"] / fact["steps"] / 1e6
+            colour, mat = lines[name].get_color(), fact["mat"]
+            at = [point["step"] * step for point in mat]
+            axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
+    figure.savefig(path, dpi=100)
+
+
+def _thin(curve: "list[Point]") -> list[dict[str, float]]:
+    """About `CURVE_POINTS` means of neighbouring points; the last mean ends at the last step."""
+    width = max(1, len(curve) // CURVE_POINTS)
+    ends = range(len(curve), 0, -width)
+    parts = [curve[max(0, end - width) : end] for end in reversed(ends)]
+    return [
+        {
+            "step": part[-1].step,
+            "tokens": part[-1].tokens,
+            "loss": round(sum(p.loss for p in part) / len(part), 4),
+        }
+        for part in parts
+    ]

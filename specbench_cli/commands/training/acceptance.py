@@ -1,0 +1,117 @@
+"""`specbench train specdec++`: the head by which a draft's length adapts."""
+
+import json
+from dataclasses import asdict, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench_cli.commands.training import _shared as shared
+from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Seed, Smoke, Where
+from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.training.acceptance_trainer import AcceptanceResult
+
+CALIBRATION = "acceptance_calibration"
+
+
+class Labels(StrEnum):
+    """What a label is."""
+
+    SAMPLED = "sampled"
+    GREEDY = "greedy"
+
+
+Target = Annotated[str, typer.Option(help="Model that verifies: a Llama with the family's chat.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Model that drafts; else the target's own.", show_default=False),
+]
+Told = Annotated[
+    Labels,
+    typer.Option(
+        help="sampled: the chance min(1, p/q) that a drawn token stands, as published; greedy: "
+        "whether the likeliest token does."
+    ),
+]
+Mixing = Annotated[
+    float, typer.Option(help="Share of positions that hold the target's own token.", min=0, max=1)
+]
+Weight = Annotated[float, typer.Option(help="How much a rejection weighs in the loss.", min=0)]
+
+
+def specdec(
+    out: Out,
+    target: Target = "embedded",
+    draft: Draft = None,
+    labels: Told = Labels.SAMPLED,
+    mixing: Mixing = 0.15,
+    rejection_weight: Weight = 6.0,
+    seed: Seed = 0,
+    resume: Resume = True,
+    steps_scale: Scale = 1.0,
+    smoke: Smoke = False,
+    device: Where = shared.Device.AUTO,
+    data: Data = None,
+) -> None:
+    """Train the acceptance head of SpecDec++ for a target and its draft (embedded-acceptance).
+
+    The target answers questions like those of training first, which OUT/training keeps. On answers
+    held out, OUT/acceptance_calibration.json and .png compare what the head predicts with the
+    labels.
+    """
+    from specbench_cli.models import resolve
+    from specbench_cli.training.acceptance import ACCEPTANCE
+    from specbench_cli.training.acceptance_trainer import AcceptanceTrainer
+    from specbench_cli.training.corpus import load_gsm8k
+
+    models = resolve(target)
+    drafting = draft or models.draft
+    if drafting is None:
+        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
+    (recipe,) = shared.recipes((ACCEPTANCE,), steps_scale, smoke, out, resume)
+    recipe = replace(recipe, mixing=mixing, rejection_weight=rejection_weight)
+    with shared.bars() as report:
+        trainer = AcceptanceTrainer(
+            out,
+            models.path,
+            resolve(drafting).path,
+            [] if smoke else load_gsm8k(data),
+            seed,
+            shared.device(device),
+            labels=labels.value,
+            report=report,
+        )
+        result = (trainer.smoke() if smoke else trainer).train(recipe)
+        shared.finish({recipe.name: result}, out)
+    _calibrated(result, rejection_weight, out)
+
+
+def _calibrated(result: "AcceptanceResult", rejection_weight: float, out: Path) -> None:
+    """Write what the predictions are worth, and draw it."""
+    facts = {
+        "kl": result.divergence,
+        "kl_of_the_mean": result.divergence_of_mean,
+        "rejection_weight": rejection_weight,
+        "bins": [asdict(part) for part in result.bins],
+    }
+    file = out / f"{CALIBRATION}.json"
+    file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.3, 3.2), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="predicted chance of acceptance", ylabel="labelled chance", xlim=(0, 1), ylim=(0, 1)
+    )
+    shares = [at / 100 for at in range(101)]
+    axes.plot(shares, shares, color="#999999", linewidth=0.8, label="equal")
+    weighted = [s / (s + rejection_weight * (1 - s)) for s in shares]
+    axes.plot(
+        weighted, shares, "--", color="#999999", linewidth=0.8, label="where the loss is least"
+    )
+    axes.plot([b.predicted for b in result.bins], [b.labelled for b in result.bins], "o-")
+    axes.legend(frameon=False)
+    figure.savefig(file.with_suffix(".png"), dpi=100)

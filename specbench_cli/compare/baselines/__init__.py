@@ -1,0 +1,1 @@
+"""What a change is held against: figures of a run, in a file of their own."""

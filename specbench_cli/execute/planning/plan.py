@@ -1,0 +1,288 @@
+"""What a run will do, worked out before any weight is read: rows, questions, checkpoints, order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, get_args
+
+from specbench_cli import registry
+from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.types import Guarantee
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.isolation import rooms
+from specbench_cli.execute.planning.order import balanced
+from specbench_cli.models.heads import check_head
+from specbench_cli.models.resolve import Checkpoint, resolve
+from specbench_cli.scoring.code import check_containment, compiles
+from specbench_cli.store.schema import GUARANTEES
+from specbench_cli.tasks import Question, Task, load_task, sample, select
+
+DEFAULT_MAX_NEW_TOKENS = 128
+AUTO = "auto"  # the target's customary draft, said aloud
+REFERENCE = "vanilla"  # the label that every other row is compared with
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the result: a method with its parameters.
+
+    passed: the parameters as given; the method holds all of them as they take effect.
+    tuned: among how many these were chosen; None where they were not.
+    """
+
+    name: str
+    label: str
+    method: Method
+    passed: Mapping[str, Any]
+    tuned: int | None = None
+
+    @property
+    def source(self) -> str:
+        """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
+        if self.tuned is not None:
+            return f"tuned({self.tuned})"
+        method, params = type(self.method), self.method.params
+        if method.paper and params == method.Params.model_validate(method.paper):
+            return "paper"
+        fields = method.Params.model_fields.items()
+        plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
+        return "default" if dict(params) == plain else "set"
+
+    @cached_property
+    def guarantees(self) -> Mapping[Rule, Guarantee]:
+        """What its method promises under each decoding rule: asked once, so that what is judged and
+        what is written cannot differ.
+
+        Raises:
+            UsageError: it promises what nobody knows.
+        """
+        found = {rule: self.method.guarantee(rule) for rule in get_args(Rule)}
+        for rule, word in found.items():
+            if word not in GUARANTEES:
+                raise UsageError(
+                    f"{self.label}: its guarantee under {rule} is {word!r}, which is none of"
+                    f" {', '.join(GUARANTEES)}",
+                    hint="mend its `guarantee(sampling)`, or leave it out",
+                )
+        return found
+
+    @property
+    def file_sha256(self) -> str:
+        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        return sha256(Path(inspect.getfile(type(self.method))).read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, planned. Building one reads task files but neither weights nor tokenizers."""
+
+    config: RunConfig
+    arms: tuple[Arm, ...]
+    tasks: tuple[Task, ...]
+    questions: tuple[Question, ...]
+    target: Checkpoint
+    draft: Checkpoint | None
+    others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
+    arrivals: tuple[float, ...] = ()  # of the questions, in seconds; none: all are there
+
+    @property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """All models by role: "target", "draft", and others by name."""
+        pair = {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+        return {**pair, **self.others}
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a method has workers that compute at once."""
+        return any(arm.method.workers > 1 for arm in self.arms)
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """The rows of plug-ins that are decoded in a process of the plug-in's own."""
+        if self.config.isolation != "process":
+            return frozenset()
+        foreign = registry.entries().keys() - registry.METHODS.keys()
+        return frozenset(arm.label for arm in self.arms if arm.name in foreign)
+
+    @property
+    def turns(self) -> int:
+        """Prompts in a pass: the turns of all questions."""
+        return sum(len(question.turns) for question in self.questions)
+
+    @property
+    def cells(self) -> int:
+        """Outputs to be made: prompts x rows x passes."""
+        return self.turns * len(self.arms) * self.config.repeats
+
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of all outputs, if each were as long as it may be."""
+        rows = len(self.arms) * self.config.repeats
+        return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
+
+    def budget(self, question: Question) -> int:
+        """Most new tokens for a question."""
+        own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
+        return self.config.max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
+
+    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[Arm, ...]]]:
+        """The questions of a pass, each with its rows in that visit's order."""
+        by_label = {arm.label: arm for arm in self.arms}
+        orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
+        for question, order in zip(self.questions, orders, strict=True):
+            yield question, tuple(by_label[label] for label in order)
+
+    def facts(self) -> dict[str, Any]:
+        """The plan for a person or a program to read."""
+        return {
+            "target": self.target.label,
+            "draft": self.draft.label if self.draft else None,
+            "methods": [
+                {
+                    "label": arm.label,
+                    "method": arm.name,
+                    "params": arm.method.params.model_dump(),
+                    "source": arm.source,
+                }
+                for arm in self.arms
+            ],
+            "tasks": [
+                {
+                    "name": task.name,
+                    "questions": sum(q.task == task.name for q in self.questions),
+                    "prompts": sum(len(q.turns) for q in self.questions if q.task == task.name),
+                }
+                for task in self.tasks
+            ],
+            "passes": self.config.repeats,
+            "cells": self.cells,
+            "most_tokens": self.most_tokens,
+        }
+
+
+def _check_tests(questions: Sequence[Question]) -> None:
+    """See that tests can be run where the answer is not. Raises UsageError."""
+    for question in questions:
+        if question.program and not compiles(question.program[1]):
+            raise UsageError(
+                f"{question.prompt_id}: what follows {{answer}} in its program is none by itself:"
+                f" {question.program[1][:60]!r}; it is run apart from the answer",
+                hint="end the answer's part of the task's `program` with {answer}, or leave"
+                " --run-code out",
+            )
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Plan a run.
+
+    Raises:
+        UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
+        none. EnvironmentFault: data or weights that are not here and cannot be fetched; code that
+        is to be run and cannot be contained.
+    """
+    if config.run_code and not config.uncontained:
+        check_containment()
+    isolated = config.isolation == "process"
+    for path in config.plugins:
+        if isolated:
+            rooms.vet(path)
+        registry.load_plugin(path)
+    if isolated:
+        rooms.vet_rows(config.methods, config.plugins)
+    arms = tuple(
+        Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+        for row in config.methods
+    )
+    for arm in arms:
+        arm.guarantees  # noqa: B018  what it promises is known before anything is loaded
+    bounds = [arm.label for arm in arms if arm.method.upper_bound]
+    if bounds and config.verify in ("rejection", "block"):
+        raise UsageError(
+            f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
+            f" same: not under {config.verify}",
+            hint="--temperature 0, or --verify coupled",
+        )
+    ruled = [arm.label for arm in arms if arm.method.accept and not arm.method.accept.off]
+    if ruled and config.verify in ("block", "replay"):
+        why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
+        raise UsageError(
+            f"{', '.join(ruled)} has an accept rule, which decides on single tokens, and --verify"
+            f" {config.verify} {why}",
+            hint="--verify rejection or coupled, or --temperature 0",
+        )
+    if config.devices is not None and all(arm.method.workers == 1 for arm in arms):
+        raise UsageError(
+            "--devices is for methods that draft while the target computes, and none of them is run"
+            f" ({', '.join(arm.label for arm in arms)})",
+            hint="add --method pearl, or use --device and --threads, which are for all others",
+        )
+    alone = [arm.label for arm in arms if not arm.method.batches]
+    if (config.batch > 1 or config.load) and alone:
+        what = "--load" if config.load else f"--batch {config.batch}"
+        raise UsageError(
+            f"{', '.join(alone)} decodes one prompt at a time, and {what} decodes"
+            f" {config.batch if config.batch > 1 else 'several'} together",
+            hint=f"leave it out, or drop {what.split()[0]}; specbench list methods says which draft"
+            " beside the target or are another program's",
+        )
+    tasks = tuple(load_task(name) for name in config.tasks)
+    for task in tasks:
+        if task.samples > 1 and config.temperature == 0:
+            raise UsageError(
+                f"{task.name} asks each question {task.samples} times, and at temperature 0 all"
+                " answers to it are the same",
+                hint="add --temperature 0.8, and --verify coupled for vanilla's very tokens",
+            )
+    names = [task.name for task in tasks]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
+        )
+    questions = [question for task in tasks for question in task.questions]
+    questions = select(questions, config.category)
+    if config.load:  # a later turn would arrive when it is asked
+        questions = [replace(question, turns=question.turns[:1]) for question in questions]
+    target = resolve(config.target)
+    needy = [arm.label for arm in arms if "draft" in arm.method.needed]
+    draft = target.draft if config.draft in (None, AUTO) else config.draft
+    if needy and draft is None:
+        raise UsageError(
+            f"{', '.join(needy)} needs a draft model, and {target.label} has no customary one",
+            hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
+            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
+            " which need none",
+        )
+    for wanted in (each for arm in arms for each in arm.method.artifacts()):
+        kind = wanted.kind
+        check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+    chosen = tuple(sample(questions, config.limit, config.seed))
+    if config.run_code:
+        _check_tests(chosen)
+    return Plan(
+        config=config,
+        arms=arms,
+        tasks=tasks,
+        questions=chosen,
+        arrivals=_arrivals(config, len(chosen)),
+        target=target,
+        draft=resolve(draft) if needy and draft else None,
+        others={name: resolve(name) for arm in arms for name in arm.method.models()},
+    )
+
+
+def _arrivals(config: RunConfig, n: int) -> tuple[float, ...]:
+    """When n questions arrive, the same for all rows and passes. Raises UsageError."""
+    if config.load is None:
+        return ()
+    try:
+        return tuple(Arrivals.parse(config.load).times(n, config.seed))
+    except ValueError as error:
+        raise UsageError(f"--load: {error}", hint="specbench run --help") from error

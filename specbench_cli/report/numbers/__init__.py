@@ -1,0 +1,1 @@
+"""What the records of a run come to: rows, ratios, predictions."""

@@ -1,0 +1,256 @@
+"""What a run's decoding should have taken by a machine's costs, beside what it took.
+
+A record's trace is replayed: every forward costs what the probe's curve says for its new tokens
+and the rows before it, every step what the host's work costs. The rows before a forward follow from
+the record: a prefill leaves the prompt's, a forward adds its own, and with a step all models forget
+what lies beyond the last committed token but one (that last one roots the next step). A head reads
+the prompt after the target's prefill, in one forward that costs what its prefill does. Parts of the
+target that draft leave no rows behind; a forward through part of a model costs its share.
+
+A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
+found of trees, and the host's work with it and with heads has a line of its own (`Costs.hosts`).
+
+Where several workers compute at once, the busiest one counts: overlap is taken to be perfect.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+from specbench_cli.measure.costs import Costs
+from specbench_cli.report.numbers.run_costs import heads_of, probe_command
+from specbench_cli.store.schema import Record, Steps, Trace
+
+ALL = "all"
+"""What stands for the task, or the method, in rows over all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Times of an output in ns; `extrapolated` of its `forwards` lie beyond the probe's points."""
+
+    prefill: float
+    decode: float
+    forwards: int
+    extrapolated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An output: its decode time in ns (None if it is void), as predicted, and elsewhere."""
+
+    label: str
+    task: str
+    measured: int | None
+    predicted: Predicted
+    elsewhere: Predicted | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Decode times of a method on a task, in ns, summed over outputs.
+
+    measured, predicted: over the outputs that have times. void, predicted_void: the others.
+    elsewhere: predicted with the other machine's costs, over all outputs.
+    efficiency: predicted / measured. error: the same, less one. cell_error: the median over outputs
+        of the error's size.
+    extrapolated: share of forwards beyond the probe's points.
+    """
+
+    label: str
+    task: str
+    outputs: int
+    void: int
+    measured: int | None
+    predicted: float | None
+    predicted_void: float | None
+    elsewhere: float | None
+    efficiency: float | None
+    error: float | None
+    cell_error: float | None
+    extrapolated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Rows by method and task, and why methods that have none have none."""
+
+    rows: tuple[Row, ...]
+    missing: dict[str, str]
+
+
+def predict(
+    records: Iterable[Record], manifest: Mapping[str, Any], costs: Costs, against: Costs | None
+) -> Prediction:
+    """Replay a run.
+
+    Args:
+        manifest: the run's, for the order of methods and tasks.
+        against: another machine's costs.
+    """
+    cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    missing: dict[str, str] = {}
+    for record in records:
+        why = _unpredictable(record, manifest, costs, against)
+        if why is not None:
+            missing.setdefault(record.label, why)
+            continue
+        assert record.forwards is not None
+        assert record.steps is not None
+        cells[record.label, record.task].append(
+            Cell(
+                label=record.label,
+                task=record.task,
+                measured=None if record.void else record.ns.decode,
+                predicted=replay(record.forwards, record.steps, costs),
+                elsewhere=replay(record.forwards, record.steps, against) if against else None,
+            )
+        )
+    labels = _ordered((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
+    tasks = _ordered((task["name"] for task in manifest.get("tasks", [])), cells, 1)
+    rows = []
+    for label in labels:
+        own = {task: cells[label, task] for task in tasks if (label, task) in cells}
+        rows += [_row(label, task, some) for task, some in own.items()]
+        if len(own) > 1:
+            rows.append(_row(label, ALL, [cell for some in own.values() for cell in some]))
+    if len(labels) > 1:
+        rows.append(_row(ALL, ALL, [cell for some in cells.values() for cell in some]))
+    return Prediction(tuple(rows), {k: why for k, why in missing.items() if k not in labels})
+
+
+def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
+    """Run a trace at a machine's costs.
+
+    Verifications are matched to steps in order; where there are more of them than steps (a method
+    that verifies ahead) they commit evenly.
+    """
+    last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
+    ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
+    verifications = sum(ends[kind] and at not in trace.unused for at, kind in enumerate(trace.kind))
+    trees = [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]
+    host_of = _host_of(trace, any(trees), costs)
+    committed = list(accumulate(steps.committed, initial=0))
+    prompt = verified = extrapolated = 0
+    rows: dict[str, int] = defaultdict(int)
+    prefill = costs.host_ns(of=host_of)
+    busy: dict[int, float] = defaultdict(float)
+    for at, (index, n) in enumerate(zip(trace.kind, trace.n_tokens, strict=True)):
+        kind = trace.kinds[index]
+        share = kind.share_of(costs.models.get(kind.model, {}).get("n_layers"))
+        if kind.role == "prefill":
+            if kind.model != "target":
+                share = 1.0  # draft models make no logits of a prompt, in the probe as here
+            elif share == 1:
+                prompt = n
+            prefill += share * costs.prefill_ns(kind.model, n)
+            rows[kind.model] = n
+            continue
+        done = verified * len(trees) // max(1, verifications)
+        if kind.role == "verify":  # what parts of the target drafted behind the text is gone
+            rows[kind.model] = min(rows[kind.model], prompt + committed[done])
+        context, new = rows[kind.model], n * kind.batch
+        if context:
+            counts = kind.role == "verify" and at not in trace.unused
+            tree = counts and trees[done : done + 1] == [True]
+            busy[kind.worker] += share * costs.forward_ns(kind.model, new, context, tree=tree)
+            extrapolated += not costs.covers(kind.model, new, context, tree=tree)
+        else:
+            busy[kind.worker] += share * costs.prefill_ns(kind.model, new)
+        if at in trace.unused:
+            continue
+        if kind.layers[1]:  # not of an output matrix alone
+            rows[kind.model] += n
+        if ends[index]:
+            verified += 1
+            done = verified * len(trees) // verifications
+            for model, length in rows.items():
+                rows[model] = min(length, prompt + committed[done])
+    drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
+    host = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host_of)
+    return Predicted(
+        prefill=prefill,
+        decode=max(busy.values(), default=0.0) + host,
+        forwards=len(trace.kind),
+        extrapolated=extrapolated,
+    )
+
+
+def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:
+    """Whose line the host's time of an output lies on (see `Costs.hosts`)."""
+    drafting = {kind.model for kind in trace.kinds} - {"target"}
+    lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
+    return lines[0] if lines else ""
+
+
+def _unpredictable(
+    record: Record, manifest: Mapping[str, Any], costs: Costs, against: Costs | None
+) -> str | None:
+    """Why a record cannot be replayed, and what to type to change that."""
+    if record.error is not None:
+        return "failed"
+    if record.forwards is None or record.steps is None:
+        return "its forwards are not metered"
+    if record.batch is not None:
+        return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
+    models = {kind.model for kind in record.forwards.kinds}
+    heads = {name: sha for name, sha in heads_of(manifest).items() if name in models}
+    for each in filter(None, (costs, against)):
+        if lacking := sorted(models - each.curves.keys()):
+            why = f"the probe has no costs of its {', '.join(lacking)}"
+        elif other := sorted(name for name, sha in heads.items() if not each.knows({name: sha})):
+            why = f"the probe is of another {', '.join(other)}"
+        else:
+            continue
+        own = [("--method", record.method)] if heads else []
+        own += [
+            ("--set", f"{record.method}.{name}={value}")
+            for name, value in record.params.passed.items()
+            if name == "head"
+        ]
+        more = [word for pair in own for word in pair]
+        return f"{why}; {probe_command(manifest, *more)}"
+    return None
+
+
+def _row(label: str, task: str, cells: Sequence[Cell]) -> Row:
+    timed = [cell for cell in cells if cell.measured is not None]
+    void = [cell for cell in cells if cell.measured is None]
+    measured = sum(cell.measured or 0 for cell in timed)
+    predicted = sum(cell.predicted.decode for cell in timed)
+    efficiency = predicted / measured if measured else None
+    errors = [abs(cell.predicted.decode / cell.measured - 1) for cell in timed if cell.measured]
+    elsewhere = [cell.elsewhere.decode for cell in cells if cell.elsewhere is not None]
+    return Row(
+        label=label,
+        task=task,
+        outputs=len(cells),
+        void=len(void),
+        measured=measured if timed else None,
+        predicted=predicted if timed else None,
+        predicted_void=sum(cell.predicted.decode for cell in void) if void else None,
+        elsewhere=sum(elsewhere) if elsewhere else None,
+        efficiency=efficiency,
+        error=None if efficiency is None else efficiency - 1,
+        cell_error=median(errors) if errors else None,
+        extrapolated=sum(cell.predicted.extrapolated for cell in cells)
+        / max(1, sum(cell.predicted.forwards for cell in cells)),
+    )
+
+
+def _ordered(
+    planned: Iterable[str], cells: Mapping[tuple[str, str], Sequence[Cell]], part: int
+) -> list[str]:
+    """Names in the manifest's order, then those that it lacks; only those that have cells."""
+    met = dict.fromkeys(key[part] for key in cells)
+    return [name for name in dict.fromkeys((*planned, *met)) if name in met]
+
+
+def _config(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = manifest.get("config", {}).get("effective", {})
+    return config

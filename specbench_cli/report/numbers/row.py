@@ -1,0 +1,396 @@
+"""One row of a table: a method's figures over a set of its cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbench_cli.report.numbers.evidence import Evidence
+from specbench_cli.report.numbers.standing import NearTies, surprise
+from specbench_cli.stats.proof import upper_bound
+from specbench_cli.store.schema import LOSSLESS, Record, Steps
+
+_CONTROL = "random("
+"""How the manifest writes the accept rule that lets pass at random."""
+COMPARED = ("greedy", "coupled")
+"""The decoding rules whose outputs are compared token by token; lossless rows that were not are
+ranked with none."""
+_WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """A speedup with its 95% interval, or `note`: why either is missing."""
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """All figures of a method; null where it has none (`-` in tables).
+
+    params: as they took effect. params_from: "paper", "default", "tuned(n)" or "set"; null in runs
+        that did not keep it.
+    broken_why: what is wrong with a broken row.
+    upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
+    letters, decode_letters: group letters among the rows it is ranked with, by speedup and by
+        decode speedup.
+    speedup*, decode_speedup*: see `summary`, with their 95% intervals; speedup_note says why the
+        first or its interval is missing.
+    mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
+        each output's last step, which the end of the output may cut. mat_note: why there is none.
+    acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
+        at level k / steps that drafted level k, from k = 1. nodes_per_step: drafted tokens a step,
+        which trees have more of than levels. node_yield: accepted / nodes.
+    accept_rule: what lets draft tokens stand that the lossless rule rejects, with its numbers; null
+        where nothing does. relaxed: the share of tokens that stand so, none of which is among the
+        accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed.
+    control: whether its accept rule is the random one, that others are held against.
+    state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
+        not keep it.
+    reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
+        guess and count so in `extra`.
+    discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
+        / tokens; of peers, whose forwards are not seen, one for prefill and one a step. work: the
+        same with parts of the target counted too, each by the share of the weights that it reads;
+        null for peers, and for records before schema 5.
+    tokens_per_s: tokens / wall time. ttft_p50_ms: prefill. ms_per_token_*: decode time per token
+        committed in it, over outputs. share_*: of decode; with several workers of their sum.
+    learn_share: what learning between requests took of all wall time; null where nothing is learnt.
+    identical to reference: outputs by verdict, each by its worst pass.
+    questions_checked, questions_mismatched: those with a token verdict; those that failed it.
+    mismatch_bound: what that proves: the rate of mismatches is at most this (95%).
+    reference_read: of vanilla, how many outputs transformers' own module was asked about.
+    near_tie_explained, near_tie_expected, near_tie_p: see `standing.NearTies`.
+    likelihood_deviations, likelihood_chance: of drawn outputs, see `standing.surprise`.
+    log_likelihood_*, length_*: see `evidence.Evidence`.
+    target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
+    score_difference*: its score less vanilla's on the same questions, with the 95% interval.
+    """
+
+    label: str
+    method: str
+    peer: bool
+    sampling: str
+    guarantee: str
+    lossless: bool
+    params: dict[str, Any]
+    params_from: str | None
+    broken: bool
+    broken_why: str | None
+    upper_bound: bool = False
+    control: bool = False
+    state_scope: str | None = None
+    letters: str = ""
+    decode_letters: str = ""
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_note: str | None
+    decode_speedup: float | None
+    decode_speedup_low: float | None
+    decode_speedup_high: float | None
+    mat: float | None
+    mat_macro: float | None
+    mat_full: float | None
+    mat_note: str | None
+    acceptance_rate: float | None
+    alpha: float | None
+    acceptance_by_position: tuple[float, ...]
+    nodes_per_step: float | None
+    node_yield: float | None
+    accept_rule: str | None
+    relaxed: float | None
+    rule_rate: float | None
+    reuse_rate: float | None
+    discard_rate: float | None
+    verification_rate: float | None
+    work: float | None
+    tokens_per_s: float | None
+    ttft_p50_ms: float | None
+    ms_per_token_p50: float | None
+    ms_per_token_p95: float | None
+    share_target: float | None
+    share_draft: float | None
+    share_host: float | None
+    learn_share: float | None = None
+    identical: int
+    near_tie: int
+    mismatch: int
+    unchecked: int
+    failed: int
+    reference: int
+    questions_checked: int
+    questions_mismatched: int
+    mismatch_bound: float | None
+    near_tie_explained: int
+    near_tie_expected: float | None
+    near_tie_p: float | None
+    reference_read: int = 0
+    likelihood_deviations: float | None = None
+    likelihood_chance: float | None = None
+    log_likelihood_difference: float | None
+    log_likelihood_p: float | None
+    length_difference: float | None
+    length_p: float | None
+    target_forwards: int | None
+    draft_forwards: int | None
+    peak_bytes: int | None
+    score: float | None
+    score_difference: float | None
+    score_difference_low: float | None
+    score_difference_high: float | None
+    n_prompts: int
+    n_outputs: int
+    n_cells: int
+    n_void: int
+
+    @property
+    def order_matters(self) -> bool:
+        """Whether it learns from one prompt for the next."""
+        return self.state_scope not in (None, "prompt")
+
+
+def make_row(
+    cells: Sequence[Record],
+    speedup: Speedup,
+    decode_speedup: Speedup,
+    *,
+    broken_why: str | None,
+    ties: NearTies,
+    evidence: Evidence,
+    bound: bool = False,
+    accept: str | None = None,
+    scope: str | None = None,
+) -> Row:
+    """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
+    accept rule, and scope: how long its state lives, as the manifest has them."""
+    first, broken = cells[0], broken_why is not None
+    worst = _worst_verdicts(cells)
+    verdicts = Counter(worst.values())
+    unseen = first.guarantee in LOSSLESS and first.sampling in COMPARED and verdicts["unchecked"]
+    if unseen:
+        speedup = decode_speedup = Speedup(note=f"{unseen} outputs were compared with nothing")
+    shown, decoding = (Speedup() if broken else s for s in (speedup, decode_speedup))
+    likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
+    steps = [r.steps for r in cells if r.steps is not None]
+    drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
+    accepted, nodes = _sum(s.accepted for s in steps), _sum(s.nodes for s in steps)
+    lossy = [s for s in steps if s.relaxed is not None]
+    relaxed = _sum(s.relaxed or [] for s in lossy)
+    mat = _ratio(_sum(s.committed for s in steps), sum(len(s.levels) for s in steps))
+    timed = [r for r in cells if not r.void and r.error is None]
+    target, draft, host = _shares(timed)
+    discarded, verified = _rates(cells)
+    per_token = [
+        r.ns.decode / (r.n_tokens - 1) / 1e6
+        for r in timed
+        if r.ns.decode is not None and r.n_tokens is not None and r.n_tokens > 1
+    ]
+    deviations, chance = surprise(cells) or (None, None)
+    checked = {prompt for (prompt, _), v in worst.items() if v in ("identical", "near-tie")}
+    mismatched = {prompt for (prompt, _), v in worst.items() if v == "mismatch"}
+    return Row(
+        label=first.label,
+        method=first.method,
+        peer=first.peer,
+        sampling=first.sampling,
+        guarantee=first.guarantee,
+        lossless=first.guarantee in LOSSLESS,
+        params=first.params.effective,
+        params_from=first.params.source,
+        broken=broken,
+        broken_why=broken_why,
+        upper_bound=bound,
+        control=accept is not None and accept.startswith(_CONTROL),
+        state_scope=scope,
+        speedup=shown.ratio,
+        speedup_low=shown.low,
+        speedup_high=shown.high,
+        speedup_note=f"BROKEN: {broken_why}" if broken else speedup.note,
+        decode_speedup=decoding.ratio,
+        decode_speedup_low=decoding.low,
+        decode_speedup_high=decoding.high,
+        mat=mat,
+        mat_macro=_mean([m for s in steps if (m := _ratio(sum(s.committed), len(s.levels)))]),
+        mat_full=_ratio(
+            _sum(s.committed[:-1] for s in steps), sum(max(0, len(s.levels) - 1) for s in steps)
+        ),
+        mat_note=None if mat is not None else ("no step" if steps else "steps not reported"),
+        acceptance_rate=_ratio(accepted, drafted),
+        alpha=_ratio(accepted, tested),
+        acceptance_by_position=_by_position(cells),
+        nodes_per_step=_ratio(nodes, sum(len(s.nodes) for s in steps)),
+        node_yield=_ratio(accepted, nodes),
+        accept_rule=accept,
+        relaxed=_ratio(relaxed, _sum(s.committed for s in lossy)),
+        rule_rate=_ratio(relaxed, _sum(s.tested for s in lossy) - _sum(s.accepted for s in lossy)),
+        reuse_rate=_reuse_rate(cells),
+        discard_rate=discarded,
+        verification_rate=verified,
+        work=_work(cells),
+        tokens_per_s=_tokens_per_s(timed),
+        ttft_p50_ms=_percentile(
+            [r.ns.prefill / 1e6 for r in timed if r.ns.prefill is not None], 50
+        ),
+        ms_per_token_p50=_percentile(per_token, 50),
+        ms_per_token_p95=_percentile(per_token, 95),
+        share_target=target,
+        share_draft=draft,
+        share_host=host,
+        learn_share=_learn_share(timed),
+        identical=verdicts["identical"],
+        near_tie=verdicts["near-tie"],
+        mismatch=verdicts["mismatch"],
+        unchecked=verdicts["unchecked"],
+        failed=verdicts["failed"],
+        reference=verdicts["reference"],
+        questions_checked=len(checked | mismatched),
+        questions_mismatched=len(mismatched),
+        mismatch_bound=upper_bound(len(mismatched), len(checked | mismatched))
+        if checked | mismatched
+        else None,
+        near_tie_explained=ties.explained,
+        near_tie_expected=ties.expected,
+        near_tie_p=ties.p,
+        reference_read=len({(r.prompt_id, r.turn) for r in cells if _is_read(r)}),
+        likelihood_deviations=deviations,
+        likelihood_chance=chance,
+        log_likelihood_difference=likelihood.difference if likelihood else None,
+        log_likelihood_p=likelihood.p if likelihood else None,
+        length_difference=length.difference if length else None,
+        length_p=length.p if length else None,
+        target_forwards=_total(r.target_forwards for r in cells),
+        draft_forwards=_total(r.draft_forwards for r in cells),
+        peak_bytes=max((r.peak_bytes for r in cells if r.peak_bytes is not None), default=None),
+        score=_mean([r.score for r in cells if r.score is not None]),
+        score_difference=score.mean if score else None,
+        score_difference_low=score.low if score else None,
+        score_difference_high=score.high if score else None,
+        n_prompts=len({r.prompt_id for r in cells}),
+        n_outputs=len(worst),
+        n_cells=len(cells),
+        n_void=sum(r.void for r in cells),
+    )
+
+
+def _is_read(record: Record) -> bool:
+    """Whether it is vanilla's, and transformers' own module was asked about it."""
+    verdict = record.verdict
+    return verdict is not None and verdict.kind == "reference" and verdict.gap is not None
+
+
+def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:
+    """Each output's worst verdict over the passes; "failed" where it has none."""
+    worst: dict[tuple[str, int], str] = {}
+    for r in cells:
+        kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
+        at = r.prompt_id, r.turn
+        worst[at] = min(kind, worst.get(at, kind), key=_WORST_FIRST.index)
+    return worst
+
+
+def _reuse_rate(cells: Iterable[Record]) -> float | None:
+    counted = Counter[str]()
+    for r in cells:
+        counted.update(r.extra or {})
+    return _ratio(counted["reused"], counted["reused"] + counted["missed"])
+
+
+def _by_position(cells: Iterable[Record]) -> tuple[float, ...]:
+    drafted, accepted = Counter[int](), Counter[int]()
+    for r in cells:
+        if r.steps is not None:
+            drafted.update(r.steps.levels)
+            accepted.update(_levels(r.steps, r.origin))
+    deepest = max(drafted, default=0)
+    return tuple(
+        accepted[k] / sum(n for level, n in drafted.items() if level >= k)
+        for k in range(1, deepest + 1)
+    )
+
+
+def _levels(steps: Steps, origin: Sequence[str] | None) -> Iterable[int]:
+    """The accepted levels of all steps; the first ones, where none is relaxed."""
+    if origin is None or not any(steps.relaxed or ()):
+        yield from (level for n in steps.accepted for level in range(1, n + 1))
+        return
+    at = 1  # prefill commits the first token
+    for committed in steps.committed:
+        for level, word in enumerate(origin[at : at + committed], start=1):
+            if word == "accepted":
+                yield level
+        at += committed
+
+
+def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float | None]:
+    """Verify, draft and host time over their sum."""
+    spent = np.zeros(3)
+    for r in timed:
+        if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
+            spent += r.ns.verify, r.ns.draft, r.ns.host
+    if not spent.sum():
+        return None, None, None
+    target, draft, host = (spent / spent.sum()).tolist()
+    return target, draft, host
+
+
+def _learn_share(timed: Iterable[Record]) -> float | None:
+    """Of the wall time of the outputs that learning could delay."""
+    spans = [(r.ns.learn, r.ns.total) for r in timed if r.ns.learn is not None and r.ns.total]
+    return _ratio(sum(learn for learn, _ in spans), sum(total for _, total in spans))
+
+
+def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:
+    """Discard rate and verification rate, over the outputs whose steps are known."""
+    discarded = verified = tokens = 0
+    for r in cells:
+        if r.steps is not None and r.n_tokens:
+            stand = sum(r.steps.accepted) + sum(r.steps.relaxed or ())
+            discarded += sum(r.steps.nodes) - stand
+            verified += r.target_forwards or 1 + len(r.steps.levels)
+            tokens += r.n_tokens
+    return _ratio(discarded, tokens), _ratio(verified, tokens)
+
+
+def _work(cells: Iterable[Record]) -> float | None:
+    known = [
+        (r.target_equivalents, r.n_tokens)
+        for r in cells
+        if r.target_equivalents is not None and r.n_tokens
+    ]
+    return _ratio(sum(work for work, _ in known), sum(n for _, n in known))
+
+
+def _tokens_per_s(timed: Iterable[Record]) -> float | None:
+    spans = [(r.n_tokens, r.ns.total) for r in timed if r.n_tokens and r.ns.total]
+    return _ratio(1e9 * sum(n for n, _ in spans), sum(ns for _, ns in spans))
+
+
+def _sum(lists: Iterable[list[int]]) -> int:
+    return sum(map(sum, lists))
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum, null if no cell knows its count."""
+    known = [n for n in counts if n is not None]
+    return sum(known) if known else None
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percentile(values: Sequence[float], q: float) -> float | None:
+    return float(np.percentile(values, q)) if values else None

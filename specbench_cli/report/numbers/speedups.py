@@ -1,0 +1,69 @@
+"""The speedups of a run's rows by one measure of time: ratios, intervals, group letters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench_cli.report.numbers.pairing import Measure, Pairs, loss, pair
+from specbench_cli.report.numbers.row import Speedup
+from specbench_cli.report.numbers.standing import BASELINE as BASELINE
+from specbench_cli.stats.bootstrap import Resampled, intervals, resample
+from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.store.schema import Record
+
+MAX_LOST = 0.1
+"""Of a row's cells; beyond it the row has no speedup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """Every label's speedup; a label that has none says why.
+
+    labels, drawn: the labels with at least one pair, and their resamples; None if there are none.
+    """
+
+    of: dict[str, Speedup]
+    labels: tuple[str, ...]
+    drawn: Resampled | None
+
+    def letters(self, ranked: Sequence[str]) -> dict[str, str]:
+        """The group letters of labels that have a speedup, compared among themselves, best
+        first."""
+        if self.drawn is None:
+            return {}
+        best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
+        chosen = self.drawn.of([self.labels.index(label) for label in best_first])
+        named = letters(different(chosen), range(len(best_first)))
+        return dict(zip(best_first, named, strict=True))
+
+
+def speedups(cells: Mapping[str, Sequence[Record]], measure: Measure, resamples: int) -> Speedups:
+    """The speedups of all labels over vanilla, which has 1 and no interval.
+
+    Args:
+        cells: label -> its records.
+        resamples: of the bootstrap, which has a fixed seed.
+    """
+    pairs = pair(cells.get(BASELINE, ()), cells, measure)
+    drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
+    found = {label: _point(label, cells, pairs) for label in cells}
+    if drawn is not None:
+        for label, estimate in zip(pairs.labels, intervals(drawn), strict=True):
+            if found[label].ratio is not None and label != BASELINE:
+                found[label] = Speedup(estimate.ratio, estimate.low, estimate.high, estimate.reason)
+    return Speedups(found, pairs.labels, drawn)
+
+
+def _point(label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs) -> Speedup:
+    """The point estimate, or why there is none."""
+    for needed in dict.fromkeys((BASELINE, label)):
+        own = cells.get(needed, ())
+        lost = Counter(why for record in own if (why := loss(record)))
+        if lost.total() > MAX_LOST * len(own):
+            reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
+            return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
+    if label not in pairs.labels:
+        return Speedup(note=f"no cell is paired with {BASELINE}")
+    return Speedup(1.0 if label == BASELINE else pairs.ratios()[label])

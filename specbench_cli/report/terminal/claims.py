@@ -1,0 +1,84 @@
+"""Claimed and measured: what a method's source reports, with its set-up, beside this run's row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench_cli import registry
+from specbench_cli.errors import UsageError
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import Summary
+from specbench_cli.report.terminal import text
+
+if TYPE_CHECKING:
+    from specbench_cli.api import Claim
+
+TITLE = "Claimed and measured"
+NOTE = (
+    "Other models, tasks and hardware than the source's give other speedups: the set-ups say how"
+    " far the two may be compared."
+)
+HEADINGS = ("method", "claimed", "set-up of the source", "read in", "measured", "set-up here")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A claim beside a row of its method."""
+
+    row: Row
+    claim: Claim
+    here: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As `HEADINGS` has them."""
+        measured = " ".join(
+            word for word in (text.speedup(self.row), text.interval(self.row)) if word != text.NONE
+        )
+        return (
+            self.row.label,
+            self.claim.speedup,
+            set_up(self.claim),
+            self.claim.source,
+            measured or text.NONE,
+            self.here,
+        )
+
+
+def lines(summary: Summary, facts: Facts) -> list[Line]:
+    """Every confirmed claim of the methods that were run, beside the best row of each."""
+    best: dict[str, Row] = {}
+    for row in summary.rows:
+        known = best.get(row.method)
+        if not row.upper_bound and (known is None or (row.speedup or 0) > (known.speedup or 0)):
+            best[row.method] = row
+    here = _here(summary, facts)
+    return [
+        Line(row, claim, here)
+        for name, row in best.items()
+        for papers in found(name)
+        for claim in papers.claims
+    ]
+
+
+def found(name: str) -> Iterator[registry.Papers]:
+    """A method's papers, if it can be had here; a run may be another machine's."""
+    try:
+        yield registry.papers(name)
+    except UsageError:
+        return
+
+
+def set_up(claim: Claim) -> str:
+    """Models, task, temperature and hardware, as far as the source says."""
+    heat = None if claim.temperature is None else f"T={claim.temperature:g}"
+    return ", ".join(word for word in (claim.models, claim.task, heat, claim.hardware) if word)
+
+
+def _here(summary: Summary, facts: Facts) -> str:
+    models: Sequence[str] = [facts.target, *([f"draft {facts.draft}"] if facts.draft else [])]
+    where = facts.device if facts.device not in ("", "auto") else ""
+    words = [*models, *summary.prompts, f"{facts.decoding} {facts.dtype}", where]
+    return ", ".join(filter(None, words))

@@ -1,0 +1,169 @@
+"""The tables of `specbench predict`: a run predicted, a machine's costs, two probes compared.
+
+A person gets rounded figures with their units and the notes in between; a pipe gets one TSV on
+stdout, figures unrounded, times in ns, and the notes on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from rich.text import Text
+
+from specbench_cli import output
+from specbench_cli.measure.costs import Costs, Difference, Point
+from specbench_cli.report.numbers.prediction import Prediction, Row
+from specbench_cli.report.terminal.text import NONE, percent
+
+WORST = 5
+"""Points of a comparison that a person is shown."""
+
+
+def print_prediction(prediction: Prediction, head: Sequence[str], elsewhere: bool) -> None:
+    """Rows by method and task.
+
+    Args:
+        head: what was run, and whose costs were taken.
+        elsewhere: whether another machine's costs were replayed too.
+    """
+    notes = [
+        "times: decoding, summed over outputs; error: predicted / measured - 1",
+        "per output: the median size of an output's error; efficiency: predicted / measured",
+        *(f"{label}: no prediction: {why}" for label, why in prediction.missing.items()),
+        *(
+            f"{row.label}, {row.task}: {row.void} void outputs have no error;"
+            f" predicted {_seconds(row.predicted_void)}"
+            for row in prediction.rows
+            if row.void
+        ),
+        *(
+            f"{row.label}, {row.task}: {percent(row.extrapolated)} of the forwards lie beyond the"
+            " probe's points: extrapolated"
+            for row in prediction.rows
+            if row.extrapolated >= 0.01
+        ),
+    ]
+    drawn = [_drawn(row, elsewhere) for row in prediction.rows]
+    _print(head, drawn if output.human() else map(asdict, prediction.rows), notes)
+
+
+def print_costs(costs: Costs) -> None:
+    """The curves: for a person a row a number of new tokens, a column a context length."""
+    head = [f"costs of {costs.label}"]
+    if costs.quietness.noisy:
+        head.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    lines = {"host": costs.host}
+    for model, line in costs.hosts.items():
+        lines["host, trees of draft" if model == "draft" else f"host, {model}"] = line
+    notes = [
+        *(
+            f"{name}: {_micro(host.step)} a step, {_micro(host.draft)} more for each draft forward,"
+            f" {_micro(host.node)} for each drafted token"
+            for name, host in lines.items()
+        ),
+        f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
+        " kept; times are medians",
+    ]
+    if not output.human():
+        _print(head, _points(costs), notes)
+        return
+    for role, curve in costs.curves.items():
+        title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
+        prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
+        _print([*head, title], _grid(curve.forwards), [f"prefill: {prefills}"])
+        if curve.trees:
+            _print([f"{role}: the same over a tree, its root included"], _grid(curve.trees), [])
+        head = []
+    _print((), (), notes)
+
+
+def print_differences(found: Sequence[Difference]) -> None:
+    """The median over points and the worst ones."""
+    typical, worst = median(each.relative for each in found), found[0]
+    notes = [
+        f"{len(found)} points: median difference {percent(typical, 1)},"
+        f" worst {percent(worst.relative, 1)} ({worst.name})"
+    ]
+    rows = [
+        {
+            "point": each.name,
+            "first": _milli(each.first_ns) + " ms",
+            "second": _milli(each.second_ns) + " ms",
+            "difference": percent(each.relative, 1),
+        }
+        if output.human()
+        else {**each.model_dump(), "relative": each.relative}
+        for each in (found[:WORST] if output.human() else found)
+    ]
+    _print((), rows, notes)
+
+
+def _print(head: Sequence[str], rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    say = output.data if output.human() else output.note
+    for line in head:
+        say(line)
+    if rows := list(rows):
+        _draw(rows) if output.human() else output.rows(rows)
+    for line in notes:
+        say(f" {line}" if output.human() else line)
+
+
+def _draw(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Aligned lines under a heading, as reports have them: names left, figures right."""
+    lines = [list(rows[0]), *([output.plain(cell) for cell in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        cells = [
+            f"{cell:<{width}}" if rows[0][heading][:1].isalpha() else f"{cell:>{width}}"
+            for cell, width, heading in zip(line, widths, lines[0], strict=True)
+        ]
+        output.data(Text("  ".join(cells).rstrip(), "" if number else "bold"))
+
+
+def _drawn(row: Row, elsewhere: bool) -> dict[str, str]:
+    cells = {
+        "method": row.label,
+        "task": row.task,
+        "outputs": str(row.outputs),
+        "measured": _seconds(row.measured),
+        "predicted": _seconds(row.predicted if row.measured is not None else row.predicted_void),
+        "error": NONE if row.error is None else f"{row.error:+.1%}",
+        "per output": percent(row.cell_error, 1),
+        "efficiency": NONE if row.efficiency is None else f"{row.efficiency:.3f}",
+    }
+    return cells | ({"elsewhere": _seconds(row.elsewhere)} if elsewhere else {})
+
+
+def _grid(points: Sequence[Point]) -> list[dict[str, Any]]:
+    contexts = sorted({point.context for point in points})
+    rows = {
+        n: {"tokens": str(n), **{f"after {context}": "" for context in contexts}}
+        for n in sorted({point.n_tokens for point in points})
+    }
+    for point in points:
+        rows[point.n_tokens][f"after {point.context}"] = _milli(point.ns)
+    return list(rows.values())
+
+
+def _points(costs: Costs) -> list[dict[str, Any]]:
+    return [
+        {"model": role, "tree": tree, **point.model_dump()}
+        for role, curve in costs.curves.items()
+        for tree, points in ((False, (*curve.forwards, *curve.prefills)), (True, curve.trees))
+        for point in points
+    ]
+
+
+def _seconds(ns: float | None) -> str:
+    return NONE if ns is None else f"{ns / 1e9:.3f} s"
+
+
+def _milli(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def _micro(ns: float) -> str:
+    return f"{ns / 1e3:.0f} us"

@@ -1,0 +1,222 @@
+"""The tables of a terminal (100 columns), and the same as TSV where output is piped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.text import Text
+
+from specbench_cli import output
+from specbench_cli.report.load import load_lines
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import ALL, Summary
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.terminal import text
+
+WIDTH = 100
+_BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
+_LEAST_LABEL = 8
+_ALIGN: dict[str, Literal["left", "center", "right"]] = {"<": "left", "^": "center", ">": "right"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column: heading, cell, alignment, the blanks before it, and whether it gives way first."""
+
+    heading: str
+    cell: Callable[[Row], Text]
+    align: Literal["<", "^", ">"] = ">"
+    gap: int = 1
+    shrinks: bool = False
+
+
+def print_runs(readings: Sequence[Reading], *, families: bool) -> None:
+    """Print the default table of each run, and by task family too if asked.
+
+    A person gets drawn tables, one after another. A pipe gets one TSV on stdout, figures unrounded;
+    what is said of the figures goes to stderr.
+    """
+    for reading in readings:
+        summary, facts = reading.summary, reading.facts
+        head, foot = facts.header(summary.prompts, WIDTH), footer(summary, facts, reading.where)
+        foot += load_lines(reading.records)
+        if output.human():
+            notes = (Text(f" {note}", "dim") for note in foot)
+            more = _drawn_families(summary) if families else []
+            for line in (*map(Text, head), *_drawn(summary), *notes, *more):
+                output.data(line)
+        else:
+            for note in (*head, *foot):
+                output.note(note)
+    if not output.human():
+        output.rows([row for reading in readings for row in _records(reading, families)])
+
+
+def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
+    """What the figures mean, and what must be known before using them."""
+    processes = "1 process" if summary.passes == 1 else f"{summary.passes} processes"
+    return [
+        "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
+        if facts.forced
+        else f"same letter = no significant difference (simultaneous 95%, {processes})",
+        *([] if facts.forced else text.one_process(summary)),
+        *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
+        f"noise floor A/A {text.noise_floor(summary)}"
+        f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
+        text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        *text.work(summary),
+        *([facts.tuned] if facts.tuned else []),
+        *text.near_ties(summary),
+        *text.evidence(summary),
+        *text.learning(summary),
+        *text.quality(summary),
+        *text.controls(summary),
+        *text.warnings(summary, facts),
+    ]
+
+
+_OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
+
+
+def run_text(summary: Summary, facts: Facts) -> str:
+    """The default table as plain text, for a page that has the rest as well."""
+    lines = [line.plain for line in _drawn(summary)]
+    notes = [f" {note}" for note in footer(summary, facts, None)]
+    return "\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes])
+
+
+def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
+    """A line a row; with `families` the overall rows (family "all") come first."""
+    scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
+    return [
+        {
+            "run": reading.name,
+            "family": family,
+            "group": row.letters,
+            "method": row.label,
+            "guarantee": row.guarantee,
+            "state_scope": row.state_scope,
+            "speedup": "BROKEN" if row.broken else row.speedup,
+            "ci_low": row.speedup_low,
+            "ci_high": row.speedup_high,
+            "params_from": row.params_from,
+            "mat": row.mat,
+            "accept": row.acceptance_rate,
+            "relaxed": row.relaxed,
+            "work": row.work,
+            "tokens_per_s": row.tokens_per_s,
+            "target": row.share_target,
+            "draft": row.share_draft,
+            "host": row.share_host,
+            "accuracy": row.score,
+            "output": text.verdicts(row),
+        }
+        for family, rows in scopes.items()
+        for row in rows
+    ]
+
+
+def _drawn(summary: Summary) -> list[Text]:
+    """Heading and rows; those of another kind below, under a line that says which."""
+    columns = [
+        _Column("", lambda row: Text(row.letters, "bold"), "<"),
+        _Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True),
+        _Column("speedup", _speedup),
+        _Column("95% CI", lambda row: Text(text.interval(row)), "^", 2),
+        _Column("MAT", lambda row: Text(text.number(row.mat)), gap=2),
+        _Column("accept", lambda row: Text(text.percent(row.acceptance_rate))),
+        _Column("tok/s", lambda row: Text(text.number(row.tokens_per_s, 0))),
+        _Column("time goes to", _bar, "<", 2),
+        _Column("output", _output, "<"),
+    ]
+    if any(row.relaxed is not None for row in summary.rows):
+        columns.insert(6, _Column("relaxed", lambda row: Text(text.percent(row.relaxed))))
+    if text.has_partial(summary.rows):
+        columns.insert(6, _Column("work", lambda row: Text(text.number(row.work))))
+    if any(row.params_from not in (None, "default") for row in summary.rows):
+        bar = len(columns) - 2
+        columns.insert(
+            bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
+        )
+    lines = _grid(columns, summary.rows)
+    for place, kind in reversed(text.sections(summary.rows)):
+        lines.insert(1 + place, Text(kind))
+    return lines
+
+
+def _drawn_families(summary: Summary) -> list[Text]:
+    """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
+    lines = []
+    by_family = {
+        family: {row.label: row for row in rows} for family, rows in summary.families.items()
+    }
+    figures: tuple[tuple[str, Callable[[Row], str]], ...] = (
+        ("speedup by family", text.speedup),
+        ("MAT by family", lambda row: text.number(row.mat)),
+    )
+    if any(row.score is not None for row in summary.rows):
+        figures += (("accuracy by family", lambda row: text.percent(row.score)),)
+    for title, figure in figures:
+        columns = [_Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True)]
+        for family, rows in by_family.items():
+            columns.append(_Column(family, _cell_of(rows, figure), gap=2))
+        lines += [Text(title, "bold"), *_grid(columns, summary.rows)]
+    return lines
+
+
+def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
+    return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
+
+
+def _grid(columns: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
+    """Aligned lines, of at most `WIDTH` columns as far as the one that shrinks allows."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    widths = [
+        max([len(column.heading), *(len(line[i]) for line in cells)])
+        for i, column in enumerate(columns)
+    ]
+    excess = sum(widths) + sum(column.gap for column in columns) - WIDTH
+    for i, column in enumerate(columns):
+        if column.shrinks and excess > 0:
+            widths[i] = max(min(widths[i], _LEAST_LABEL), widths[i] - excess)
+    heading = "".join(
+        " " * column.gap + f"{column.heading:{column.align}{width}}"
+        for column, width in zip(columns, widths, strict=True)
+    )
+    lines = [Text(heading.rstrip())]
+    for row, line in zip(rows, cells, strict=True):
+        drawn = Text(style="dim" if row.peer else "")
+        for column, width, cell in zip(columns, widths, line, strict=True):
+            shown = _cut(cell, width)
+            shown.align(_ALIGN[column.align], width)
+            drawn.append(" " * column.gap).append_text(shown)
+        drawn.rstrip()
+        lines.append(drawn)
+    return lines
+
+
+def _cut(cell: Text, width: int) -> Text:
+    """A cell, without its middle if it is too wide: rows of one method differ at the end."""
+    if len(cell) <= width:
+        return cell
+    tail = width // 2
+    cut: Text = Text.assemble(cell[: width - 1 - tail], "…", cell[len(cell) - tail :])
+    return cut
+
+
+def _speedup(row: Row) -> Text:
+    return Text(text.speedup(row), "bold red" if row.broken else "bold")
+
+
+def _output(row: Row) -> Text:
+    return Text(text.verdicts(row), "red" if row.broken or row.failed else "")
+
+
+def _bar(row: Row) -> Text:
+    bar = Text()
+    for name, marks in text.shares(row).items():
+        bar.append(text.BAR_MARKS[name] * marks, _BAR_STYLES[name])
+    return bar or Text(text.NONE)

@@ -1,0 +1,278 @@
+"""How figures are written, the same in every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import Summary
+
+NONE = "-"
+LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
+RUN_SCOPE = (
+    "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
+)
+LOSSY_RUN_SCOPE = "lossy, and run scope: figures depend on the order of the prompts"
+REPLAY = "replay"
+"""The sampling word of rows that were given vanilla's tokens."""
+_ROUNDING = 1e-6
+"""Of shares in records."""
+BAR_WIDTH = 11
+BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
+BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
+
+
+Sections = tuple[tuple[int, str], ...]
+"""Where lines of a table are of another kind than those above: the first one's place, and what
+they are."""
+
+
+def sections(rows: Iterable[Row]) -> Sections:
+    """The kinds of a table's rows, which lie together; the first rows' needs no words."""
+    found: list[tuple[int, str]] = []
+    before = ""
+    for place, row in enumerate(rows):
+        kind = (RUN_SCOPE if row.order_matters else "") if row.lossless else LOSSY
+        if not row.lossless and row.order_matters:
+            kind = LOSSY_RUN_SCOPE
+        if kind != before:
+            found.append((place, kind))
+            before = kind
+    return tuple(found)
+
+
+def ratio(value: float | None) -> str:
+    """A speedup."""
+    return NONE if value is None else f"{value:.2f}x"
+
+
+def speedup(row: Row) -> str:
+    """A row's speedup, or that its output is wrong."""
+    return "BROKEN" if row.broken else ratio(row.speedup)
+
+
+def interval(row: Row) -> str:
+    """The 95% interval of a row's speedup."""
+    if row.speedup_low is None or row.speedup_high is None:
+        return NONE
+    return f"[{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A plain figure."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share or a rate."""
+    return NONE if value is None else f"{value:.{digits}%}"
+
+
+def verdicts(row: Row) -> str:
+    """What became of the outputs, bad ones first."""
+    counts = {
+        "mismatch": row.mismatch,
+        "failed": row.failed,
+        "identical": row.identical,
+        "near-tie": row.near_tie,
+        "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
+    }
+    words = ["upper bound"] * row.upper_bound + ["control"] * row.control
+    words += [f"{n} {kind}" for kind, n in counts.items() if n]
+    return ", ".join(words + ["reference"] * bool(row.reference))
+
+
+def has_partial(rows: Iterable[Row]) -> bool:
+    """Whether parts of the target ran in some row, so that its forwards alone do not tell its
+    work."""
+    return any(
+        row.work is not None
+        and row.verification_rate is not None
+        and abs(row.work - row.verification_rate) > _ROUNDING
+        for row in rows
+    )
+
+
+def work(summary: Summary) -> list[str]:
+    """What the column of that name means, where it is shown."""
+    if not has_partial(summary.rows):
+        return []
+    return [
+        "work: target forwards a token, parts of one by the share of its weights that they read"
+    ]
+
+
+def shares(row: Row) -> dict[str, int]:
+    """Where time goes: the marks of target, draft and host on a bar, by largest remainders."""
+    if row.share_target is None or row.share_draft is None or row.share_host is None:
+        return {}
+    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
+    marks = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
+    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
+        marks[i] += 1
+    return dict(zip(BAR_MARKS, marks, strict=True))
+
+
+def noise_floor(summary: Summary) -> str:
+    """The A/A noise floor."""
+    return "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.1%}"
+
+
+def vanilla_ratio(summary: Summary) -> str:
+    """vanilla / hf:vanilla."""
+    return "not run" if summary.vanilla_ratio is None else f"{summary.vanilla_ratio:.2f}"
+
+
+def proof(summary: Summary) -> str:
+    """What the verdicts prove, by the row that is proved least."""
+    weakest = summary.proof()
+    if any(row.sampling == REPLAY for row in summary.rows):
+        return "proof: none; every row was given vanilla's tokens (--verify replay)"
+    wrong = [row for row in summary.rows if row.label == BASELINE and row.broken]
+    if wrong:
+        return "proof: none; what all rows were compared with, vanilla's own output, is wrong"
+    if weakest is None:
+        return "proof: no tokens were compared; of the law: specbench audit"
+    row, bound = weakest
+    whose = f"{row.label} " if row.questions_mismatched else ""
+    at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
+    return (
+        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
+        f" (at most {at_most} at 95%)"
+        + "".join(
+            f"; {row.reference_read} of {row.n_outputs} of vanilla's read by transformers"
+            for row in summary.rows
+            if row.label == BASELINE and row.reference_read
+        )
+    )
+
+
+def near_ties(summary: Summary) -> list[str]:
+    """Near-ties found against those that rounding makes, a line a row that has any."""
+    judged = [row for row in summary.lossless if row.questions_checked and row.label != BASELINE]
+    lines = [
+        f"near-ties: {row.label} {row.near_tie} found"
+        + (
+            f", at most {row.near_tie_expected:.2g} expected (p {row.near_tie_p:.2g})"
+            if row.near_tie_expected is not None and row.near_tie_p is not None
+            else ""
+        )
+        + f", {row.near_tie_explained} explained by the width of verification"
+        for row in judged
+        if row.near_tie
+    ]
+    expected = [row.near_tie_expected for row in judged if row.near_tie_expected is not None]
+    if lines or not expected:
+        return lines
+    return [f"near-ties: none found, at most {max(expected):.2g} expected from rounding"]
+
+
+def evidence(summary: Summary) -> list[str]:
+    """What sampled outputs say of themselves, a line a row."""
+    return [
+        f"evidence, not proof: {row.label} log-likelihood a token"
+        f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
+        f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
+        + (
+            f"; {row.likelihood_deviations:+.1f} deviations from the target's own law"
+            if row.likelihood_deviations is not None
+            else ""
+        )
+        for row in summary.rows
+        if row.log_likelihood_difference is not None and row.length_difference is not None
+    ]
+
+
+def one_process(summary: Summary) -> list[str]:
+    """What a single process cannot say of its own intervals and letters."""
+    if summary.passes > 1 or not any(row.letters for row in summary.rows):
+        return []
+    return [
+        "1 process: how much starts of a program differ is in none of these intervals; where they"
+        " differ by",
+        "  5%, a 95% interval holds the truth 73% of the time: --repeats 3",
+    ]
+
+
+def learning(summary: Summary) -> list[str]:
+    """What learning between requests takes, a line a row that learns."""
+    return [
+        f"learning: {row.label} {row.learn_share:.1%} of its time, between requests: part of the"
+        " speedup, not of the decode speedup"
+        for row in summary.rows
+        if row.learn_share is not None
+    ]
+
+
+def quality(summary: Summary) -> list[str]:
+    """What the answers of lossy rows lose or gain, a line a row."""
+    lines = []
+    for row in summary.lossy:
+        if row.score_difference is None:
+            continue
+        low, high = row.score_difference_low, row.score_difference_high
+        between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+        lines.append(
+            f"quality: {row.label} {100 * row.score_difference:+.1f} points of accuracy{between}"
+            f" against vanilla, on the same questions"
+        )
+    return lines
+
+
+def controls(summary: Summary) -> list[str]:
+    """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
+    lines = []
+    for row in summary.lossy:
+        if row.control or not row.rule_rate or not row.accept_rule:
+            continue
+        rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
+        if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
+            continue
+        name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
+        how = (
+            f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
+            if rule
+            else f"a row of {name} whose accept rule is RandomAccept({rate})"
+        )
+        lines.append(
+            f"no control lets as many pass as {row.label}, {rate} of the rejected levels: add {how}"
+        )
+    return lines
+
+
+_AS_MANY = 0.05
+"""How far a control's rate may be off."""
+
+
+def _controls(other: Row, row: Row) -> bool:
+    return other.control and other.method == row.method
+
+
+def warnings(summary: Summary, facts: Facts) -> list[str]:
+    """What a reader must know before using a figure, a line each."""
+    lines = []
+    if facts.status == "interrupted":
+        lines.append("interrupted: not all cells are there (specbench run --resume)")
+    if facts.noisy:
+        lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
+    lines += [
+        f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
+        for task in facts.plumbing
+    ]
+    for row in summary.rows:
+        if row.upper_bound:
+            lines.append(
+                f"{row.label}: an upper bound, not ranked: it read vanilla's output to know where"
+                " to stop"
+            )
+        if row.broken:
+            lines.append(f"{row.label}: {row.speedup_note}")
+        elif row.speedup_note is not None:
+            missing = "speedup" if row.speedup is None else "interval"
+            lines.append(f"{row.label}: no {missing}: {row.speedup_note}")
+    return lines

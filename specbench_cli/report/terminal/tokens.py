@@ -1,0 +1,55 @@
+"""From the ids of a run to text, if its target's tokenizer is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.errors import SpecbenchError
+from specbench_cli.models.aliases import aliases
+from specbench_cli.models.hub import cached_snapshot
+from specbench_cli.models.resolve import resolve
+from specbench_cli.report.numbers.comparison import Decode
+
+
+def decoder_of(target: str) -> Decode | None:
+    """What turns ids of a target into text; None if that is not at hand. Downloads nothing.
+
+    Args:
+        target: the target's name in a manifest. A folder is named there without its path, and found
+            again only from the folder that holds it.
+    """
+    tokenizer = tokenizer_of(target)
+    if tokenizer is None:
+        return None
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids)))
+
+    return decode
+
+
+def tokenizer_of(target: str) -> Any:
+    """A target's tokenizer, as transformers loads it; None if it is not at hand."""
+    folder = _folder(target)
+    if folder is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _folder(target: str) -> Path | None:
+    alias = aliases().get(target)
+    hub_id = alias.hub if alias is not None else target if "/" in target else None
+    packed = alias is not None and alias.package is not None  # never downloaded by `resolve`
+    if hub_id and not packed:
+        return cached_snapshot(hub_id)
+    try:
+        return resolve(target).path
+    except SpecbenchError:
+        return None

@@ -1,0 +1,1 @@
+"""Who computed when: lanes of one output, as a picture and as a trace."""

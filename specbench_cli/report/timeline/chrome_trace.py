@@ -1,0 +1,135 @@
+"""Lanes as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Trace Event Format, JSON object: a process a method, a thread a worker; forwards and steps are
+complete events ("X"), messages are short ones joined by flow events ("s", "f"), and learning before
+the request has a thread of its own. Times are in us since the timer's start, or since the learning
+began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specbench_cli.report.timeline.lanes import Lanes
+
+_LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
+"""Threads of learning, of steps, and of messages by worker (events of one thread must nest)."""
+_LONGEST_US = 1.0
+"""Length of a message's ends, which have none of their own, so that arrows can end at them."""
+
+
+def write_trace(lanes: Sequence[Lanes], path: Path) -> Path:
+    """Write the lanes of some outputs to a file, whose folder exists."""
+    events = [event for pid, own in enumerate(lanes, start=1) for event in _delayed(pid, own)]
+    document = {"displayTimeUnit": "ms", "traceEvents": events}
+    path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _delayed(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+    """What learning took, and all that came after it."""
+    for event in _process(pid, lanes):
+        yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
+    if lanes.learn:
+        yield _name("thread_name", pid, _LEARNING, "learning")
+        yield _complete(pid, _LEARNING, "learning", "learn", 0.0, lanes.learn / 1e3)
+
+
+def _process(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+    title = f"{lanes.label}, {lanes.prompt_id}, turn {lanes.turn}, pass {lanes.pass_}"
+    yield _name("process_name", pid, 0, title)
+    yield {
+        "ph": "M",
+        "name": "process_sort_index",
+        "pid": pid,
+        "tid": 0,
+        "args": {"sort_index": pid},
+    }
+    for worker, models in lanes.workers.items():
+        yield _name("thread_name", pid, worker, f"worker {worker}: {models}")
+    for span in lanes.spans:
+        yield _complete(
+            pid,
+            span.worker,
+            f"{span.model} {span.role}",
+            span.role if span.used else f"{span.role},unused",
+            span.start / 1e3,
+            (span.end - span.start) / 1e3,
+            tokens=span.n_tokens,
+            batch=span.batch,
+            layers=list(span.layers),
+            share=span.share,
+            used=span.used,
+        )
+    yield from _steps(pid, lanes)
+    yield from _messages(pid, lanes)
+
+
+def _steps(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+    if lanes.steps:
+        yield _name("thread_name", pid, _STEPS, "steps")
+    for number, step in enumerate(lanes.steps, start=1):
+        yield _complete(
+            pid,
+            _STEPS,
+            f"step {number}: +{step.committed}",
+            "step",
+            step.start / 1e3,
+            (step.end - step.start) / 1e3,
+            drafted=step.drafted,
+            tested=step.tested,
+            accepted=step.accepted,
+            committed=step.committed,
+        )
+
+
+def _messages(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+    ends: dict[int, list[_End]] = {}
+    for number, arrow in enumerate(lanes.arrows):
+        sent = _End(arrow.sent / 1e3, "s", number, f"to worker {arrow.receiver}", arrow.nbytes)
+        read = _End(arrow.read / 1e3, "f", number, f"from worker {arrow.sender}", arrow.nbytes)
+        ends.setdefault(arrow.sender, []).append(sent)
+        ends.setdefault(arrow.receiver, []).append(read)
+    for worker in sorted(ends):
+        tid = _MESSAGES + worker
+        yield _name("thread_name", pid, tid, f"messages of worker {worker}")
+        own = sorted(ends[worker])
+        for end, following in zip_longest(own, own[1:]):
+            length = _LONGEST_US if following is None else min(_LONGEST_US, following.at - end.at)
+            yield _complete(pid, tid, end.words, "message", end.at, length, bytes=end.nbytes)
+            flow = {"name": "message", "cat": "message", "id": f"{pid}.{end.number}"}
+            binding = {"bp": "e"} if end.phase == "f" else {}
+            yield {"ph": end.phase, "pid": pid, "tid": tid, "ts": end.at, **flow, **binding}
+
+
+class _End(NamedTuple):
+    """One end of a message; `at` in us."""
+
+    at: float
+    phase: str
+    number: int
+    words: str
+    nbytes: int
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _complete(
+    pid: int, tid: int, name: str, category: str, start: float, length: float, **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": length,
+        "args": args,
+    }

@@ -1,0 +1,48 @@
+"""The lanes of one prompt's outputs as files: pictures, and a trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.figures import style
+from specbench_cli.report.figures.lanes import draw_lanes
+from specbench_cli.report.numbers.comparison import Comparison
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.source import Source
+from specbench_cli.report.timeline.chrome_trace import write_trace
+from specbench_cli.report.timeline.lanes import Lanes, lanes_of
+
+_STEPS = 8
+"""That the picture shows of the output with the longest ones; the trace has all."""
+
+
+def write_lanes(run: Source, found: Sequence[Comparison], folder: Path) -> list[Path]:
+    """Write `lanes.svg`, `lanes.png` (of a question with several turns `lanes-turn1.svg`, ...) and
+    `trace.json` of some comparisons, vanilla's outputs first.
+
+    Raises:
+        UsageError: no forward of these outputs is known.
+    """
+    wanted = {(c.prompt_id, c.turn, label, c.pass_) for c in found for label in (BASELINE, c.label)}
+    labels = list(dict.fromkeys([BASELINE, *(c.label for c in found)]))
+    lanes = [lanes_of(record) for record in run.records() if record.key in wanted]
+    lanes = [own for own in lanes if own.decoding]
+    if not lanes:
+        raise UsageError(
+            f"no lanes of {', '.join(labels)} on {found[0].prompt_id}: no forwards are known",
+            hint="--method of a row that is not a peer's",
+        )
+    lanes.sort(key=lambda own: (own.turn, labels.index(own.label)))
+    by_turn: dict[int, list[Lanes]] = {}
+    for own in lanes:
+        by_turn.setdefault(own.turn, []).append(own)
+    files: list[Path] = []
+    with style.applied():
+        for turn, some in by_turn.items():
+            figure = draw_lanes(some, style.PAGE_IN, _STEPS)
+            if figure is not None:
+                name = "lanes" if len(by_turn) == 1 else f"lanes-turn{turn}"
+                files += style.write(figure, folder, name)
+    return [*files, write_trace(lanes, folder / "trace.json")]

@@ -1,0 +1,1 @@
+"""The trainer of draft heads."""

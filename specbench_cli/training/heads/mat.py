@@ -1,0 +1,116 @@
+"""What a head in training would be worth: MAT of greedy chains on held-out replies."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from specbench_cli.training.heads.losses import Drafter, read_target, said_by, unroll
+from specbench_cli.training.losses import autocast
+from specbench_cli.training.packing import Encoded
+
+CHAIN = 5
+AT_ONCE = 8
+FILE = "mat.jsonl"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """After `step` updates: committed tokens per verification, with chains of `CHAIN` drafts.
+
+    accepted: by depth, how often a draft was right that followed right ones.
+    """
+
+    step: int
+    mat: float
+    accepted: list[float]
+
+
+@torch.no_grad()
+def estimate(
+    head: Drafter,
+    target: LlamaForCausalLM,
+    replies: Sequence[Encoded],
+    step: int,
+    chain: int = CHAIN,
+) -> Estimate:
+    """MAT of greedy chains from the target's true features, on its own greedy replies.
+
+    As long as all drafts were right, what a chain reads is the text: so one teacher-forced pass
+    tells how far it would get from every place. Then each answer is walked from its first token,
+    the one that follows the prompt, in strides of accepted drafts and the target's own token.
+    """
+    head.eval()
+    committed = verified = 0
+    tried, right = [0] * chain, [0] * chain
+    for first in range(0, len(replies), AT_ONCE):
+        group = replies[first : first + AT_ONCE]
+        reach = _reach(head, target, group, chain).tolist()
+        for chat, far in zip(group, reach, strict=True):
+            root, end = _answer(chat), len(chat.ids)
+            while root < end - 1:
+                most = min(chain, end - 1 - root)
+                accepted = min(far[root - 1], most)
+                for depth in range(min(accepted + 1, most)):
+                    tried[depth] += 1
+                    right[depth] += depth < accepted
+                stride = min(accepted + 1, end - 1 - root)
+                committed, verified, root = committed + stride, verified + 1, root + stride
+    head.train()
+    rates = [round(yes / max(1, all_), 4) for yes, all_ in zip(right, tried, strict=True)]
+    return Estimate(step, round(committed / max(1, verified), 4), rates)
+
+
+def _reach(
+    head: Drafter,
+    target: LlamaForCausalLM,
+    group: Sequence[Encoded],
+    chain: int,
+) -> Tensor:
+    """[chats, longest]: how many drafts from each slot are the text that follows."""
+    longest = max(len(chat.ids) for chat in group)
+    begin = group[0].ids[0]
+    ids = torch.tensor([chat.ids + [begin] * (longest - len(chat.ids)) for chat in group])
+    ids = ids.to(target.device)
+    slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
+    says = said_by(head)
+    with autocast(ids.device):
+        read = read_target(target, ids, head.taps)
+        following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
+        reach = torch.zeros_like(ids)
+        alive = torch.ones_like(ids, dtype=torch.bool)
+        for step in unroll(head, target, ids, read, slots, chain):
+            drafted = step.logits.argmax(-1)
+            drafted = drafted if says is None else says[drafted]
+            alive = alive & step.valid & (drafted == following.gather(1, step.at))
+            reach = reach + alive
+    return reach
+
+
+def _answer(chat: Encoded) -> int:
+    """Where the answer begins: its tokens weigh 1, the prompt's less."""
+    return chat.weights.index(1.0)
+
+
+class Log:
+    """The estimates of a training folder, one JSON line each; a resumed run cuts later ones off."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def read(self) -> list[Estimate]:
+        """All, by step."""
+        if not self._path.is_file():
+            return []
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        return [Estimate(**json.loads(line)) for line in lines]
+
+    def add(self, new: Estimate) -> None:
+        """Keep those before it, and it."""
+        kept = [old for old in self.read() if old.step < new.step] + [new]
+        text = "".join(json.dumps(asdict(each)) + "\n" for each in kept)
+        self._path.write_text(text, encoding="utf-8")
