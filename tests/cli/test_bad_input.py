@@ -125,7 +125,7 @@ REFUSED = [
     ("run --temperature inf", 2, "--temperature must be a finite number, got inf", "--help"),
     ("run --temperature -0.5", 2, "--temperature must be at least 0, got '-0.5'", "--help"),
     ("run --temperature hot", 2, "--temperature must be a number, got 'hot'", "--help"),
-    ("run --top-p 0 --temperature 1", 2, "--top-p must be above 0, got '0'", "--help"),
+    ("run --top-p 0 --temperature 1", 2, "--top-p must be at least 1e-09, got '0'", "--help"),
     ("run --top-p 1.1 --temperature 1", 2, "--top-p must be at most 1, got '1.1'", "--help"),
     ("run --top-p nan --temperature 1", 2, "--top-p must be a finite number, got nan", "--help"),
     ("run --top-k -1 --temperature 1", 2, "--top-k must be at least 0, got '-1'", "--help"),
