@@ -108,7 +108,8 @@ class Meter:
     def said(self, name: str, place: int | None, logits: Tensor) -> None:
         """Keep what a draft model said last: what is no number there stays in its state, so that
         the last logits of a step tell of all before them."""
-        self._said[place, name] = logits
+        if logits.numel():
+            self._said[place, name] = logits
 
     def greatest(self, place: int | None = None) -> dict[str, Tensor]:
         """The greatest of each draft model's last logits, [1]; they are then forgotten. No finite
@@ -140,11 +141,12 @@ class Meter:
         clock.
 
         Raises:
-            ArithmeticError: a draft model's logits are not finite.
+            ArithmeticError: a draft model's logits are not finite; on a CPU alone.
         """
         self.resolve()
         for name, greatest in self.greatest().items():
-            if not math.isfinite(host.number(greatest)):
+            # Off the CPU to look would be to wait, once more in every step.
+            if greatest.device.type == "cpu" and not math.isfinite(host.number(greatest)):
                 raise ArithmeticError(not_finite(name))
         zero, taken, self.forwards = self.clock.zero_ns, self.forwards, []
         for forward in taken:
