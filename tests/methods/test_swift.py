@@ -1,5 +1,6 @@
 """SWIFT: the search for a set, what a set scores, and that every set gives the same text."""
 
+import sys
 from itertools import combinations
 
 import pytest
@@ -97,6 +98,12 @@ def test_the_optimiser_proposes_the_best_set_once_it_knows_enough(target):
         if set(chosen) != wanted
     ]
     assert set(method.search.suggest()) == wanted
+
+
+def test_the_optimisers_library_is_loaded_before_the_first_step(target, monkeypatch):
+    monkeypatch.delitem(sys.modules, "bayes_opt", raising=False)
+    Swift(SwiftParams(skip=0.5)).start(opened(target))
+    assert "bayes_opt" in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,18 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
     return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
 
 
+def test_a_heads_seconds_are_without_those_of_making_replies(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        assert (tmp_path / WORK / "replies-greedy.jsonl").is_file()
+        raise Killed
+
+    monkeypatch.setattr(head_trainer.loop, "train", train)
+    with pytest.raises(Killed):
+        trainer(tmp_path, target).train(tiny(SCHEDULES["eagle"]), "ttt")
+
+
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_head_says_which_target_it_belongs_to(
     recipe: HeadSchedule, trained: Path, target: Path

@@ -6,6 +6,7 @@ arXiv:2410.06916).
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
@@ -45,6 +46,10 @@ class SetSearch(Generic[T]):
     params: SearchParams
     tried: list[tuple[list[T], float, bool]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not self.over:
+            importlib.import_module("bayes_opt")  # takes seconds, which no step is to pay
+
     @property
     def over(self) -> bool:
         """Whether enough sets were tried."""
@@ -71,7 +76,7 @@ class SetSearch(Generic[T]):
 
     def suggest(self) -> list[T]:
         """The set that the optimiser would try next."""
-        from bayes_opt import BayesianOptimization, acquisition  # takes seconds
+        from bayes_opt import BayesianOptimization, acquisition
 
         names = [f"{at:04}" for at in range(len(self.things))]
         optimiser = BayesianOptimization(

@@ -255,9 +255,10 @@ class HeadTrainer:
     ) -> HeadResult:
         """Train what learns by a loss, and measure the head meanwhile."""
         encode = self._encode
-        source: dict[str, loop.Source] = {
-            "replies": Replies(encode.padding, lambda: self._trained_on)
-        }
+        # Made before the clock of `loop.train` starts: no head's seconds hold it.
+        reads = {stage.reads for stage in schedule.stages}
+        replies = self._trained_on if "replies" in reads else []
+        source: dict[str, loop.Source] = {"replies": Replies(encode.padding, lambda: replies)}
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
         stages = [
