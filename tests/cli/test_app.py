@@ -99,32 +99,16 @@ def test_light_command_imports_nothing_heavy(args):
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-BARE = """
-import typer, yaml
-from rich.table import Table
-app = typer.Typer()
-app.callback()(lambda: None)
-app.command("list")(lambda kind="methods": print(Table(kind)))
-app(["list"])
-"""
-"""What no command line of this kind starts without."""
-
-
 @pytest.mark.parametrize("args", [["--help"], ["list", "methods"]], ids=" ".join)
-def test_light_command_costs_at_most_its_libraries_start_once_more(args):
-    def cpu_seconds(*command):
+def test_light_command_takes_under_400_ms(args):
+    def cpu_seconds():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        specbench(*args, cwd=ROOT).communicate()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # One thread and no network: CPU time is the wall time on a machine that does nothing else. How
-    # fast that machine is, and who shares its cores, the bare program says in turn.
-    ours, bare = [], []
-    for _ in range(5):
-        bare.append(cpu_seconds(sys.executable, "-c", BARE))
-        ours.append(cpu_seconds(sys.executable, "-m", "specbench_cli", *args))
-    assert min(ours) < 2 * min(bare)
+    # One thread and no network: its CPU time is its wall time on a machine that does nothing else.
+    assert min(cpu_seconds() for _ in range(5)) < 0.4
 
 
 # What is printed where

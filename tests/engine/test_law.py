@@ -118,7 +118,8 @@ def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
         assert 0 < sum(len(step.outcome.path) for step in steps) < len(steps)
 
 
-CHAINS = [case for case in CASES if case.values[0].func.name not in TREES]
+METHODS = pytest.mark.parametrize("make", CASES)
+CHAINS = pytest.mark.parametrize("make", [c for c in CASES if c.values[0].func.name not in TREES])
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
@@ -222,24 +223,10 @@ def test_the_first_two_tokens_follow_it_without_a_cut(law_of_method, pair, name)
     assert distance(law, law_of_target(tables[0], PLAIN, length=2)) < 1e-9
 
 
-ENDS = (((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3))
-"""EOS ids and budgets."""
-
-
-def in_turn(cases, choices, n):
-    """Each case with n of the choices, the next ones each time, so that together they meet all;
-    speculative sampling's own with all of them."""
-    turn = 0
-    for case in cases:
-        many = len(choices) if case.values[0].func.name == "sps" else n
-        for _ in range(many):
-            chosen = choices[turn % len(choices)]
-            turn += 1
-            parts = chosen if isinstance(chosen, tuple) else (chosen,)
-            yield pytest.param(*case.values, *parts, id="-".join(map(str, (case.id, *parts))))
-
-
-@pytest.mark.parametrize(("make", "eos", "budget"), list(in_turn(CASES, ENDS, 2)))
+@METHODS
+@pytest.mark.parametrize(
+    ("eos", "budget"), [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)], ids=str
+)
 def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, eos, budget):
     tables, sampling = pair("near"), narrowed(make, PLAIN)
     law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
@@ -254,7 +241,8 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
-@pytest.mark.parametrize(("make", "kind"), list(in_turn(CHAINS, ("peaked", "near", "disjoint"), 1)))
+@CHAINS
+@pytest.mark.parametrize("kind", ["peaked", "near", "disjoint"])
 def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
