@@ -170,6 +170,7 @@ def everything(reading, monkeypatch):
 
 
 @pytest.mark.latex
+@pytest.mark.usefixtures("figures")
 def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
     files = write(everything, tmp_path, ("latex",))
     parts = {file.stem for file in files}
