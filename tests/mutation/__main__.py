@@ -1,5 +1,0 @@
-"""`python tests/mutation`: see `command.py`."""
-
-from command import main
-
-main()
