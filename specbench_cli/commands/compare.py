@@ -135,13 +135,13 @@ def _compare(
         )
     from specbench_cli.comparison.outcome import gate
 
-    share, closing = _share(tolerance), gate(fail_on)
+    let_pass, closing = as_share(tolerance), gate(fail_on)
     from specbench_cli.comparison.compare import compare as put_together
     from specbench_cli.comparison.pages.words import headline
     from specbench_cli.comparison.reading import side
 
     base, new = map(side, given)
-    found = put_together(base, new, tolerance=share, fail_on=closing)
+    found = put_together(base, new, tolerance=let_pass, fail_on=closing)
     if json:
         from specbench_cli.comparison.pages.as_dict import as_dict
 
@@ -258,7 +258,7 @@ def _formats(to: str | None) -> list[str]:
     return words
 
 
-def _share(tolerance: str) -> float:
+def as_share(tolerance: str) -> float:
     """`5%` or `0.05` as 0.05."""
     number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
     try:

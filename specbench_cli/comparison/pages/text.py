@@ -25,7 +25,7 @@ def show(comparison: Comparison) -> None:
         f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
     )
     say(f"specbench compare: base {base}, new {new}")
-    output.rows([(_drawn if output.human() else _piped)(row, comparison) for row in rows])
+    output.rows([(_drawn if output.human() else piped)(row, comparison) for row in rows])
     for row in words.changed(comparison):
         for found in words.findings(row):
             where = f": {words.places(found.where, _PLACES)}" if found.where else ""
@@ -73,7 +73,8 @@ def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _piped(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+def piped(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+    """A row with every figure, for programs."""
     decode = words.decode(row)
     return {
         "outcome": words.outcome(row),
