@@ -1,3 +1,33 @@
-"""Measures which speculative-decoding method is fastest here, and if its output is unchanged."""
+"""Measures which speculative-decoding method is fastest here, and if its output is unchanged.
+
+    import specbench_cli as sb
+
+    run = sb.run(methods=["sps", "pld"], tasks=["mini"], limit=12, max_new_tokens=64)
+    run.summary
+
+docs/python.md has all of it. What is imported from here comes when it is first used: neither torch
+nor pandas before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = ["Compared", "Run", "SpecbenchError", "compare", "load", "methods", "run"]
+
+if TYPE_CHECKING:
+    from specbench_cli.errors import SpecbenchError
+    from specbench_cli.python import Compared, Run, compare, load, methods, run
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from specbench_cli import errors, python
+
+        return getattr(errors if name == "SpecbenchError" else python, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import copy
 import errno
-import importlib.util
 import os
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -33,10 +31,7 @@ from specbench_cli.errors import (
     not_written,
 )
 
-NEIGHBOURS = ("methods", "datasets_cfg")
-"""Our other top-level packages, whose names somebody else's package may bear too."""
-
-OURS = (*NEIGHBOURS, "specbench_cli")
+OURS = (*registry.NEIGHBOURS, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
@@ -112,7 +107,7 @@ def _run(args: list[str]) -> int:
         args = [arg for arg in args if arg != TRACEBACK]
     try:
         args = run.spelled_out(args)
-        _guard_neighbours()
+        registry.guard_neighbours()
         command = get_command(_asked(args))
         with command.make_context("specbench", args) as context:
             return int(command.invoke(context) or ExitCode.OK)
@@ -182,23 +177,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for other in _STOPS:  # a system that goes down sends several: one is enough
         signal.signal(other, signal.SIG_IGN)
     raise _STOPS[number]
-
-
-def _guard_neighbours() -> None:
-    """Raise UsageError where another package hides one of ours."""
-    home = Path(__file__).resolve().parents[1]
-    for name in NEIGHBOURS:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            raise UsageError(
-                f"specbench's package {name!r} is not installed", "pip install specbench-cli"
-            )
-        found = Path(next(iter(spec.submodule_search_locations or [str(spec.origin)])))
-        if found.resolve() != home / name:
-            raise UsageError(
-                f"another package named {name!r} shadows specbench's: {found}",
-                "run from another folder, or install specbench-cli in a venv of its own",
-            )
 
 
 def _misused(fault: Exception) -> ExitCode:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 GROUP = "specbench.methods"
 """Entry-point group of other distributions' methods."""
 
+NEIGHBOURS = ("methods", "datasets_cfg")
+"""Our other top-level packages, whose names somebody else's package may bear too."""
+
 LOSSLESS = "lossless"
 """With default parameters: vanilla's very tokens, or under rejection the target's law."""
 
@@ -378,6 +381,23 @@ def _installed() -> dict[str, Entry]:
     return found
 
 
+def guard_neighbours() -> None:
+    """Raise UsageError where another package hides one of ours."""
+    home = Path(__file__).resolve().parents[1]
+    for name in NEIGHBOURS:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise UsageError(
+                f"specbench's package {name!r} is not installed", "pip install specbench-cli"
+            )
+        found = Path(next(iter(spec.submodule_search_locations or [str(spec.origin)])))
+        if found.resolve() != home / name:
+            raise UsageError(
+                f"another package named {name!r} shadows specbench's: {found}",
+                "run from another folder, or install specbench-cli in a venv of its own",
+            )
+
+
 def foreign() -> bool:
     """Whether code of a plug-in was imported here."""
     return bool(_plugged_in)
@@ -516,8 +536,10 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _import_file(file: Path) -> Any:
-    """Run a plug-in file as a module whose name `importlib.import_module` then finds."""
-    module_name = f"specbench_plugin_{sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    """Run a plug-in file as a module whose name `importlib.import_module` then finds; a file that
+    was changed since is another module."""
+    identity = str(file.resolve()).encode() + file.read_bytes()
+    module_name = f"specbench_plugin_{sha256(identity).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import torch
 
 from specbench_cli.measure import quiet
+from specbench_cli.testing import few_cases
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("specbench", deadline=None)
@@ -37,27 +37,10 @@ def _short_windows() -> Iterator[None]:
 
 
 @pytest.fixture
-def short_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_audit() -> Iterator[None]:
     """Audits look at few cases: those of every method in full are `specbench audit --all`."""
-    from specbench_cli.audit.cases import wide_case
-
-    checks = {
-        "law": {
-            "BUDGET": {"rejection": 150, "block": 40},
-            "DEEP": {"rejection": 50, "block": 50},
-            "MOST": 120,
-            "wide_case": partial(wide_case, vocab=64),
-        },
-        "sampled": {"TOKENS": 200},
-        "tokens": {"CASES": 24, "PASSES": 1, "FEW": 2, "VARIED": 1},
-        "conduct": {"CASES": 4, "VARIED": 1},
-        "bounds": {"TURNS": 1, "SURE": 1},
-        "embedded": {"TOKENS": 80},
-    }
-    for check, settings_of in checks.items():
-        module = importlib.import_module(f"specbench_cli.audit.checks.{check}")
-        for name, value in settings_of.items():
-            monkeypatch.setattr(module, name, value)
+    with few_cases():
+        yield
 
 
 WRITE_FIGURES = "specbench_cli.report.outputs.write_figures"

@@ -1,5 +1,6 @@
 """The repository as a whole: what README says is there, and what a wheel holds."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -162,6 +163,19 @@ def test_licence_is_apache_2():
     assert (
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"] == "Apache-2.0"
     )
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round():
+    """By the distribution's name; `pydantic_core` is pydantic's, and an IPython that is there is
+    whose notebook it is."""
+    owners = importlib.metadata.packages_distributions()
+    imported = set()
+    for path in (ROOT / name for name in shipped() if name.endswith(".py")):
+        imported |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.M))
+    imported -= {*sys.stdlib_module_names, *PACKAGES, "pydantic_core", "IPython"}
+    named = {re.sub("_", "-", name.lower()) for word in imported for name in owners.get(word, ())}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert named == {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
 
 
 def test_ci_script_is_executable_and_valid():

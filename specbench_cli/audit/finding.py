@@ -18,6 +18,9 @@ class Problem:
     where: str
     look: str
 
+    def __str__(self) -> str:
+        return f"  what   {self.what}\n  where  {self.where}\n  look   {self.look}"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

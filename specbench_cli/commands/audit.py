@@ -122,9 +122,7 @@ def _show(certificates: list[Certificate]) -> None:
             if finding.problem is not None:
                 output.data(
                     f"\n{certificate.method}: {certificate.verdict} by {finding.check}\n"
-                    f"  what   {finding.problem.what}\n"
-                    f"  where  {finding.problem.where}\n"
-                    f"  look   {finding.problem.look}"
+                    f"{finding.problem}"
                 )
 
 

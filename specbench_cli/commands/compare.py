@@ -14,7 +14,7 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.compare.outcome import Comparison
+    from specbench_cli.comparison.outcome import Comparison
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
 """What a comparison can be written as, and the file of each in a folder."""
@@ -133,21 +133,21 @@ def _compare(
         raise UsageError(
             "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
         )
-    from specbench_cli.compare.outcome import gate
+    from specbench_cli.comparison.outcome import gate
 
-    share, closing = _share(tolerance), gate(fail_on)
-    from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.pages.words import headline
-    from specbench_cli.compare.reading import side
+    let_pass, closing = as_share(tolerance), gate(fail_on)
+    from specbench_cli.comparison.compare import compare as put_together
+    from specbench_cli.comparison.pages.words import headline
+    from specbench_cli.comparison.reading import side
 
     base, new = map(side, given)
-    found = put_together(base, new, tolerance=share, fail_on=closing)
+    found = put_together(base, new, tolerance=let_pass, fail_on=closing)
     if json:
-        from specbench_cli.compare.pages.as_dict import as_dict
+        from specbench_cli.comparison.pages.as_dict import as_dict
 
         output.json_line(as_dict(found))
     elif not formats:
-        from specbench_cli.compare.pages.text import show
+        from specbench_cli.comparison.pages.text import show
 
         show(found)
     elif out is None:
@@ -176,7 +176,7 @@ def _write(found: Comparison, formats: list[str], out: Path) -> None:
 
 
 def _rendered(found: Comparison, name: str) -> str:
-    from specbench_cli.compare.pages import as_dict, junit, markdown
+    from specbench_cli.comparison.pages import as_dict, junit, markdown
 
     renderings: dict[str, Callable[[Comparison], str]] = {
         "markdown": markdown.render,
@@ -192,8 +192,8 @@ def _document(content: dict[str, Any]) -> str:
 
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
-    from specbench_cli.compare.baselines.baseline import save
-    from specbench_cli.compare.reading import folder, folders
+    from specbench_cli.comparison.baselines.baseline import save
+    from specbench_cli.comparison.reading import folder, folders
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
@@ -206,19 +206,19 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 def _over_time(runs: list[str], out: Path | None, json: bool) -> ExitCode:
     """Print trends; draw them into a folder."""
-    from specbench_cli.compare.trend import over_time
+    from specbench_cli.comparison.trend import over_time
 
     trends = over_time(runs)
     if json:
-        from specbench_cli.compare.pages.as_dict import trends_as_dict
+        from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
-        from specbench_cli.compare.pages.text import print_trends
+        from specbench_cli.comparison.pages.text import print_trends
 
         print_trends(trends)
     if out is not None:
-        from specbench_cli.compare.pages.figure import write
+        from specbench_cli.comparison.pages.figure import write
 
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def _formats(to: str | None) -> list[str]:
     return words
 
 
-def _share(tolerance: str) -> float:
+def as_share(tolerance: str) -> float:
     """`5%` or `0.05` as 0.05."""
     number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
     try:

@@ -366,7 +366,7 @@ def run(
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
-            with _told_how_to_go_on(run_dir.path, view, part):
+            with told_how_to_go_on(run_dir.path, view, part):
                 result = execute.run(
                     plan,
                     run_dir,
@@ -383,7 +383,7 @@ def run(
     if only_pass is not None:
         raise typer.Exit(apart.DONE + result.exit_code)
     with (
-        _told_how_to_go_on(run_dir.path, view, part=False),
+        told_how_to_go_on(run_dir.path, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
         _conclude(result.run_dir, json)
@@ -400,7 +400,7 @@ def _vet(plugin: str) -> None:
 
 
 @contextmanager
-def _told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
+def told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
     """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
     part of one, whoever ordered it says so."""
     command = apart.resumption(path)

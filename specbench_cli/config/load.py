@@ -19,6 +19,7 @@ from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.config.sources import (
+    ANSWERED,
     BLOCKS,
     Given,
     Sourced,
@@ -88,15 +89,24 @@ def load(
     Raises:
         UsageError: a value, key, method or file is not right.
     """
+    asked = from_sweeps(sweeps) | from_sets(sets) | from_flags(flags)
+    return compose(asked, file, methods=methods, env=env, folder=folder, vet=vet)
+
+
+def compose(
+    asked: Given,
+    file: Path | None,
+    *,
+    methods: Methods,
+    env: Mapping[str, str],
+    folder: Path,
+    vet: Callable[[str], None] | None = None,
+) -> tuple[RunConfig, dict[str, str]]:
+    """The configuration of a run that is `asked` for by a command line or a call: `load` says what
+    else is looked at, what is returned and what is raised."""
     own = folder / "specbench.yaml"
     files = [path for path in (own if own.is_file() else None, file) if path]
-    layers = [
-        *map(from_file, files),
-        from_env(env),
-        from_sweeps(sweeps),
-        from_sets(sets),
-        from_flags(flags),
-    ]
+    layers = [*map(from_file, files), from_env(env), asked]
 
     # Plug-ins first: the names of their methods may stand in any layer.
     first = reduce(or_, layers).fields
@@ -107,15 +117,15 @@ def load(
     plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
 
     said = reduce(or_, (_canonical(layer, methods) for layer in layers))
-    asked = [*dict.fromkeys([*plugged, *(name for name, _ in said.swept)])]
-    given = _profile(said, asked, methods) | said
+    named = [*dict.fromkeys([*plugged, *(name for name, _ in said.swept)])]
+    given = _profile(said, named, methods) | said
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
     together = "load" in given.fields
     together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
-    given.fields.setdefault("methods", Sourced(asked or list(usual), "default"))
+    given.fields.setdefault("methods", Sourced(named or list(usual), "default"))
     return _validated(given, methods)
 
 
@@ -196,11 +206,12 @@ def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
 def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:
     """The methods to measure, by canonical name: vanilla first, no row twice.
 
-    A row's own `params` (config file) beat a `set` block; --set on the command line beats both. A
-    method that is swept has a row a combination, unless the run is tuned, which chooses one.
+    A row's own `params` (config file) beat a `set` block; --set on the command line, or `set` of a
+    call, beats both. A method that is swept has a row a combination, unless the run is tuned, which
+    chooses one.
     Whatever is not written as it should be is left to the model to refuse.
     """
-    flagged = {key: got for key, got in given.params.items() if got.source == "--set"}
+    flagged = {key: got for key, got in given.params.items() if got.source in ANSWERED}
     block, final = _by_method(given.params), _by_method(flagged)
     rows: list[Any] = []
     for entry in ["vanilla", *_split(listed)]:
@@ -214,17 +225,18 @@ def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] |
         if row not in rows:
             rows.append(row)
     names = [row["name"] for row in rows if isinstance(row, dict) and "name" in row]
-    for asked, option in ((flagged, "--set"), (given.swept, "")):
+    for asked in (flagged, given.swept):
         for (name, key), got in asked.items():
             if name not in names:
                 raise UsageError(
-                    f"{option or got.source} {name}.{key} is for a method that is not"
+                    f"{got.source} {name}.{key} is for a method that is not"
                     f" run ({', '.join(names)})",
                     f"add --method {name}",
                 )
     for name, key in flagged.keys() & given.swept.keys():
         raise UsageError(
-            f"{name}.{key} is both set (--set) and swept ({given.swept[name, key].source})",
+            f"{name}.{key} is both set ({flagged[name, key].source})"
+            f" and swept ({given.swept[name, key].source})",
             "drop one of the two",
         )
     tuned = given.fields.get("tune", Sourced(None, "")).value is not None

@@ -28,6 +28,12 @@ BLOCKS = {
 }
 """Fields that hold methods with their parameters, and how a config file writes them."""
 
+CALL = "run()"
+"""The source of what `specbench_cli.run` was called with."""
+
+ANSWERED = ("--set", CALL)
+"""Sources of parameters that are for this run alone: each must find its method among the rows."""
+
 
 class Sourced(NamedTuple):
     """A value and where it came from: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3`."""
@@ -132,7 +138,23 @@ def from_env(env: Mapping[str, str]) -> Given:
 
 def from_file(path: Path) -> Given:
     """A config file's values. Raises UsageError, with the line, where it is no config file."""
-    found = document.read(path)
+    return _from_document(document.read(path))
+
+
+def from_call(settings: Mapping[str, Any]) -> Given:
+    """The arguments of a call, by the names and forms of a config file's keys. Raises
+    UsageError."""
+    swept = settings.get("sweep")
+    texts = {
+        f"sweep.{method}.{param}": values
+        for method, params in (swept.items() if isinstance(swept, dict) else ())
+        for param, values in (params.items() if isinstance(params, dict) else ())
+        if isinstance(values, str)
+    }
+    return _from_document(document.Document(CALL, dict(settings), {}, texts))
+
+
+def _from_document(found: document.Document) -> Given:
     given = Given()
     for key, value in found.values.items():
         if key not in BLOCKS:

@@ -1,4 +1,4 @@
-"""The records as one compact parquet table, for notebooks: nested fields flattened, lists kept."""
+"""The records as one compact table, for parquet and pandas: nested fields flattened, lists kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench_cli.store.schema import Batch, Likelihood, Ns, Record, Steps, Trace
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 _BATCH = 500
 _NESTED = ("kinds", "messages")
@@ -21,8 +25,25 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema, rows = _schema(), iter(records)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := [_flat(record) for record in itertools.islice(rows, _BATCH)]:
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+
+
+def frame(records: Iterable[Record]) -> pandas.DataFrame:
+    """The same table for pandas: a row a record."""
+    import pyarrow as pa
+
+    rows = [_flat(record) for record in records]
+    return pa.Table.from_pylist(rows, schema=_schema()).to_pandas()
+
+
+def _schema() -> pyarrow.Schema:
+    import pyarrow as pa
+
     ints, text, number = pa.list_(pa.int64()), pa.string(), pa.float64()
-    schema = pa.schema(
+    return pa.schema(
         [(n, pa.int64()) for n in ("schema", "turn", "pass", "seed", "n_tokens", "peak_bytes")]
         + [(n, pa.int64()) for n in ("target_forwards", "draft_forwards", "version")]
         + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
@@ -45,10 +66,6 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
         + [(f"forwards_{f.name}", ints) for f in fields(Trace) if f.name not in _NESTED]
         + [("forwards_messages", pa.list_(ints))]
     )
-    rows = iter(records)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := [_flat(record) for record in itertools.islice(rows, _BATCH)]:
-            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
 
 
 def _flat(record: Record) -> dict[str, Any]:

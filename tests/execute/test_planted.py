@@ -25,7 +25,7 @@ from specbench_cli import registry
 from specbench_cli.audit import verdict
 from specbench_cli.audit.oracle import Oracle
 from specbench_cli.audit.tolerance import measure_tolerance
-from specbench_cli.compare.reading import side
+from specbench_cli.comparison.reading import side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from specbench_cli import output
@@ -31,6 +31,7 @@ from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.report.terminal.tokens import decoder_of
 
 NAME = "report.html"
@@ -87,11 +88,7 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
     shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
     questions = ", ".join(f"{n} questions of {task}" for task, n in summary.prompts.items())
     run = public(reading.name)
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
@@ -124,6 +121,25 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
         measured=" ".join(map(public, sentences(summary, manifest))),
         manifest=sections(manifest),
     )
+
+
+def brief(reading: Reading) -> str:
+    """What a notebook shows of a run: the tables over all prompts, and what must be known of them.
+    HTML without style and script; all text is escaped."""
+    rendered = _template("brief.html.j2").render(
+        heading=reading.facts.header(reading.summary.prompts, WIDTH),
+        warnings=[public(line) for line in _warnings(reading)],
+        tables=tables.overall(reading.summary),
+        proof=text.proof(reading.summary),
+    )
+    return output.directed(rendered)
+
+
+def _template(name: str) -> Template:
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    ).get_template(name)  # fmt: skip
 
 
 def embedded(data: Any) -> Markup:

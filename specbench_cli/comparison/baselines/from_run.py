@@ -1,0 +1,179 @@
+"""A side from a run's folder: every record reduced to what comparisons need of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.errors import UsageError
+from specbench_cli.report.belonging import facts
+from specbench_cli.report.numbers.pairing import loss
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Record, Steps, Trace
+
+_DIGITS = 16
+"""Of a checksum: enough to tell outputs apart, few enough to be committed by the thousand."""
+_TARGET = "target"
+
+
+def read_run(path: Path) -> Side:
+    """The side that a run is.
+
+    Raises:
+        UsageError: there is no run, it is damaged, or it holds no record.
+    """
+    run = RunDir.open(path)
+    cells: dict[Key, Cell] = {}
+    processes: dict[int, list[Cell]] = defaultdict(list)
+    seen: dict[str, RowFacts] = {}
+    for record in run.records():
+        cell = cell_of(record)
+        cells[cell.key] = cell
+        processes[record.pass_].append(cell)
+        before = seen.get(record.label)
+        seen[record.label] = _seen(record, before)
+    if not cells:
+        raise UsageError(
+            f"{path} holds no output", hint=f"specbench run --resume {shlex.quote(str(path))}"
+        )
+    answered = {(key.prompt_id, key.turn) for key in cells}
+    try:
+        return Side(
+            name=path.resolve().name,
+            created_utc=str(run.manifest.get("created_utc", "")),
+            facts=_facts(run),
+            machine=run.manifest.get("machine", {}).get("id"),
+            noisy=bool(run.manifest.get("noisy", False)),
+            rows=_rows(run.manifest, seen),
+            cells=dict(sorted(cells.items())),
+            processes=tuple(
+                tuple(sorted(processes[number], key=lambda cell: cell.key))
+                for number in sorted(processes)
+            ),
+            began=(run.manifest.get("created_utc"),) * len(processes),
+            prompts={
+                (prompt.prompt_id, prompt.turn): _digest([prompt.text, prompt.ids])
+                for prompt in run.prompts()
+                if (prompt.prompt_id, prompt.turn) in answered
+            },
+            status=str(run.manifest.get("status", "finished")),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path / 'manifest.json'} is damaged: it is no run's manifest ({error!r})",
+            hint="begin a new run: specbench run",
+        ) from error
+
+
+def cell_of(record: Record) -> Cell:
+    """What a comparison needs of a record."""
+    lost = loss(record) is not None
+    return Cell(
+        key=Key(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
+        task=record.task,
+        family=record.family,
+        cluster=record.cluster,
+        method=record.method,
+        sampling=record.sampling,
+        guarantee=record.guarantee,
+        peer=record.peer,
+        ids=None if record.output_ids is None else _digest(record.output_ids),
+        counters=_counters(record, record.steps),
+        finish=record.finish,
+        verdict=None if record.verdict is None else record.verdict.kind,
+        error=record.error,
+        times=None if lost else _times(record),
+    )
+
+
+def _counters(record: Record, steps: Steps | None) -> Counters:
+    return Counters(
+        n_tokens=record.n_tokens,
+        committed=None if steps is None else sum(steps.committed),
+        steps=None if steps is None else len(steps.levels),
+        levels=None if steps is None else sum(steps.levels),
+        nodes=None if steps is None else sum(steps.nodes),
+        tested=None if steps is None else sum(steps.tested),
+        accepted=None if steps is None else sum(steps.accepted),
+        target_forwards=record.target_forwards,
+        draft_forwards=record.draft_forwards,
+    )
+
+
+def _times(record: Record) -> Times:
+    ns, trace = record.ns, record.forwards
+    return Times(
+        decode=ns.decode,
+        draft=ns.draft,
+        verify=ns.verify,
+        host=ns.host,
+        draft_forward=None if trace is None else _forward(trace, "draft", median),
+        verify_forward=None if trace is None else _forward(trace, "verify", median),
+        total=ns.total,
+        draft_fastest=None if trace is None else _forward(trace, "draft", min),
+    )
+
+
+def _forward(trace: Trace, role: str, of_kind: Callable[[Sequence[int]], float]) -> int | None:
+    """Time of a forward of a role, in ns; null where there was none. Cancelled ones do not count:
+    they were cut short."""
+    cancelled, spans = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
+    for place, (kind, n, t0, t1) in enumerate(
+        zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
+    ):
+        if trace.kinds[kind].role == role and place not in cancelled:
+            spans[kind, n].append(t1 - t0)
+    count = sum(map(len, spans.values()))
+    return round(sum(len(own) * of_kind(own) for own in spans.values()) / count) if count else None
+
+
+def _facts(run: RunDir) -> dict[str, str]:
+    found = facts(run)
+    if devices := run.manifest.get("config", {}).get("effective", {}).get("devices"):
+        found["devices"] = ",".join(f"{role}={device}" for role, device in devices.items())
+    return found
+
+
+def _seen(record: Record, before: RowFacts | None) -> RowFacts:
+    """A row as its records show it."""
+    models = before.models if before is not None else None
+    if record.forwards is not None:
+        drafting = {kind.model for kind in record.forwards.kinds} - {_TARGET}
+        models = tuple(sorted(drafting | set(models or ())))
+    return RowFacts(
+        label=record.label,
+        method=record.method,
+        params=record.params.effective,
+        timing_free=None,
+        models=models,
+    )
+
+
+def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:
+    """The rows in the manifest's order, with what it says of them; those without output left out.
+    Older manifests do not say all, or nothing."""
+    rows: dict[str, RowFacts] = {}
+    for row in manifest.get("rows") or ():
+        if found := seen.get(row["label"]):
+            uses = row.get("uses")
+            rows[found.label] = replace(
+                found,
+                params=row.get("params", found.params),
+                timing_free=row.get("timing_free"),
+                models=found.models if uses is None else tuple(uses),
+            )
+    return rows | {label: found for label, found in seen.items() if label not in rows}
+
+
+def _digest(value: Iterable[Any]) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,103 @@
+"""A comparison as Markdown: the comment under a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from specbench_cli import output
+from specbench_cli.comparison.outcome import Comparison, RowOutcome
+from specbench_cli.comparison.pages import words
+from specbench_cli.report.markdown_table import table
+
+_CHANGED = ("outcome", "method", "what", "where", "times")
+_SAME = ("method", "rule", "pairs", "MAT", "times")
+_PLACES = 3
+"""Prompts named for a finding; the JSON document has them all."""
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;"})
+_MARKS = re.compile(r"([*_\[\]~$])")
+_LINKS = re.compile(r"([@#])(?=\w)")
+
+
+def render(comparison: Comparison) -> str:
+    """The comment: verdict, what changed and where, what could not be compared, how to accept."""
+    changed, same = words.changed(comparison), words.same(comparison)
+    base, new = (_side(*side) for side in words.sides(comparison))
+    verdict, _, why = words.headline(comparison).partition(": ")
+    parts = [
+        f"### specbench compare: {verdict}",
+        f"{escape(why)}.",
+        f"New {new} against base {base}.",
+    ]
+    if changed:
+        parts.append(table(_CHANGED, (_changed(row, comparison) for row in changed), escaped=True))
+    parts += _not_compared(comparison)
+    if words.acceptable(comparison):
+        parts.append(
+            f"Wanted? Make the new run the baseline, and commit it: `{words.ACCEPT}`"
+            " (it writes `results/baselines/NAME/`)."
+        )
+    if same:
+        title = f"{words.of_rows(len(same))} the same"
+        parts += _folded(title, table(_SAME, map(_same, same), escaped=True))
+    parts += _folded("How it was compared", "\n".join(f"- {escape(s)}" for s in _how(comparison)))
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(value: object) -> str:
+    """Text that Markdown shows as it is, and that mentions and links to nobody; in a table `table`
+    sees to its bars."""
+    said = output.directed(" ".join(str(value).split()))
+    line = _LINKS.sub("\\1\u200b", said).translate(_ENTITIES)
+    return _MARKS.sub(r"\\\1", line)
+
+
+def code(value: object) -> str:
+    """Text for a code span; its backticks, which would end the span, become apostrophes."""
+    return " ".join(str(value).split()).replace("`", "'")
+
+
+def _side(name: str, commit: str) -> str:
+    return f"`{code(name)}`" + (f" (commit {escape(commit)})" if commit else "")
+
+
+def _changed(row: RowOutcome, comparison: Comparison) -> Sequence[str]:
+    """A row's line; what closes the gate is bold."""
+    found = words.findings(row)
+    return (
+        f"**{row.outcome}**" if row in comparison.failed else row.outcome,
+        escape(words.name(row)),
+        "<br>".join(escape(finding.says) for finding in found),
+        "<br>".join(escape(words.places(f.where, _PLACES)) for f in found if f.where) or "-",
+        _times(row),
+    )
+
+
+def _same(row: RowOutcome) -> Sequence[str]:
+    return (escape(words.name(row)), row.rule, str(row.pairs), words.mat(row), _times(row))
+
+
+def _times(row: RowOutcome) -> str:
+    return "<br>".join(escape(time) for time in words.times(row)) or "-"
+
+
+def _not_compared(comparison: Comparison) -> list[str]:
+    sentences = [escape(sentence) for sentence in comparison.not_compared]
+    sentences += [
+        f"{escape(words.name(row))}: {escape(row.why)}" for row in words.left_out(comparison)
+    ]
+    return ["**Not compared:**", "\n".join(f"- {s}" for s in sentences)] if sentences else []
+
+
+def _how(comparison: Comparison) -> list[str]:
+    """The gates, and why each row had the rule that it had."""
+    why: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
+        if row.why and words.compared(row):
+            why.setdefault((row.rule, row.why), []).append(words.name(row))
+    lines = [f"{rule}: {reason}: {', '.join(rows)}" for (rule, reason), rows in why.items()]
+    return [*words.basis(comparison), *lines]
+
+
+def _folded(title: str, content: str) -> list[str]:
+    return [f"<details><summary>{title}</summary>", content, "</details>"]

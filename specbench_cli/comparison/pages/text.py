@@ -1,0 +1,168 @@
+"""A comparison and trends on a terminal, and as TSV where output is piped."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from specbench_cli import output
+from specbench_cli.comparison import trend
+from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
+from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.trend import ChangePoint, Series, Trends
+from specbench_cli.report.terminal.table import WIDTH
+
+_PLACES = 2
+"""Prompts named for a finding; the piped rows have them all."""
+
+
+def show(comparison: Comparison) -> None:
+    """Print a comparison, the worst rows first. What is said of the rows goes to stderr where the
+    rows are piped."""
+    rows = sorted(comparison.rows, key=lambda row: OUTCOMES.index(row.outcome))
+    base, new = (
+        f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
+    )
+    say(f"specbench compare: base {base}, new {new}")
+    output.rows([(_drawn if output.human() else piped)(row, comparison) for row in rows])
+    for row in words.changed(comparison):
+        for found in words.findings(row):
+            where = f": {words.places(found.where, _PLACES)}" if found.where else ""
+            say(f"{words.name(row)}: {found.outcome}: {found.says}{where}")
+    for sentence in comparison.not_compared:
+        say(f"not compared: {sentence}")
+    for row in words.left_out(comparison):
+        say(f"not compared: {words.name(row)}: {row.why}")
+    for line in words.basis(comparison):
+        say(line)
+    say(words.headline(comparison))
+    if words.acceptable(comparison):
+        say(f"if that is wanted: {words.ACCEPT}")
+
+
+def say(line: str) -> None:
+    """Talk beside a table: below it for a person, on stderr where the table is piped."""
+    if output.human():
+        output.data(
+            "\n".join(
+                textwrap.wrap(
+                    line,
+                    WIDTH,
+                    subsequent_indent="  ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        )
+    else:
+        output.note(line)
+
+
+def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+    found = words.decode(row)
+    return {
+        "": "!" if row in comparison.failed else "",
+        "outcome": words.outcome(row),
+        "task": row.key.task,
+        "method": row.key.label,
+        "rule": row.rule,
+        "pairs": row.pairs,
+        "MAT": words.mat(row),
+        "decode time": words.change(found) if found else "-",
+    }
+
+
+def piped(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+    """A row with every figure, for programs."""
+    decode = words.decode(row)
+    return {
+        "outcome": words.outcome(row),
+        "fails": "yes" if row in comparison.failed else "no",
+        "task": row.key.task,
+        "method": row.key.label,
+        "rule": row.rule,
+        "pairs": row.pairs,
+        "mat_base": row.mat[0],
+        "mat_new": row.mat[1],
+        "decode_ratio": decode and decode.ratio,
+        "decode_low": decode and decode.low,
+        "decode_high": decode and decode.high,
+        "found": "; ".join(found.says for found in words.findings(row)),
+        "where": [place for found in row.findings for place in found.where],
+    }
+
+
+def print_trends(trends: Trends) -> None:
+    """Print trends: first and newest value of each figure and its change points. A pipe gets a line
+    a run and figure, the rest on stderr."""
+    first, newest = trends.runs[0], trends.runs[-1]
+    say(f"specbench compare --over-time: {len(trends.runs)} runs, {first.name} to {newest.name}")
+    if output.human():
+        output.rows(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
+    else:
+        output.rows(_every(trends))
+    for series in trends.series:
+        for point in series.changes:
+            say(f"{series.key.task} {series.key.label} {_change(trends, series, point)}")
+    for sentence in trends.left_out:
+        say(f"left out: {sentence}")
+    say(_meaning(trends))
+
+
+def _newest(trends: Trends) -> list[dict[str, Any]]:
+    """A line a row, a column a figure."""
+    lines: dict[RowKey, dict[str, Any]] = {}
+    for series in trends.series:
+        line = lines.setdefault(
+            series.key, {"task": series.key.task, "method": series.key.label, "runs": 0}
+        )
+        line["runs"] = max(line["runs"], len(series.known))
+        values = list(dict.fromkeys(words.figure(series.figure, v) for v in series.known))
+        ends = (
+            values
+            if len(values) < 2
+            else [values[0], words.figure(series.figure, series.known[-1])]
+        )
+        line[series.figure] = " -> ".join(ends) + " *" * bool(series.changes)
+    return list(lines.values())
+
+
+def _every(trends: Trends) -> list[dict[str, Any]]:
+    """A line a run and figure."""
+    return [
+        {
+            "run": run.name,
+            "created_utc": run.created_utc,
+            "commit": run.commit,
+            "task": series.key.task,
+            "method": series.key.label,
+            "figure": series.figure,
+            "value": value,
+            "changed": "yes" if any(point.first == i for point in series.changes) else "no",
+        }
+        for series in trends.series
+        for i, (run, value) in enumerate(zip(trends.runs, series.values, strict=True))
+    ]
+
+
+def _change(trends: Trends, series: Series, point: ChangePoint) -> str:
+    """What changed, when, and between which commits."""
+    last, first = trends.runs[point.last], trends.runs[point.first]
+    levels = (words.figure(series.figure, level) for level in (point.before, point.after))
+    commits = f"commit {last.commit or 'unknown'} -> {first.commit or 'unknown'}"
+    chance = f", p {point.p:.1g}" if series.noisy else ""
+    params = f"; {', '.join(point.params)}" if point.params else ""
+    return (
+        f"{series.figure} {' -> '.join(levels)} at {first.created_utc} ({first.name},"
+        f" {commits}{chance}){params}"
+    )
+
+
+def _meaning(trends: Trends) -> str:
+    """What a change point is, and how sure."""
+    noisy = sum(series.noisy for series in trends.series)
+    return (
+        f"* changes: of the {noisy} noisy figures those of level, with a chance of"
+        f" {trend.FALSE_ALARMS:.0%} that any of them is false; of the others every difference"
+    )

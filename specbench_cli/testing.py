@@ -1,0 +1,116 @@
+"""Tests of a plug-in under pytest: the audit's checks, a test each.
+
+    import pytest
+    from specbench_cli.testing import CHECKS, check
+
+    @pytest.mark.parametrize("name", CHECKS)
+    def test_it_is_exact(name):
+        check("my_method.py", name)
+
+docs/methods.md says what each check proves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from specbench_cli import registry
+from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.audit.finding import Finding
+    from specbench_cli.engine.method import Method
+
+CHECKS = (
+    "law",
+    "tokens",
+    "order",
+    "batch",
+    "states",
+    "recurrent",
+    "twin draft",
+    "generator",
+    "model",
+    "embedded",
+)
+"""What `check` takes; several look at more than their name says, as the table of the page does."""
+
+
+def check(
+    method: str | os.PathLike[str] | type[Method], name: str, *, whole: bool = False
+) -> list[Finding]:
+    """Run one of the audit's checks on a method, and fail as a test does.
+
+    Args:
+        method: a plug-in file that defines one method; the name of a registered one; or a class.
+        name: one of `CHECKS`.
+        whole: whether as many cases are looked at as `specbench audit` does, which takes a minute
+            for all checks; else few, which takes seconds.
+
+    Returns:
+        What was found, with its figures.
+
+    Raises:
+        AssertionError: something does not hold; says what, where, and what to look at.
+        UsageError: there is no such check, file or method, or the file defines several methods.
+    """
+    from specbench_cli.audit.runner import CHECKS as KNOWN
+    from specbench_cli.audit.runner import run_checks
+    from specbench_cli.audit.subject import Subject
+
+    if name not in KNOWN:
+        raise UsageError(f"there is no check {name!r}", f"one of {', '.join(CHECKS)}")
+    kind = registry.load(_named(method)) if not isinstance(method, type) else method
+    with nullcontext() if whole else few_cases():
+        found = run_checks(Subject.of(kind.name, kind), {name: KNOWN[name]})
+    wrong = [each for each in found if not each.passed]
+    if wrong:
+        raise AssertionError(
+            "\n".join(f"{kind.name} fails {each.check!r}\n{each.problem}" for each in wrong)
+        )
+    return found
+
+
+def _named(method: str | os.PathLike[str]) -> str:
+    """The name of a registered method, or of a file's own."""
+    path = Path(method)
+    if path.suffix != ".py":
+        return registry.resolve(os.fspath(method))
+    names = registry.load_plugin(str(path))
+    if len(names) != 1:
+        raise UsageError(
+            f"{path} defines several methods: {', '.join(names)}", "check each by its name"
+        )
+    return names[0]
+
+
+@contextmanager
+def few_cases() -> Iterator[None]:
+    """Have audits look at few cases while this is entered."""
+    from specbench_cli.audit.cases import wide_case
+
+    checks = {
+        "law": {
+            "BUDGET": {"rejection": 150, "block": 40},
+            "DEEP": {"rejection": 50, "block": 50},
+            "MOST": 120,
+            "wide_case": partial(wide_case, vocab=64),
+        },
+        "sampled": {"TOKENS": 200},
+        "tokens": {"CASES": 24, "PASSES": 1, "FEW": 2, "VARIED": 1},
+        "conduct": {"CASES": 4, "VARIED": 1},
+        "bounds": {"TURNS": 1, "SURE": 1},
+        "embedded": {"TOKENS": 80},
+    }
+    with ExitStack() as stack:
+        for name, settings in checks.items():
+            module = importlib.import_module(f"specbench_cli.audit.checks.{name}")
+            stack.enter_context(patch.multiple(module, **settings))
+        yield

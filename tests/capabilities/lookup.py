@@ -1,0 +1,25 @@
+"""A lookup: no model drafts (prompt lookup: Saxena, 2023)."""
+
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session
+
+
+class LookupParams(MethodParams):
+    """Parameters of `Lookup`."""
+
+    ngram: int = Field(2, ge=1, description="tokens that are looked up")
+    length: int = Field(4, ge=1, description="draft tokens a step")
+
+
+class Lookup(Method):
+    """Lookup: the draft is what followed the newest tokens when they stood in the text before.
+
+    Exact because the draft is a function of the text: tokens that were chosen, not drawn.
+    """
+
+    Params = LookupParams
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        text, n = list(session.tokens()), self.params.ngram
+        ends = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
+        behind = text[ends[-1] :] if ends else []
+        return session.chain(behind[: min(limit, self.params.length)])

@@ -1,0 +1,28 @@
+"""The plug-ins that docs/methods.md begins with: each passes every check, and is short."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.testing import CHECKS, check
+
+HERE = Path(__file__).parent
+EXAMPLES = ("lookup", "drafted", "tree")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_plugins(monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_passes(example, name):
+    found = check(HERE / f"{example}.py", name)
+    assert all(each.passed and each.figure for each in found)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_is_a_method_of_at_most_60_lines(example):
+    assert len((HERE / f"{example}.py").read_text().splitlines()) <= 60

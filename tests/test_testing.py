@@ -1,0 +1,86 @@
+"""What authors test their plug-ins with."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from methods.pld import Pld
+from specbench_cli import registry
+from specbench_cli.api import Draft, Session, Tokens
+from specbench_cli.audit.checks import conduct
+from specbench_cli.audit.runner import CHECKS as KNOWN
+from specbench_cli.errors import UsageError
+from specbench_cli.testing import CHECKS, check, few_cases
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+
+
+class Stale(Pld):
+    """A lookup whose draft model keeps what was rejected."""
+
+    needs = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        super().start(session)
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        picks, x = [], session.since(self.state.length())
+        for ahead in range(min(2, limit)):
+            picks.append(session.pick(self.model.forward(x, self.state), ahead))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+
+def test_its_checks_are_the_audit_s():
+    assert tuple(KNOWN) == CHECKS
+
+
+def test_what_is_wrong_fails_with_what_where_and_what_to_look_at():
+    with pytest.raises(AssertionError) as failed:
+        check(Stale, "states")
+    lines = str(failed.value).splitlines()
+    assert lines[0] == "pld fails 'states'"
+    assert [line.split()[0] for line in lines[1:4]] == ["what", "where", "look"]
+
+
+def test_the_test_of_the_page_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.chdir(tmp_path)
+    (plugin,) = re.findall(r"<!-- plugin -->\n```python\n(.*?)```", README, re.DOTALL)
+    Path("repeat_last.py").write_text(plugin)
+    (code,) = re.findall(r"<!-- tests of a plug-in -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {}
+    exec(code, names)  # noqa: S102
+    test = names["test_repeat_last"]
+    assert test.pytestmark[0].args == ("name", CHECKS)
+    test("tokens")
+
+
+def test_a_name_and_a_class_are_checked_as_well_as_a_file():
+    assert check("pld", "recurrent") == check(Pld, "recurrent")
+
+
+def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    with pytest.raises(UsageError, match="there is no check 'laws'"):
+        check("pld", "laws")
+    with pytest.raises(UsageError, match="there is no method 'pldd'; did you mean 'pld'"):
+        check("pldd", "law")
+    text = "from specbench_cli.api import Method\n"
+    for name in ("One", "Two"):
+        text += f"class {name}(Method):\n    def propose(self, session, limit): ...\n"
+    (tmp_path / "two.py").write_text(text)
+    with pytest.raises(UsageError, match="defines several methods: one, two"):
+        check(tmp_path / "two.py", "law")
+
+
+def test_few_cases_are_few_until_they_are_left():
+    before = conduct.CASES
+    with few_cases():
+        assert before > conduct.CASES
+    assert before == conduct.CASES
