@@ -258,7 +258,9 @@ def test_a_damaged_checkpoint_is_one_clear_error(
         ),
         ({"num_attention_heads": 8, "head_dim": 8, "num_key_value_heads": 3}, "has the shape"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0 are no model"),
-        ({"num_hidden_layers": 10**9}, "1000000000 layers cannot be"),
+        ({"num_hidden_layers": 9999}, "9999 layers cannot be"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is above 10000"),
+        ({"vision_config": {"n_layer": 2**31}}, "n_layer is above 10000"),
         ({"num_hidden_layers": 0}, "0 layers cannot be"),
     ],
 )
