@@ -232,6 +232,11 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
         ("model.safetensors", b"\0\0\0\0\0\0\0\x40{}", "no header of safetensors"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "no header of safetensors"),
         ("model.safetensors", b"", "no header of safetensors"),
+        (
+            "model.safetensors",
+            b'\x38\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[9,9],"data_offsets":[0,4]}}1234',
+            "no header of safetensors",
+        ),
         ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id 'x' is no token of 197"),
         ("generation_config.json", {"eos_token_id": [1, 197]}, "eos_token_id 197 is no token"),
         ("generation_config.json", [], "it is no JSON object"),

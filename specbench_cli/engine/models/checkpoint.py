@@ -278,7 +278,9 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
         due = 8 + length + max(ends, default=0)
         for each in header.values():
             shape, dtype, (first, end) = each["shape"], each["dtype"], each["data_offsets"]
-            if not isinstance(dtype, str) or not 0 <= first <= end or prod(shape, start=1) < 0:
+            numbers = prod(shape, start=1)  # of a bit each, at least
+            right = first >= 0 and 0 <= numbers <= 8 * (end - first)
+            if not isinstance(dtype, str) or not right:
                 raise ValueError("a tensor that cannot be")
     except (
         *(struct.error, ValueError, TypeError, LookupError, AttributeError),
