@@ -22,7 +22,8 @@ from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha2
 Affine = tuple[Tensor, Tensor]
 """Weight [out, in] and bias [out]."""
 
-DEPTH = 3
+DEPTH, MOST_BLOCKS = 3, 64
+"""Blocks of a random head; of a trained one at most, for one block may stand for all."""
 
 _ANOTHER = "choose a head that was trained with this draft, or: specbench train specdec++"
 
@@ -75,6 +76,10 @@ class AcceptanceHead(Artifact):
             if trained_for and sha256_of(decoders[role]) not in (None, trained_for):
                 raise EnvironmentFault(f"{folder.name} was trained with another {role}", _ANOTHER)
         weights = Weights(folder)
+        if type(depth) is not int or not 1 <= depth <= MOST_BLOCKS:
+            raise EnvironmentFault(
+                f"{folder.name}: num_layers is {depth!r}; a head has 1 to {MOST_BLOCKS}", _ANOTHER
+            )
         held = [at for at in range(depth) if f"model.{at}.linear.weight" in weights]
         try:
             blocks = [_affine(weights, f"model.{at}.linear", draft) for at in held]

@@ -243,7 +243,9 @@ def by_config(folder: Path, target: Decoder) -> HeadFiles:
         raise EnvironmentFault(
             f"{folder.name}: config.json lacks {', '.join(lacking)}", "specbench list methods"
         ) from None
-    files = HeadFiles(folder.name, Weights(folder), shape, rope_of(folder, config), config=config)
+    weights = Weights(folder)
+    weights.check_layers(shape)
+    files = HeadFiles(folder.name, weights, shape, rope_of(folder, config), config=config)
     files.check_target(target)
     if shape.hidden_size != target.hidden_size:
         found = f"rows of {shape.hidden_size} where the target's are {target.hidden_size}"

@@ -60,10 +60,9 @@ class HydraHeads(SequentialHead):
         self.outputs = nn.ModuleList()
         if own_output:
             self.outputs.extend(nn.Linear(width, self.vocab_size) for _ in range(levels))
+            first = {"weight": output_matrix(target), "bias": torch.zeros(self.vocab_size)}
             for output in self.outputs.children():
-                output.load_state_dict(
-                    {"weight": output_matrix(target), "bias": torch.zeros(self.vocab_size)}
-                )
+                output.load_state_dict(first)
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
         """See `SequentialHead.forward`; what it leaves is all that it read."""
@@ -98,7 +97,8 @@ class HydraHeads(SequentialHead):
             )
         levels = 1 + max(int(match[2]) for match in found)
         blocks = 1 + max((int(match[4]) for match in found if match[1] == "mlp"), default=0)
-        head = cls(decoders["target"], levels, blocks)
+        sizes = {"levels": levels, "blocks": blocks}
+        head = cls.sized(decoders["target"], sizes, weights, folder)
         begins = {"heads.": "hydra_mlp.", "outputs.": "hydra_lm_head."}
         named = head.state_dict().items()
         fill(

@@ -129,7 +129,8 @@ class MedusaHeads(FeatureHead):
             return super().load(folder, decoders)
         levels = 1 + max(int(match[1]) for match in found.values())
         blocks = 1 + max((int(match[2]) for match in found.values() if match[3]), default=0)
-        head = cls(decoders["target"], levels, blocks)
+        sizes = {"levels": levels, "blocks": blocks}
+        head = cls.sized(decoders["target"], sizes, weights, folder)
         assert head.output is not None
         places = {}
         for at in range(levels):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadShape, by_config
+from methods._heads.files import HeadShape, by_config, wrong_size
 from methods._heads.layer import HeadStack
 from methods._heads.module import ParallelHead, drawn, filled
 from methods._heads.recipe import HeadRecipe, in_parallel
@@ -118,6 +118,9 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         said = dict(files.config) | files.config.get("dflash_config", {})
         files.only(said, PLAIN, {"layer_types": {"full_attention"}})
         mask, block = files.token(said, "mask_token_id", target), said.get("block_size", 16)
+        if type(block) is not int or not 2 <= block <= target.max_positions:
+            what = f"block_size is {block!r}; a block has 2 to {target.max_positions} places"
+            raise wrong_size(files, what)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
         facts = files.shape, files.rope, files.taps(target.n_layers), block, mask, has
         made = filled(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()

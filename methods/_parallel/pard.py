@@ -90,10 +90,12 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
     """The tensors that a model of a config has; of tied matrices the embedding alone."""
     from transformers import AutoModelForCausalLM
 
+    weights = Weights(folder)
+    weights.check_layers(config)
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config)
     due = {name: tuple(part.shape) for name, part in module.named_parameters()}
-    return checked(folder.name, Weights(folder), due, PardDraft.kind, whole=False)
+    return checked(folder.name, weights, due, PardDraft.kind, whole=False)
 
 
 class Pard(ParallelHead):

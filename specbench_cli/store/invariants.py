@@ -4,7 +4,8 @@ and when it is read."""
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from operator import le
 
 from specbench_cli.stats.martingale import TILTS
@@ -63,6 +64,38 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
         _validate_trace(record)
 
 
+Asked = tuple[str, str, str, str]
+"""Task, cluster, family and category of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a run says beside its records; empty where it says nothing.
+
+    methods: of its rows, by label; None where a row's is not said. tasks: their names. prompts: of
+    each turn that was asked, task, cluster, family and category.
+    """
+
+    methods: Mapping[str, str | None] = field(default_factory=dict)
+    tasks: Collection[str] = ()
+    prompts: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
+
+    def check(self, record: Record) -> None:
+        """Check that a record is one of this run. Raises ValueError: names the field."""
+        if self.methods:
+            _ensure(record.label in self.methods, "label", f"{record.label!r} is no row of the run")
+            method = self.methods[record.label]
+            told = f"{record.method!r}, and the manifest says {method!r}"
+            _ensure(method in (None, record.method), "method", told)
+        if self.tasks:
+            _ensure(record.task in self.tasks, "task", f"{record.task!r} is no task of the run")
+        if self.prompts:
+            said = self.prompts.get((record.prompt_id, record.turn))
+            what = f"{record.prompt_id!r}, turn {record.turn}"
+            _ensure(said is not None, "prompt_id", f"{what} is not in prompts.jsonl")
+            _ensure(said == _asked(record), "prompt_id", f"{what} is {said} in prompts.jsonl")
+
+
 def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
     """Check that records say the same of a prompt, and of a row.
 
@@ -72,13 +105,16 @@ def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
     Raises:
         ValueError: names the prompt or the row.
     """
-    asked = record.task, record.cluster, record.family, record.category
     for what, said in (
-        (f"prompt {record.prompt_id}", asked),
+        (f"prompt {record.prompt_id}", _asked(record)),
         (f"row {record.label}", (record.method, record.peer)),
     ):
         before = told.setdefault(what, said)
         _ensure(before == said, what, f"{said}, and a record before it says {before}")
+
+
+def _asked(record: Record) -> Asked:
+    return record.task, record.cluster, record.family, record.category
 
 
 def _validate_verdict(verdict: Verdict, ids: list[int]) -> None:

@@ -7,11 +7,13 @@ is; what is there must be of its type.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli.config.problems import first_problem
@@ -20,6 +22,19 @@ from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
 
 _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _Positive = Annotated[Finite, Field(gt=0)]
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
+
+
+def _instant(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"must be a moment as ISO 8601 writes it, got {text!r:.60}") from None
+    return text
+
+
+_Instant = Annotated[str, AfterValidator(_instant)]
+"""A moment, as ISO 8601 writes it."""
 
 
 class _Choice(TypedDict, total=False):
@@ -42,6 +57,7 @@ class _Effective(TypedDict, total=False):
     target: Name | None
     draft: Name | None
     limit: Annotated[Count, Field(ge=1)] | None
+    category: list[Name] | None
     seed: Count
     temperature: Annotated[Finite, Field(ge=0)]
     top_p: Annotated[Finite, Field(gt=0, le=1)]
@@ -50,6 +66,7 @@ class _Effective(TypedDict, total=False):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
+    load: Name | None
     threads: Annotated[Count, Field(ge=1)] | None
     device: Name
     devices: dict[str, Name] | None
@@ -77,7 +94,7 @@ class _Hardware(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     cpu: str | None
-    cores: Count | None
+    cores: Annotated[Count, Field(ge=1)] | None
     memory_gib: Annotated[Finite, Field(ge=0)] | None
     accelerators: list[Json] | None
 
@@ -98,11 +115,16 @@ class _Weights(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     label: Name
-    sha256: str
+    sha256: _Hash
     hash: str
+    family: Name
+    dtype: Name
     vocab_size: Annotated[Count, Field(ge=1)] | None
     n_layers: Annotated[Count, Field(ge=1)] | None
+    hidden_size: Annotated[Count, Field(ge=1)] | None
+    max_positions: Annotated[Count, Field(ge=1)] | None
     parameters: Count | None
+    eos: list[Count]
     weight_bytes: Count
     engine: Name
 
@@ -125,7 +147,7 @@ class _Task(TypedDict):
 
     name: Name
     version: NotRequired[str | int | None]
-    sha256: NotRequired[str]
+    sha256: NotRequired[_Hash]
     n_questions: NotRequired[Count]
     embedded: NotRequired[str | None]
 
@@ -171,6 +193,14 @@ class _Tolerance(TypedDict, total=False):
     positions: Count
 
 
+class _Memory(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    weight_bytes: Count
+    state_bytes: Count
+    again: dict[Name, Count]
+
+
 class _StepCosts(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
@@ -187,8 +217,8 @@ class Manifest(TypedDict, total=False):
 
     schema: Annotated[Count, Field(ge=1)]
     version: Name
-    created_utc: Name
-    finished_utc: Name
+    created_utc: _Instant
+    finished_utc: _Instant
     status: Literal["running", "finished", "interrupted"]
     config: _Config
     config_sources: dict[str, str]
@@ -209,7 +239,13 @@ class Manifest(TypedDict, total=False):
     near_ties: _NearTies | None
     leaks: dict[Name, str] | None
     aa_noise: Annotated[Finite, Field(ge=0)] | None
-    memory: dict[str, Json] | None
+    memory: _Memory | None
+    program: dict[str, str | None] | None
+    mixed: list[Name] | None
+    dropped: dict[Name, str] | None
+    forced: list[Name] | None
+    runs: list[Json] | None
+    row_files: dict[str, str | None] | None
     step_costs: _StepCosts | None
 
 
@@ -247,6 +283,22 @@ def _agree(manifest: dict[str, Any]) -> None:
         names = [row[key] for row in manifest.get(what) or ()]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"{what} has {twice!r} twice")
+    labels = {row["label"] for row in manifest.get("rows") or ()}
+    for key, label in _labels(manifest) if labels else ():
+        if label not in labels:
+            raise ValueError(f"{key} names {label!r}, and rows has no such label")
+    for role, model in models.items():
+        largest, width = max((model or {}).get("eos") or [0]), (model or {}).get("vocab_size")
+        if width is not None and largest >= width:
+            raise ValueError(f"models.{role}.eos has {largest}, and there are {width} tokens")
+
+
+def _labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a manifest names rows, and by which label."""
+    for key in ("upper_bounds", "leaks", "dropped"):
+        yield from ((key, label) for label in manifest.get(key) or ())
+    for label in (manifest.get("tuning") or {}).get("rows") or ():
+        yield "tuning.rows", label
 
 
 def damaged(file: Path, why: object) -> UsageError:

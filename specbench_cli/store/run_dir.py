@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import FULL, UsageError
 from specbench_cli.store import jsonl
-from specbench_cli.store.invariants import agree, validate
+from specbench_cli.store.invariants import Known, agree, validate
 from specbench_cli.store.lock import LOCK, Lock
 from specbench_cli.store.manifest import damaged, parse
 from specbench_cli.store.schema import STRICT, Count, Family, Name, Record, from_json, to_json
@@ -233,16 +233,19 @@ class RunDir:
         """All complete records, in the order written.
 
         Raises:
-            UsageError: a line that is no record, or one that contradicts itself; a second record
-                of the same cell; a token that the target does not have.
+            UsageError: a line that is no record, or one that contradicts itself, another, the
+                manifest or its prompt; a second record of the same cell; a token that the target
+                does not have; a damaged prompt.
         """
         file, seen = self.path / "records.jsonl", set[Key]()
         told: dict[str, tuple[object, ...]] = {}
-        vocabulary = (self.manifest.get("models", {}).get("target") or {}).get("vocab_size")
+        known = self._known()
+        vocabulary = self._vocabulary()
         for number, line in jsonl.read(file):
             try:
                 record = from_json(line)
                 validate(record, vocabulary)
+                known.check(record)
                 agree(record, told)
             except ValueError as error:
                 raise UsageError(
@@ -253,27 +256,56 @@ class RunDir:
             seen.add(record.key)
             yield record
 
+    def _known(self) -> Known:
+        """What the manifest and the prompts say that records must agree with."""
+        manifest = self.manifest
+        return Known(
+            {row["label"]: row.get("method") for row in manifest.get("rows") or ()},
+            {task["name"] for task in manifest.get("tasks") or ()},
+            {
+                (each.prompt_id, each.turn): (each.task, each.cluster, each.family, each.category)
+                for each in self.prompts()
+            },
+        )
+
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Add prompts, on disk when this returns."""
         lines = (json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts)
         jsonl.append(self.path / "prompts.jsonl", lines)
 
     def prompts(self) -> Iterator[Prompt]:
-        """All complete prompts, in the order written. Raises UsageError on a damaged line, and on a
-        second one of the same turn."""
+        """All complete prompts, in the order written.
+
+        Raises:
+            UsageError: a damaged line; a second one of the same turn, a turn without the one before
+                it, a task or a token that the run does not have.
+        """
         file, seen = self.path / "prompts.jsonl", set[tuple[str, int]]()
+        tasks = {task["name"] for task in self.manifest.get("tasks") or ()}
+        vocabulary = self._vocabulary()
         for number, line in jsonl.read(file):
             try:
                 prompt = _prompts().validate_json(line)
-                if (prompt.prompt_id, prompt.turn) in seen:
-                    raise ValueError(f"a second one of {prompt.prompt_id}, turn {prompt.turn}")
+                name, turn = prompt.prompt_id, prompt.turn
+                if (name, turn) in seen:
+                    raise ValueError(f"a second one of {name}, turn {turn}")
+                if turn > 1 and (name, turn - 1) not in seen:
+                    raise ValueError(f"turn {turn} of {name} without turn {turn - 1}")
+                if tasks and prompt.task not in tasks:
+                    raise ValueError(f"task {prompt.task!r} is no task of the run")
+                if (largest := max(prompt.ids, default=0)) >= vocabulary:
+                    raise ValueError(f"ids: {largest}, and the target has {vocabulary} tokens")
             except ValueError as error:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is no prompt: {why}", hint=_mend(file, number)
                 ) from error
-            seen.add((prompt.prompt_id, prompt.turn))
+            seen.add((name, turn))
             yield prompt
+
+    def _vocabulary(self) -> int:
+        """How many tokens the target has; 2^63 where that is not said."""
+        return (self.manifest.get("models", {}).get("target") or {}).get("vocab_size") or 2**63
 
     @contextlib.contextmanager
     def guarded(self, who: str) -> Iterator[None]:

@@ -174,9 +174,12 @@ def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]
     template = card.template_of(category)
     if template is not None:
         try:
-            return (fill.fill(template, row),)
+            filled = fill.fill(template, row)
         except KeyError as missing:
             raise _lacks(row, "template", missing) from missing
+        if not filled.strip():
+            raise RowError(f"the template {_short(template)} leaves no text")
+        return (filled,)
     name = _column(row, card, "turns")
     if name is None:
         names = [card.fields["turns"]] if "turns" in card.fields else COLUMNS["turns"]

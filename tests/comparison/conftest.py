@@ -135,7 +135,10 @@ def make_run(tmp_path):
         change(manifest)
         run = RunDir.create(tmp_path / name, manifest)
         run.append_prompts(
-            Prompt(id_, "c", id_.partition("/")[0], "qa", "q", turn, text.format(id_), [7, turn])
+            Prompt(
+                *(id_, "mini/lexicon", id_.partition("/")[0], "qa", "lexicon"),
+                *(turn, text.format(id_), [7, turn]),
+            )
             for id_, turn in places
         )
         made = (

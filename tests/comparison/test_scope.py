@@ -106,7 +106,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
 def test_other_questions_are_nothing_to_compare(make_side, what, where):
     def change(manifest):
         if where == "models":
-            manifest["models"][what]["sha256"] = "another"
+            manifest["models"][what]["sha256"] = "ab"
         else:
             manifest["config"]["effective"][what] = "block" if what == "verify" else 7
 
@@ -132,7 +132,8 @@ def test_another_version_of_a_task_is_named_and_the_others_are_compared(make_sid
 
 
 def test_task_that_one_side_has_is_named_and_not_missing(make_side):
-    base = make_side("a", places=[("mini/1", 1), ("gsm8k/1", 1)])
+    both = [("mini/1", 1), ("gsm8k/1", 1)]
+    base = make_side("a", places=both, change=lambda m: m["tasks"].append({"name": "gsm8k"}))
     new = make_side("b", places=[("mini/1", 1)])
     found = scope(base, new)
     assert found.not_compared == ("task gsm8k: only BASE has it",) and not found.missing

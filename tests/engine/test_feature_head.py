@@ -151,6 +151,10 @@ def spoilt(folder, **facts):
         (lambda f: spoilt(f, specbench={"target_sha256": "ab"}), "trained for a target"),
         (lambda f: spoilt(f, sizes={"levels": 2}), "size mismatch"),
         (lambda f: spoilt(f, sizes={"depth": 2}), "depth"),
+        (lambda f: spoilt(f, sizes={"levels": 4000}), "levels is 4000; a head has 1 to 64"),
+        (lambda f: spoilt(f, sizes={"levels": True}), "levels is True"),
+        (lambda f: spoilt(f, sizes={"levels": 7}), "more than twice what its weights hold"),
+        (lambda f: spoilt(f, sizes=[3]), "has no attribute"),
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],
 )

@@ -232,6 +232,11 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
         ("model.safetensors", b"\0\0\0\0\0\0\0\x40{}", "no header of safetensors"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "no header of safetensors"),
         ("model.safetensors", b"", "no header of safetensors"),
+        (
+            "model.safetensors",
+            b'\x38\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[9,9],"data_offsets":[0,4]}}1234',
+            "no header of safetensors",
+        ),
         ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id 'x' is no token of 197"),
         ("generation_config.json", {"eos_token_id": [1, 197]}, "eos_token_id 197 is no token"),
         ("generation_config.json", [], "it is no JSON object"),
@@ -258,7 +263,9 @@ def test_a_damaged_checkpoint_is_one_clear_error(
         ),
         ({"num_attention_heads": 8, "head_dim": 8, "num_key_value_heads": 3}, "has the shape"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0 are no model"),
-        ({"num_hidden_layers": 10**9}, "1000000000 layers cannot be"),
+        ({"num_hidden_layers": 9999}, "9999 layers cannot be"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is above 10000"),
+        ({"vision_config": {"n_layer": 2**31}}, "n_layer is above 10000"),
         ({"num_hidden_layers": 0}, "0 layers cannot be"),
     ],
 )

@@ -218,7 +218,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     versions = environment.versions()
     monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
     weights = whole.manifest["models"]["target"]
-    whole.update(models={"target": {**weights, "sha256": "of another model"}})
+    whole.update(models={"target": {**weights, "sha256": "ab"}})
     with pytest.raises(UsageError, match="was begun with something else") as refused:
         execute.reopen(specbench.path(1), specbench.log())
     names = ("the data of task own (", "the file of edited (", f"torch ({versions['torch']} then")

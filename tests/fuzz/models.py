@@ -38,11 +38,19 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": None,
+    "num_local_experts": 2,
 }
-FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2")
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mixtral", "GPT2")
 LENGTHS = (0, 1, 2**31, 2**62, 2**63, 2**64 - 1)
 """What a header may say of itself."""
-HEADS = ("medusa", "hydra", "clover", "eagle", "eagle2", "eagle3", "mtp", "dflash", "falcon")
+HEADS = {
+    "embedded": (
+        *("medusa", "hydra", "hydra++", "clover", "eagle", "eagle3", "p-eagle", "mtp", "dflash"),
+        *("pard", "falcon", "chimera", "hidden-transfer", "specdec++", "rest"),
+    ),
+    "embedded-space": ("space",),
+}
+"""Methods with a trained module of their own, by the target that it is for."""
 ROWS = 5
 
 
@@ -54,6 +62,7 @@ class Checkpoints(Subject):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+        transformers.logging.disable_progress_bar()
         self.seeds = []
         for family in FAMILIES:
             torch.manual_seed(0)
@@ -93,22 +102,25 @@ class Checkpoints(Subject):
 
 
 class Heads(Subject):
-    """A head's folder, of the embedded target."""
+    """The folder of a head, a predictor or a datastore, of an embedded target."""
 
     name = "heads"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        target = resolve("embedded")
-        self.decoders = {"target": load_decoder(target.path, name="target")}
+        draft = load_decoder(resolve("embedded-1m").path, name="draft")
         self.kinds = []
-        for method in HEADS:
-            for wanted in registry.build(method, {}).artifacts():
-                files = resolve_head("auto", wanted.kind.kind, target, inside=wanted.kind.inside)
-                self.kinds.append((wanted.kind, files.path))
+        for name, methods in HEADS.items():
+            target = resolve(name)
+            decoders = {"target": load_decoder(target.path, name="target"), "draft": draft}
+            for method in methods:
+                (wanted,) = registry.build(method, {}).artifacts()
+                kind = wanted.kind
+                files = resolve_head("auto", kind.kind, target, inside=kind.inside)
+                self.kinds.append((kind, files.path, decoders))
 
     def tried(self, rng: Random) -> str | None:
-        kind, source = rng.choice(self.kinds)
+        kind, source, decoders = rng.choice(self.kinds)
         folder = self.folder / "x"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -118,7 +130,7 @@ class Heads(Subject):
             changed_file(rng, folder / "config.json")
         else:
             changed_weights(rng, next(folder.glob("*.safetensors")))
-        readable(lambda path: kind.load(path, self.decoders), HeadFiles("x", folder))
+        readable(lambda path: kind.load(path, decoders), HeadFiles("x", folder))
         return None
 
 

@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from mutate import bytes_changed, changed, line
 
@@ -27,6 +27,10 @@ REFERENCE = ROOT / "results/reference/default-2cores"
 PARALLEL = ROOT / "results/reference/parallel-2cores"
 RESAMPLES = 19
 """Of a bootstrap whose figures nobody reads."""
+FEW = 12
+"""Records that are read where another file of the run is changed."""
+LABELS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
+"""Rows of the run whose lines are changed."""
 REPORTED, WRITTEN = 0.3, 0.01
 """Shares of the accepted inputs that are reported, and that every format of a report is written
 of."""
@@ -92,11 +96,17 @@ class _Lines(Subject):
             rest.append(data)
         (self.run / self.file).write_bytes(b"".join(each + b"\n" for each in (data, *rest)))
         self.read(rng)
+        if paths is not None and (wrong := self.beyond(new, paths)) is not None:
+            return wrong
         if paths is None or len(paths) != 1 or json.loads(data) == json.loads(self.seeds_[at]):
             return None
         place = ".".join(map(str, paths[0]))
         free = self.free_at.fullmatch(place)
         return None if free else f"accepted another {re.sub(r'[0-9]+', 'N', place)}: {place}"
+
+    def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
+        """What is wrong with accepted data, of which the values at some places were changed."""
+        return None
 
     @abstractmethod
     def read(self, rng: Random) -> None:
@@ -128,7 +138,7 @@ class Records(_Lines):
         "prompt_id|cluster|task|family|category|turn|method|label|sampling|guarantee|pass|seed",
         "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version",
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
-        r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?)?|log_probs(\.\d+)?|likelihood|batch",
+        r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
         r"origin\.\d+",
         r"forwards\.kinds\.\d+(\.(worker|batch|share|layers\.\d|model|role))?",
         r"forwards\.(t0_ns|t1_ns|n_tokens|unused|kind|messages)(\.\d+){0,2}|forwards",
@@ -147,34 +157,83 @@ class Records(_Lines):
 
 
 class Prompts(_Lines):
-    """Lines of `prompts.jsonl`."""
+    """Lines of `prompts.jsonl`, all of prompts that records answer."""
 
     name = "prompts"
     file = "prompts.jsonl"
-    free = (r"prompt_id|cluster|task|family|category|turn|text|ids(\.\d+)?",)
+    free = (r"text|ids(\.\d+)?",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        records = self.run / "records.jsonl"
-        few = records.read_text().splitlines()[:8]
-        records.write_text("".join(f"{each}\n" for each in few))
+        _shorten(self.run)
+
+    def seeds(self) -> list[Any]:
+        records = (self.run / "records.jsonl").read_text().splitlines()
+        answered = {json.loads(each)["prompt_id"] for each in records[:FEW]}
+        return [each for each in super().seeds() if each["prompt_id"] in answered]
 
     def read(self, rng: Random) -> None:
         self.reported(rng)
 
 
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
 class Manifests(_Lines):
-    """`manifest.json`: whoever reads it puts up with whatever its types allow."""
+    """`manifest.json`: whoever reads it puts up with whatever its types allow.
+
+    What is said of the machine, of the program and of parameters may be anything, and a key may
+    lack or be one that nobody knows. What else was changed must be as `KINDS` has it.
+    """
 
     name = "manifests"
     file = "manifest.json"
     free = (".*",)
+    KINDS: ClassVar[dict[str, Callable[[Any], bool]]] = {
+        r"(created|finished)_utc": lambda x: isinstance(x, str) and x[:4].isdigit(),
+        r"(.*\.)?(sha256)": lambda x: isinstance(x, str) and not x.strip("0123456789abcdef"),
+        r"models\.[^.]+\.(vocab_size|n_layers|hidden_size|max_positions)": lambda x: (
+            x is None or (_count(x) and x > 0)
+        ),
+        r"models\.[^.]+\.eos\.\d+": lambda x: _count(x) and x < 4096,
+        r".*\.(weight_bytes|state_bytes|parameters|n_questions)": lambda x: x is None or _count(x),
+        r"rows\.\d+\.label": lambda x: x in LABELS,
+        r"tasks\.\d+\.name": lambda x: x == "mini",
+        r"(dropped|leaks|method_files|memory|heads|models|config|machine|tuning)": lambda x: (
+            x is None or isinstance(x, dict)
+        ),
+        r"(mixed|upper_bounds|rows|tasks)": lambda x: x is None or isinstance(x, list),
+        r"(mixed|upper_bounds)\.\d+": lambda x: isinstance(x, str) and bool(x),
+        r"status": lambda x: x in ("running", "finished", "interrupted"),
+        r"noisy": lambda x: isinstance(x, bool),
+        r"aa_noise": lambda x: x is None or (isinstance(x, (int, float)) and x >= 0),
+        r"config\.effective\.(seed|top_k)": _count,
+        r"config\.effective\.(limit|max_new_tokens|threads)": lambda x: (
+            x is None or (_count(x) and x > 0)
+        ),
+        r"config\.effective\.(batch|repeats)": lambda x: _count(x) and x > 0,
+        r"config\.effective\.temperature": lambda x: isinstance(x, (int, float)) and x >= 0,
+        r"config\.effective\.top_p": lambda x: isinstance(x, (int, float)) and 0 < x <= 1,
+    }
+    """What may stand where, by the place's pattern."""
+
+    def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
+        for path in paths:
+            place, value = ".".join(map(str, path)), data
+            try:
+                for key in path:
+                    value = value[key]
+            except (LookupError, TypeError):
+                continue  # deleted, or gone with another change
+            for pattern, right in self.KINDS.items():
+                if re.fullmatch(pattern, place) and not right(value):
+                    return f"accepted {re.sub(r'[0-9]+', 'N', place)} {value!r:.60}: {place}"
+        return None
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        records = self.run / "records.jsonl"
-        few = records.read_text().splitlines()[:8]
-        records.write_text("".join(f"{each}\n" for each in few))
+        _shorten(self.run)
 
     def seeds(self) -> list[Any]:
         return [json.loads((self.run / self.file).read_text())]
@@ -206,6 +265,13 @@ class Baselines(Subject):
         side = baseline.load(file)
         compare(side, self.good, tolerance=0.05, fail_on=("broken",))
         return None
+
+
+def _shorten(run: Path) -> None:
+    """Leave a run its first records."""
+    records = run / "records.jsonl"
+    few = records.read_text().splitlines()[:FEW]
+    records.write_text("".join(f"{each}\n" for each in few))
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:

@@ -163,6 +163,14 @@ class CostFiles(Subject):
         return None if costs.host_ns(3, 12, of="draft") >= 0 else "accepted a host time below 0"
 
 
+def _typed(word: str) -> bool:
+    """Whether a shell can hand a word over: bytes without a zero, as `sys.argv` shows them."""
+    try:
+        return b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False
+
+
 class Arguments(Subject):
     """Words of a command line: of `run` with --dry-run, and of what reads runs."""
 
@@ -183,7 +191,8 @@ class Arguments(Subject):
         *("0.5", "1e9", "99999999999999999999", "nan", "inf", "poisson:1e-40", "burst:1:0"),
         *("poisson:", "trace:own.jsonl", "target=cpu:0,draft=cpu:1", "target=", "run", "last"),
         *(".", "/", "~", "gone.yaml", "own.jsonl", "/dev/null", "..", "time", "smoke", "qa"),
-        *(each for each in HOSTILE if isinstance(each, str) and "\0" not in each),
+        *(each for each in HOSTILE if isinstance(each, str) and _typed(each)),
+        "a\udcffb",
     )
     OTHERS = (
         ["report"],

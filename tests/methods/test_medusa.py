@@ -112,6 +112,20 @@ def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, 
         MedusaHeads.load(tmp_path, {"target": target})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "what"),
+    [
+        (MedusaHeads, "99999999.0.linear.weight", "levels is 100000000; a head has 1 to 64"),
+        (MedusaHeads, "0.99999999.linear.weight", "what its weights hold|allocate"),
+        (HydraHeads, "hydra_mlp.0.99999999.linear.weight", "more than twice what its weights hold"),
+    ],
+)
+def test_a_tensors_name_makes_no_head_larger_than_its_file(target, tmp_path, kind, name, what):
+    save_file({name: torch.zeros(48, 48)}, tmp_path / "model.safetensors")
+    with pytest.raises(EnvironmentFault, match=what):
+        kind.load(tmp_path, {"target": target})
+
+
 def test_hydras_heads_that_read_no_drafted_token_are_refused_by_that_name(target, tmp_path):
     published_hydra(tmp_path, target, 2)
     (tmp_path / "config.json").write_text(json.dumps({"grounded_heads": False}))

@@ -112,6 +112,14 @@ def test_a_pard_draft_that_is_not_whole_is_refused(tmp_path, target, change, wha
         PardDraft.load(tmp_path, {"target": target})
 
 
+def test_a_pard_draft_of_more_layers_than_its_file_holds_is_refused_at_once(tmp_path, target):
+    published(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9000}))
+    with pytest.raises(EnvironmentFault, match="9000 layers cannot be"):
+        PardDraft.load(tmp_path, {"target": target})
+
+
 @pytest.mark.parametrize("token", [None, 96, "m"])
 def test_a_draft_model_that_knows_no_mask_is_no_pard_draft(tmp_path, target, token):
     published(tmp_path)
@@ -223,6 +231,9 @@ def test_a_dflash_head_that_is_not_whole_is_refused(tmp_path, target, name, chan
         ({"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 7]}}, r"\[0, 7\]"),
         ({"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0]}}, "fc.weight is"),
         ({"num_hidden_layers": 2}, r"has no place for layers\.2\."),
+        ({"num_hidden_layers": 2**31}, "2147483648 layers cannot be: there are 36 tensors"),
+        ({"block_size": 2**62}, "a block has 2 to 512 places"),
+        ({"block_size": "5"}, "block_size is '5'"),
         ({"output_multiplier": 2.0}, r"output_multiplier is 2\.0"),
         ({"hidden_size": 64}, "rows of 64 where the target's are 32"),
         ({"specbench": {"target_sha256": "0" * 64}}, "another|trained for"),

@@ -231,6 +231,30 @@ def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
 
 
 @pytest.mark.parametrize(
+    ("manifest", "prompt", "says"),
+    [
+        ({"rows": [{"label": "pld"}]}, {}, "label: 'sps' is no row of the run"),
+        ({"rows": [{"label": "sps", "method": "pld"}]}, {}, "method: 'sps', and the manifest says"),
+        ({"tasks": [{"name": "gsm8k"}]}, None, "task: 'mini' is no task of the run"),
+        ({}, {"prompt_id": "mini/4"}, "prompt_id: 'mini/3', turn 1 is not in prompts.jsonl"),
+        ({}, {"category": "other"}, "prompt_id: 'mini/3', turn 1 is .* in prompts.jsonl"),
+        ({"tasks": [{"name": "mini"}]}, {"task": "x"}, "no prompt: task 'x' is no task of the run"),
+        ({"models": {"target": {"vocab_size": 9}}}, {"ids": [9]}, "ids: 9, and the target has 9"),
+        ({}, {"turn": 2}, "turn 2 of mini/3 without turn 1"),
+    ],
+)
+def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manifest, prompt, says):
+    run, record = RunDir.create(tmp_path / "run", manifest), make_record()
+    if prompt is not None:
+        asked = {name: getattr(record, name) for name in ("prompt_id", "cluster", "task", "family")}
+        asked |= {"category": record.category, "turn": 1, "text": "Why?", "ids": [1]}
+        run.append_prompts([Prompt(**(asked | prompt))])
+    run.append([record])
+    with pytest.raises(UsageError, match=says):
+        list(run.records())
+
+
+@pytest.mark.parametrize(
     ("manifest", "says"),
     [
         ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be given, without control"),
@@ -239,6 +263,11 @@ def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
         ({"config": {"effective": {"temperature": -1}}}, "temperature must be at least 0"),
         ({"schema": 99}, "this run has schema 99"),
         ({"status": "lost"}, "status must be one of"),
+        ({"dropped": "sps"}, "dropped must be a mapping"),
+        ({"rows": [{"label": "a"}], "dropped": {"b": "failed"}}, "dropped names 'b', and rows has"),
+        ({"created_utc": "yesterday"}, "created_utc must be a moment"),
+        ({"models": {"draft": {"sha256": "x"}}}, "models.draft.sha256 must be"),
+        ({"models": {"draft": {"eos": [7], "vocab_size": 7}}}, "models.draft.eos has 7, and there"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_named(tmp_path, manifest, says):

@@ -288,6 +288,7 @@ def test_prompt_is_made_of_columns_and_doubled_braces_stay(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        ("template: '\n\n'", "leaves no text"),
         ("template: '{b}'", "no 'b', which template needs, only a"),
         ("template: '{a}'\nscorer: unit_tests\nprogram: '{answer}{b}'", "which program needs"),
         ("template: '{a}'\nonly: {a: [1, 2]}", "'a' must be a number"),

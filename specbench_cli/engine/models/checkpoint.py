@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,10 @@ from torch import Tensor
 from specbench_cli.errors import EnvironmentFault
 
 _CHUNK = 1 << 24
+
+_LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
+_MOST_LAYERS = 10_000
+"""What no model has; transformers writes a list of a config's layers before there is a model."""
 
 
 class Weights(Mapping[str, Tensor]):
@@ -75,6 +80,18 @@ class Weights(Mapping[str, Tensor]):
         """Kinds of numbers stored, as safetensors calls them ("F16")."""
         return tuple(sorted({header["dtype"] for header in self._headers.values()}))
 
+    def check_layers(self, config: Any) -> None:
+        """Raise EnvironmentFault unless the layers of a config can be: each has a tensor of its
+        own."""
+        count, kinds = layer_count(config), getattr(config, "layer_types", None)
+        if not 1 <= count <= max(len(self), 1) or (kinds is not None and len(kinds) != count):
+            raise EnvironmentFault(
+                f"{self.files[0].parent.name}/config.json: {count} layers cannot be: there are"
+                f" {len(self)} tensors"
+                + ("" if kinds is None else f", and {len(kinds)} kinds of layers are listed"),
+                hint="specbench list models",
+            )
+
     def sha256(self) -> str:
         """Hash of the weight files' bytes, in the order of their names."""
         digest = hashlib.sha256()
@@ -111,20 +128,25 @@ def read_config(folder: Path) -> Any:
     """transformers' config of a folder.
 
     Raises:
-        EnvironmentFault: there is none, or transformers does not know its family.
+        EnvironmentFault: there is none, transformers does not know its family, or it has more
+            layers than any model.
     """
     from transformers import AutoConfig
 
-    if not (folder / "config.json").is_file():
+    file = folder / "config.json"
+    if not file.is_file():
         raise EnvironmentFault(
             f"{folder} is no model folder: it has no config.json",
             hint="specbench list models",
         )
     try:
+        _check_counts(folder, json.loads(file.read_text(encoding="utf-8")))
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except EnvironmentFault:
+        raise
     except Exception as error:  # whatever a config makes transformers raise
         raise EnvironmentFault(
-            f"transformers cannot read {folder / 'config.json'}: {error}",
+            f"transformers cannot read {file}: {error}",
             hint="pip install --upgrade transformers",
         ) from error
 
@@ -160,7 +182,7 @@ def config_facts(folder: Path) -> ConfigFacts:
                 hint="specbench list models",
             )
     weights = Weights(folder)
-    _check_layers(folder, text, len(weights))
+    weights.check_layers(text)
     return ConfigFacts(
         family=config.model_type,
         vocab_size=text.vocab_size,
@@ -174,15 +196,16 @@ def config_facts(folder: Path) -> ConfigFacts:
     )
 
 
-def _check_layers(folder: Path, text: Any, tensors: int) -> None:
-    """Raise EnvironmentFault unless a config's layers can be: each has a tensor of its own."""
-    count, kinds = layer_count(text), getattr(text, "layer_types", None)
-    if not 1 <= count <= max(tensors, 1) or (kinds is not None and len(kinds) != count):
-        raise EnvironmentFault(
-            f"{folder.name}/config.json: {count} layers cannot be: there are {tensors} tensors"
-            + ("" if kinds is None else f", and {len(kinds)} kinds of layers are listed"),
-            hint="specbench list models",
-        )
+def _check_counts(folder: Path, said: Any) -> None:
+    """Raise EnvironmentFault for numbers of layers that no model has, at any depth of a config."""
+    for key, value in said.items() if isinstance(said, dict) else ():
+        if isinstance(value, dict):
+            _check_counts(folder, value)
+        elif isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.fullmatch(key):
+            raise EnvironmentFault(
+                f"{folder.name}/config.json: {key} is above {_MOST_LAYERS}; no model has so many",
+                hint="specbench list models",
+            )
 
 
 def _eos(folder: Path, config: Any) -> frozenset[int]:
@@ -255,7 +278,9 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
         due = 8 + length + max(ends, default=0)
         for each in header.values():
             shape, dtype, (first, end) = each["shape"], each["dtype"], each["data_offsets"]
-            if not isinstance(dtype, str) or not 0 <= first <= end or prod(shape, start=1) < 0:
+            numbers = prod(shape, start=1)  # of a bit each, at least
+            right = first >= 0 and 0 <= numbers <= 8 * (end - first)
+            if not isinstance(dtype, str) or not right:
                 raise ValueError("a tensor that cannot be")
     except (
         *(struct.error, ValueError, TypeError, LookupError, AttributeError),

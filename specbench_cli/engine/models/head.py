@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.checkpoint import Weights
@@ -26,6 +28,9 @@ from specbench_cli.errors import EnvironmentFault, MethodFault
 
 NORMED = -1
 """The tap that stands for the rows that the target's output matrix reads."""
+
+MOST_LEVELS = 64
+"""Of a head that says each level apart: no draft is longer."""
 
 
 class Head(Decoder):
@@ -248,12 +253,31 @@ class FeatureHead(nn.Module, Artifact):
                 f"trained for a target whose weights have the SHA-256 {trained_for[:12]}...; this"
                 f" run's have {loaded[:12]}...",
             )
+        weights = Weights(folder)
+        head = cls.sized(target, config.get("sizes", {}), weights, folder)
         try:
-            head = cls._made(target, config.get("sizes", {}))
-            head.load_state_dict(dict(Weights(folder)))
-        except (TypeError, RuntimeError) as fault:
+            head.load_state_dict(dict(weights))
+        except RuntimeError as fault:
             raise _unfit(folder, str(fault).strip().splitlines()[-1].strip()) from None
         return head.ready()
+
+    @classmethod
+    def sized(
+        cls, target: Decoder, sizes: Mapping[str, Any], weights: Weights, folder: Path
+    ) -> Self:
+        """One to be filled with a checkpoint's weights; none is made that holds much more.
+
+        Raises:
+            EnvironmentFault: the sizes are no head's, or another's.
+        """
+        try:
+            levels = sizes.get("levels", 1)
+            if type(levels) is not int or not 1 <= levels <= MOST_LEVELS:
+                raise _unfit(folder, f"levels is {levels!r}; a head has 1 to {MOST_LEVELS}")
+            with _held_by(weights):
+                return cls._made(target, sizes)
+        except (TypeError, ValueError, AttributeError, RuntimeError) as fault:
+            raise _unfit(folder, str(fault).strip().splitlines()[-1].strip()) from None
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -362,6 +386,29 @@ class LookAhead(FeatureHead):
             rows: [n, hidden] of the n nodes that they stand behind, as these enter that layer.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
+
+
+@contextmanager
+def _held_by(weights: Weights) -> Iterator[None]:
+    """Within, modules with more than twice as many parameters as there are weights raise ValueError
+    as they are made, which would else take all memory, or hours. (Fewer are told by name.)"""
+    most, made = 2 * weights.parameters, 0
+    names = set[tuple[int, str]]()
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal made
+        if (place := (id(module), name)) not in names:
+            names.add(place)
+            made += parameter.numel()
+        if made > most or len(names) > 2 * len(weights):
+            held = f"{weights.parameters} numbers in {len(weights)} tensors"
+            raise ValueError(f"its sizes need more than twice what its weights hold: {held}")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _sha256_of(decoder: Decoder) -> str | None:
