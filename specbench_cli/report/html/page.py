@@ -26,7 +26,7 @@ from specbench_cli.report.html.figures import inlined
 from specbench_cli.report.html.methods import cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
 from specbench_cli.report.numbers.facts import HOSTED
-from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.row import Row, alike
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
@@ -80,49 +80,48 @@ def write_html(
 
 def _page(reading: Reading, figures: Sequence[Path]) -> str:
     summary, facts, manifest = reading.summary, reading.facts, reading.run.manifest
-    style = _read("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_read, _SCRIPTS)) + "})();"
+    style = asset("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(asset, _SCRIPTS)) + "})();"
     pictures = list(inlined(figures))
     room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
-    questions = ", ".join(f"{n} questions of {task}" for task, n in summary.prompts.items())
     run = public(reading.name)
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("report.html.j2").render(
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        title=f"specbench: {facts.target}, {questions}",
-        heading=f"{facts.target} on {questions}" if questions else facts.target,
-        lead=_lead(reading),
-        facts=facts,
-        run=run,
-        sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
-        warnings=[public(line) for line in _warnings(reading)],
-        tiles=list(_tiles(reading)),
-        notes=[
-            "Void cells' times are left out",
-            *text.near_ties(summary),
-            *text.quality(summary),
-            *text.controls(summary),
-        ],
-        overall=tables.overall(summary),
-        more=_more(reading),
-        families=tables.by_family(summary),
-        figures=pictures,
-        sample=_sample(shown),
-        others=f"specbench report {run if facts.runs == 1 else 'RUN'} --prompt ID"
-        if shown.of
-        else "",
-        viewer=embedded(shown.data),
-        equivalence=_equivalence(reading),
-        cards=cards(summary),
-        detail=tables.in_detail(summary),
-        measured=" ".join(map(public, sentences(summary, manifest))),
-        manifest=sections(manifest),
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            policy=policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            title=f"specbench: {heading(reading)}",
+            heading=heading(reading),
+            lead=lead(reading),
+            facts=facts,
+            run=run,
+            sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
+            warnings=[public(line) for line in warned(reading)],
+            tiles=list(_tiles(reading)),
+            notes=[
+                "Void cells' times are left out",
+                *text.near_ties(summary),
+                *text.quality(summary),
+                *text.controls(summary),
+            ],
+            overall=tables.overall(summary),
+            more=_more(reading),
+            families=tables.by_family(summary),
+            figures=pictures,
+            sample=_sample(shown),
+            others=f"specbench report {run if facts.runs == 1 else 'RUN'} --prompt ID"
+            if shown.of
+            else "",
+            viewer=embedded(shown.data),
+            equivalence=_equivalence(reading),
+            cards=cards(summary),
+            detail=tables.in_detail(summary),
+            measured=" ".join(map(public, sentences(summary, manifest))),
+            manifest=sections(manifest),
+        )
     )
 
 
@@ -133,23 +132,41 @@ def embedded(data: Any) -> Markup:
     return Markup(said.translate(_ESCAPED))
 
 
-def _read(name: str) -> str:
+def environment(*folders: Path) -> Environment:
+    """Templates of pages, those of this one and of more folders; all that they show is escaped."""
+    return Environment(
+        loader=FileSystemLoader([_TEMPLATES, *folders]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def asset(name: str) -> str:
+    """A style sheet or a script of the page."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    """What the page may do: run its own script, wear its own style, show its own pictures."""
+def policy(style: str, script: str = "") -> str:
+    """What a page may do: run its own script, if it has one, wear its own style, show its own
+    pictures."""
 
     def digest(source: str) -> str:
         return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
+    runs = f" script-src 'sha256-{digest(script)}';" if script else ""
     return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}';"
-        f" style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none';{runs} style-src 'sha256-{digest(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
     )
 
 
-def _lead(reading: Reading) -> str:
+def heading(reading: Reading) -> str:
+    """What was run on what."""
+    questions = ", ".join(f"{n} questions of {t}" for t, n in reading.summary.prompts.items())
+    target = reading.facts.target
+    return f"{target} on {questions}" if questions else target
+
+
+def lead(reading: Reading) -> str:
     """How it was run, in a line."""
     facts = reading.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
@@ -171,7 +188,7 @@ def _lead(reading: Reading) -> str:
     return "; ".join(parts) + "."
 
 
-def _warnings(reading: Reading) -> list[str]:
+def warned(reading: Reading) -> list[str]:
     """What must be known before a figure is used."""
     forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
     return forced + text.warnings(reading.summary, reading.facts)
@@ -197,7 +214,7 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
     summary = reading.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
-        yield _fastest(ranked)
+        yield _fastest(ranked[0], alike(ranked[0], ranked))
     weakest = summary.proof()
     if weakest is None:
         yield Tile("output", "not compared", text.proof(summary))
@@ -218,12 +235,10 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
     yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
 
 
-def _fastest(ranked: Sequence[Row]) -> Tile:
+def _fastest(best: Row, equal: Sequence[str]) -> Tile:
     """The best lossless row, with those that cannot be told from it."""
-    best = ranked[0]
-    alike = [row.label for row in ranked[1:] if set(row.letters) & set(best.letters)]
     interval = f"95% {text.interval(best)}. " if best.speedup_low is not None else ""
-    differs = f"No significant difference from {', '.join(alike)}" if alike else "Alone in front"
+    differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
     return Tile("fastest lossless", f"{best.label} {text.speedup(best)}", f"{interval}{differs}")
 
 
