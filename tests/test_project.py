@@ -140,6 +140,13 @@ def test_readme_is_short_and_names_every_page():
     assert not [page for page in PAGES[1:] if f"docs/{page.name}" not in README]
 
 
+def test_the_site_leads_to_every_page_and_to_the_gallery():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
+    assert {page.name for page in PAGES[1:]} | {"index.md"} <= said
+    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
+
+
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugged_in", {})
     code = block_after("plugin")
