@@ -55,7 +55,8 @@ class Entry:
     identity: the same however often, and from whichever folder, the run is published.
     machine: its id. hardware: what it is, in words. setting: how the run decoded, in words; rows
         of different settings are not ranked together.
-    prompts: task -> how many questions.
+    prompts: task -> how many questions. plumbing: those tasks that are beyond the training of the
+        embedded target, on which speedups mean nothing.
     """
 
     __pydantic_config__ = STRICT
@@ -67,6 +68,7 @@ class Entry:
     target: str
     draft: str | None
     prompts: dict[str, int]
+    plumbing: tuple[str, ...]
     machine: str
     hardware: str
     setting: str
@@ -94,6 +96,7 @@ def entry_of(reading: Reading) -> Entry:
         target=public(facts.target),
         draft=None if facts.draft is None else public(facts.draft),
         prompts={public(task): n for task, n in summary.prompts.items()},
+        plumbing=tuple(map(public, facts.plumbing)),
         machine=str(machine["id"]),
         hardware=hardware(machine),
         setting=_setting(facts, effective),

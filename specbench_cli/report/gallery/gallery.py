@@ -53,21 +53,23 @@ def publish(reading: Reading, folder: Path) -> Published:
         known = dict(_entries(folder))
         own = entries.entry_of(reading)
         there = next((name for name, each in known.items() if each.identity == own.identity), None)
-        name = there or _free(own.name, known)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as made:
-            _write(reading, own, Path(made))
-            target = folder / _RUNS / name
+        target = folder / _RUNS / (there or _free(own.name, folder / _RUNS))
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as room:
+            made = Path(room) / "new"
+            made.mkdir()
+            _write(reading, own, made)
             if there is not None:
-                shutil.rmtree(target)
-            shutil.copytree(made, target)
-        places = [Place(each, link(at)) for at, each in {**known, name: own}.items()]
+                target.rename(Path(room) / "old")
+            made.rename(target)
+        known[target.name] = own
+        places = [Place(each, link(at)) for at, each in known.items()]
         index = folder / INDEX
         index.write_text(index_page(places), encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
         ) from error
-    return Published(own, folder / _RUNS / name / INDEX, index, there is not None)
+    return Published(own, target / INDEX, index, there is not None)
 
 
 def _begin(folder: Path) -> None:
@@ -87,10 +89,10 @@ def _entries(folder: Path) -> Iterator[tuple[str, Entry]]:
         yield file.parent.name, entries.load(file)
 
 
-def _free(name: str, taken: dict[str, Entry]) -> str:
-    """A folder's name that no other run has."""
+def _free(name: str, folder: Path) -> str:
+    """A name that nothing in a folder has."""
     free, copy = name, 2
-    while free in taken:
+    while (folder / free).exists():
         free, copy = f"{name}-{copy}", copy + 1
     return free
 

@@ -3,7 +3,7 @@ and picture are inside, there is no script, and all text is escaped on its way i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -103,14 +103,23 @@ def boards(places: Iterable[Place]) -> list[Board]:
         found.append(
             Board(
                 heading=f"{entry.target} on {entry.tasks}",
-                note=f"{entry.hardware} (machine {entry.machine}); {entry.setting}",
+                note="; ".join(_note(entry)),
                 tables=tuple(_ranked(own, f"board-{number_}")),
             )
         )
     return found
 
 
-def _ranked(places: Sequence[Place], name: str) -> Iterable[Table]:
+def _note(entry: Entry) -> Iterator[str]:
+    """What the rows of a board have in common."""
+    yield f"{entry.hardware} (machine {entry.machine})"
+    yield entry.setting
+    if entry.plumbing:
+        beyond = ", ".join(entry.plumbing)
+        yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
+
+
+def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
     """A table a guarantee; those that learn from prompt to prompt apart, as their figures depend on
     the order of the prompts."""
     rows = [(place, line) for place in places for line in place.entry.lines]

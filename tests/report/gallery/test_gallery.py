@@ -195,6 +195,27 @@ def test_another_run_of_the_same_name_has_a_page_of_its_own(make, tmp_path):
     assert sorted(path.name for path in (tmp_path / "g/runs").iterdir()) == ["x", "x-2"]
 
 
+def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
+    tasks = [{"name": "mini", "embedded": "plumbing"}]
+    published(make(facts={"tasks": tasks}), tmp_path / "g")
+    (board,) = boards(places(tmp_path / "g"))
+    assert "mini is beyond the model's training, and speedups mean nothing there" in board.note
+
+
+def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
+    page = gallery.publish(read(make()), tmp_path / "g").page
+    assert page.parent.stat().st_mode == page.parents[1].stat().st_mode
+    assert not list((tmp_path / "g").glob(".new*"))
+
+
+def test_a_folder_that_is_no_run_of_the_gallery_stays(make, tmp_path):
+    (tmp_path / "g/runs/run").mkdir(parents=True)
+    (tmp_path / "g/runs/run/mine.txt").touch()
+    page = gallery.publish(read(make()), tmp_path / "g").page
+    assert page.parent.name == "run-2"
+    assert (tmp_path / "g/runs/run/mine.txt").exists()
+
+
 def only(label, **changes):
     """Changes the records of a row."""
     return lambda record: replace(record, **changes) if record.label == label else record
