@@ -53,6 +53,12 @@ class WorkerLost(EnvironmentFault):
     """A worker that computes beside the target died or hangs; no fault of the method's (exit 3)."""
 
 
+class BadAnswer(SpecbenchError):
+    """Outputs that are not what their method claims, where only proved ones are taken (exit 1)."""
+
+    exit_code = ExitCode.BAD_ANSWER
+
+
 class MethodFault(SpecbenchError):
     """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
 

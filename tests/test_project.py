@@ -141,6 +141,13 @@ def test_readme_is_short_and_names_every_page():
     assert not [page for page in PAGES[1:] if f"docs/{page.name}" not in README]
 
 
+def test_the_site_leads_to_every_page_and_to_the_gallery():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
+    assert {page.name for page in PAGES[1:]} | {"index.md"} <= said
+    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
+
+
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugged_in", {})
     code = block_after("plugin")
@@ -182,6 +189,44 @@ def test_ci_script_is_executable_and_valid():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", script], check=True)
+
+
+def copied() -> set[str]:
+    """What the Dockerfile copies of this tree."""
+    lines = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    return {name for line in lines for name in line.split()}
+
+
+def test_the_image_is_built_from_all_that_a_wheel_needs_and_nothing_else():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    files = {"pyproject.toml", project["readme"], *project["license-files"]}
+    assert copied() == {*files, *PACKAGES}
+    assert all((ROOT / name).exists() for name in copied())
+    everything, *rest = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert everything == "*"
+    assert {line[1:] for line in rest if line.startswith("!")} == copied()
+
+
+def test_the_image_runs_specbench_as_a_user_without_rights():
+    last = (ROOT / "Dockerfile").read_text().split("\nFROM ")[-1]
+    assert re.findall(r"^USER (\d+)$", last, re.M) == re.findall(r"--uid (\d+)", last) != ["0"]
+    assert 'ENTRYPOINT ["specbench"]' in last
+
+
+def test_hooks_before_a_commit_are_the_linters_of_ci():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (local,) = config["repos"]
+    ci = (ROOT / ".ci/run").read_text()
+    for hook in local["hooks"]:
+        program, *_ = hook["entry"].split(" --force")
+        assert f"\n{program}" in ci, hook["id"]
+    test = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = {each.partition("==")[0] for each in test["test"] if "==" in each}
+    assert pinned == {"ruff", "mypy", "import-linter"}
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,14 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell shows and is sorted by. kind: its look. shares: of a bar; their sum is 1."""
+    """What a cell shows and is sorted by. kind: its look. shares: of a bar; their sum is 1. link:
+    where it leads, if anywhere."""
 
     shown: str
     value: Value = None
     kind: str = ""
     shares: tuple[float, ...] = ()
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli import output
@@ -26,7 +26,7 @@ from specbench_cli.report.html.figures import inlined
 from specbench_cli.report.html.methods import cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
 from specbench_cli.report.numbers.facts import HOSTED
-from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.row import Row, alike
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
@@ -81,24 +81,23 @@ def write_html(
 
 def _page(reading: Reading, figures: Sequence[Path]) -> str:
     summary, facts, manifest = reading.summary, reading.facts, reading.run.manifest
-    style = _read("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_read, _SCRIPTS)) + "})();"
+    style = asset("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(asset, _SCRIPTS)) + "})();"
     pictures = list(inlined(figures))
     room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
-    questions = ", ".join(f"{n} questions of {task}" for task, n in summary.prompts.items())
     run = public(reading.name)
-    return _template("report.html.j2").render(
-        policy=_policy(style, script),
+    return environment().get_template("report.html.j2").render(
+        policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        title=f"specbench: {facts.target}, {questions}",
-        heading=f"{facts.target} on {questions}" if questions else facts.target,
-        lead=_lead(reading),
+        title=f"specbench: {heading(reading)}",
+        heading=heading(reading),
+        lead=lead(reading),
         facts=facts,
         run=run,
         sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
-        warnings=[public(line) for line in _warnings(reading)],
+        warnings=[public(line) for line in warned(reading)],
         tiles=list(_tiles(reading)),
         notes=[
             "Void cells' times are left out",
@@ -126,20 +125,13 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
 def brief(reading: Reading) -> str:
     """What a notebook shows of a run: the tables over all prompts, and what must be known of them.
     HTML without style and script; all text is escaped."""
-    rendered = _template("brief.html.j2").render(
+    rendered = environment().get_template("brief.html.j2").render(
         heading=reading.facts.header(reading.summary.prompts, WIDTH),
-        warnings=[public(line) for line in _warnings(reading)],
+        warnings=[public(line) for line in warned(reading)],
         tables=tables.overall(reading.summary),
         proof=text.proof(reading.summary),
     )
     return output.directed(rendered)
-
-
-def _template(name: str) -> Template:
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    ).get_template(name)  # fmt: skip
 
 
 def embedded(data: Any) -> Markup:
@@ -149,23 +141,41 @@ def embedded(data: Any) -> Markup:
     return Markup(said.translate(_ESCAPED))
 
 
-def _read(name: str) -> str:
+def environment(*folders: Path) -> Environment:
+    """Templates of pages, those of this one and of more folders; all that they show is escaped."""
+    return Environment(
+        loader=FileSystemLoader([_TEMPLATES, *folders]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def asset(name: str) -> str:
+    """A style sheet or a script of the page."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    """What the page may do: run its own script, wear its own style, show its own pictures."""
+def policy(style: str, script: str = "") -> str:
+    """What a page may do: run its own script, if it has one, wear its own style, show its own
+    pictures."""
 
     def digest(source: str) -> str:
         return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
+    runs = f" script-src 'sha256-{digest(script)}';" if script else ""
     return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}';"
-        f" style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none';{runs} style-src 'sha256-{digest(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
     )
 
 
-def _lead(reading: Reading) -> str:
+def heading(reading: Reading) -> str:
+    """What was run on what."""
+    questions = ", ".join(f"{n} questions of {t}" for t, n in reading.summary.prompts.items())
+    target = reading.facts.target
+    return f"{target} on {questions}" if questions else target
+
+
+def lead(reading: Reading) -> str:
     """How it was run, in a line."""
     facts = reading.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
@@ -187,7 +197,7 @@ def _lead(reading: Reading) -> str:
     return "; ".join(parts) + "."
 
 
-def _warnings(reading: Reading) -> list[str]:
+def warned(reading: Reading) -> list[str]:
     """What must be known before a figure is used."""
     forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
     return forced + text.warnings(reading.summary, reading.facts)
@@ -213,7 +223,7 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
     summary = reading.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
-        yield _fastest(ranked)
+        yield _fastest(ranked[0], alike(ranked[0], ranked))
     weakest = summary.proof()
     if weakest is None:
         yield Tile("output", "not compared", text.proof(summary))
@@ -234,12 +244,10 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
     yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
 
 
-def _fastest(ranked: Sequence[Row]) -> Tile:
+def _fastest(best: Row, equal: Sequence[str]) -> Tile:
     """The best lossless row, with those that cannot be told from it."""
-    best = ranked[0]
-    alike = [row.label for row in ranked[1:] if set(row.letters) & set(best.letters)]
     interval = f"95% {text.interval(best)}. " if best.speedup_low is not None else ""
-    differs = f"No significant difference from {', '.join(alike)}" if alike else "Alone in front"
+    differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
     return Tile("fastest lossless", f"{best.label} {text.speedup(best)}", f"{interval}{differs}")
 
 

@@ -158,6 +158,12 @@ class Row:
         return self.state_scope not in (None, "prompt")
 
 
+def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
+    """The labels of those rows that do not differ significantly from one of them."""
+    letters = set(row.letters)
+    return [other.label for other in ranked if other is not row and letters & set(other.letters)]
+
+
 def make_row(
     cells: Sequence[Record],
     speedup: Speedup,

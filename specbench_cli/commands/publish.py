@@ -1,0 +1,75 @@
+"""`specbench publish`: a finished run added to a gallery of static pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench_cli import output
+from specbench_cli.errors import ExitCode
+
+EXAMPLES = (
+    "specbench publish last --to gallery",
+    "specbench publish results/reference/default-2cores --to gallery",
+    "specbench publish 20261121T102403Z-mini-1f2e3d4c --to gallery --json",
+)
+EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
+
+
+def publish(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's folder, its name in `specbench list runs`, or `last`.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        Path,
+        typer.Option(help="The gallery's folder; made if need be.", show_default=False),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> ExitCode:
+    """Add a finished run to a gallery: static pages that any web server or browser shows.
+
+    The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
+    with its picture, its table, what it shows, and its whole report. A run that is there already is
+    replaced. A run that is not finished, broken, mixed, noisy or void is refused.
+    """
+    from specbench_cli.report.gallery.gallery import publish as add
+    from specbench_cli.report.reading import read
+    from specbench_cli.store.run_dir import RunDir
+
+    published = add(read(RunDir.open(_folder(run))), to)
+    if json:
+        entry = published.entry
+        output.json_line(
+            {
+                "run": entry.name,
+                "page": str(published.page),
+                "index": str(published.index),
+                "replaced": published.replaced,
+                "target": entry.target,
+                "tasks": entry.prompts,
+                "machine": entry.machine,
+                "sentences": list(entry.sentences),
+            }
+        )
+    else:
+        output.data(str(published.page))
+        output.data(str(published.index))
+    return ExitCode.OK
+
+
+def _folder(run: str) -> Path:
+    """Where a run is: `last`, a folder, or a name of `specbench list runs`."""
+    from specbench_cli.store.run_dir import RUNS, RunDir, latest
+
+    if run == "last":
+        return latest()
+    path = Path(run)
+    named = RUNS / run
+    return named if not RunDir.holds_run(path) and RunDir.holds_run(named) else path

@@ -1,0 +1,177 @@
+"""What a gallery keeps of a run for its leaderboard: `entry.json` in the run's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from specbench_cli.config.problems import first_problem
+from specbench_cli.errors import UsageError
+from specbench_cli.report.gallery.sentences import three
+from specbench_cli.report.html.facts import public
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.reading import Reading
+from specbench_cli.report.terminal import text
+from specbench_cli.store.schema import GUARANTEES, STRICT
+
+FILE = "entry.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of a run on the leaderboard.
+
+    scope: "run" or "corpus" where it learns from prompt to prompt, so that its figures depend on
+        their order; else "prompt".
+    output: its verdicts, in words.
+    """
+
+    __pydantic_config__ = STRICT
+
+    label: str
+    peer: bool
+    guarantee: Annotated[str, Field(pattern=f"^({'|'.join(GUARANTEES)})$")]
+    scope: str
+    speedup: float
+    low: float | None
+    high: float | None
+    mat: float | None
+    tokens_per_s: float | None
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A published run.
+
+    identity: the same however often, and from whichever folder, the run is published.
+    machine: its id. hardware: what it is, in words. setting: how the run decoded, in words; rows
+        of different settings are not ranked together.
+    prompts: task -> how many questions. plumbing: those tasks that are beyond the training of the
+        embedded target, on which speedups mean nothing.
+    """
+
+    __pydantic_config__ = STRICT
+
+    identity: str
+    name: str
+    created_utc: str
+    version: str
+    target: str
+    draft: str | None
+    prompts: dict[str, int]
+    plumbing: tuple[str, ...]
+    machine: str
+    hardware: str
+    setting: str
+    sentences: tuple[str, str, str]
+    lines: tuple[Line, ...]
+
+    @property
+    def tasks(self) -> str:
+        """The names of its tasks."""
+        return ", ".join(sorted(self.prompts))
+
+
+def entry_of(reading: Reading) -> Entry:
+    """The entry of a run that `refuse` lets pass."""
+    manifest, summary, facts = reading.run.manifest, reading.summary, reading.facts
+    machine = manifest["machine"]
+    created = str(manifest.get("created_utc", "?"))
+    effective = manifest.get("config", {}).get("effective", {})
+    sealed = json.dumps([created, machine["id"], effective], sort_keys=True)
+    return Entry(
+        identity=hashlib.sha256(sealed.encode()).hexdigest()[:16],
+        name=public(reading.run.path.resolve().name),
+        created_utc=created,
+        version=facts.version,
+        target=public(facts.target),
+        draft=None if facts.draft is None else public(facts.draft),
+        prompts={public(task): n for task, n in summary.prompts.items()},
+        plumbing=tuple(map(public, facts.plumbing)),
+        machine=str(machine["id"]),
+        hardware=hardware(machine),
+        setting=_setting(facts, effective),
+        sentences=three(summary),
+        lines=tuple(_line(row) for row in summary.rows if _is_ranked(row)),
+    )
+
+
+def hardware(machine: Mapping[str, Any]) -> str:
+    """What a machine is, in words."""
+    parts = machine.get("hardware") or {}
+    cores, memory = parts.get("cores"), parts.get("memory_gib")
+    words = [str(parts.get("cpu") or "unknown CPU")]
+    words += [f"{cores} cores"] * bool(cores) + [f"{memory} GiB"] * bool(memory)
+    for found in parts.get("accelerators") or ():
+        words.append(str(found.get("name", "accelerator")))
+    return ", ".join(words)
+
+
+def load(file: Path) -> Entry:
+    """Read an entry. Raises UsageError where it is damaged."""
+    try:
+        return _entries().validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else error
+        raise UsageError(
+            f"{file} is no entry of a gallery: {why}",
+            hint=f"remove {file.parent} and publish its run again",
+        ) from error
+
+
+def save(entry: Entry, file: Path) -> None:
+    """Write an entry."""
+    file.write_bytes(_entries().dump_json(entry, indent=2) + b"\n")
+
+
+@cache
+def _entries() -> TypeAdapter[Entry]:
+    return TypeAdapter(Entry)
+
+
+def _is_ranked(row: Row) -> bool:
+    return row.speedup is not None and not row.upper_bound and not row.broken
+
+
+def _line(row: Row) -> Line:
+    assert row.speedup is not None
+    return Line(
+        label=public(row.label),
+        peer=row.peer,
+        guarantee=row.guarantee,
+        scope=row.state_scope or "prompt",
+        speedup=row.speedup,
+        low=row.speedup_low,
+        high=row.speedup_high,
+        mat=row.mat,
+        tokens_per_s=row.tokens_per_s,
+        output=text.verdicts(row),
+    )
+
+
+def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
+    """What must be the same of rows that are ranked together, beside target, task and machine."""
+    words = [f"{facts.decoding} {facts.dtype}".strip(), facts.device]
+    devices = effective.get("devices")
+    if devices:
+        words.append(", ".join(f"{role} on {place}" for role, place in devices.items()))
+    if facts.threads:
+        words.append(f"{facts.threads} threads")
+    if facts.batch > 1:
+        words.append(f"batch {facts.batch}")
+    if facts.load:
+        words.append(f"load {facts.load}")
+    if "target" in facts.hosted:
+        words.append(f"target{facts.through('target')}")
+    if (longest := effective.get("max_new_tokens")) is not None:
+        words.append(f"at most {longest} tokens")
+    return public("; ".join(word for word in words if word))

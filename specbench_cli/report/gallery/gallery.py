@@ -1,0 +1,111 @@
+"""Adding a run to a gallery: its folder below `runs/`, and the index made anew.
+
+FOLDER/index.html               the leaderboard, and every run
+FOLDER/runs/NAME/index.html     a run: picture, table, what it shows
+FOLDER/runs/NAME/report.html    its whole report
+FOLDER/runs/NAME/speedup.svg    its picture, for other pages
+FOLDER/runs/NAME/entry.json     what the index knows of it
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report import figures
+from specbench_cli.report.gallery import entry as entries
+from specbench_cli.report.gallery.entry import Entry
+from specbench_cli.report.gallery.pages import MARK, Place, index_page, link, run_page
+from specbench_cli.report.gallery.refusal import refuse
+from specbench_cli.report.html.figures import inlined
+from specbench_cli.report.html.page import write_html
+from specbench_cli.report.reading import Reading
+
+INDEX = "index.html"
+PICTURE = "speedup.svg"
+_RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A run in a gallery. page: its own. index: the gallery's. replaced: whether it was there."""
+
+    entry: Entry
+    page: Path
+    index: Path
+    replaced: bool
+
+
+def publish(reading: Reading, folder: Path) -> Published:
+    """Add a run to the gallery in a folder, which is made if need be; the run replaces itself.
+
+    Raises:
+        SpecbenchError: the run is one that no gallery takes (`refusal.refuse`).
+        UsageError: the folder holds something else, or cannot be written to.
+    """
+    refuse(reading)
+    try:
+        _begin(folder)
+        known = dict(_entries(folder))
+        own = entries.entry_of(reading)
+        there = next((name for name, each in known.items() if each.identity == own.identity), None)
+        target = folder / _RUNS / (there or _free(own.name, folder / _RUNS))
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as room:
+            made = Path(room) / "new"
+            made.mkdir()
+            _write(reading, own, made)
+            if there is not None:
+                target.rename(Path(room) / "old")
+            made.rename(target)
+        known[target.name] = own
+        places = [Place(each, link(at)) for at, each in known.items()]
+        index = folder / INDEX
+        index.write_text(index_page(places), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}", hint="give another --to"
+        ) from error
+    return Published(own, target / INDEX, index, there is not None)
+
+
+def _begin(folder: Path) -> None:
+    """Make sure of a folder that is a gallery or may become one."""
+    (folder / _RUNS).mkdir(parents=True, exist_ok=True)
+    index = folder / INDEX
+    if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace"):
+        raise UsageError(
+            f"{index} is another's page, which no gallery writes over",
+            hint="give --to a folder of the gallery's own",
+        )
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, Entry]]:
+    """The runs of a gallery: the names of their folders, and their entries."""
+    for file in sorted((folder / _RUNS).glob(f"*/{entries.FILE}")):
+        yield file.parent.name, entries.load(file)
+
+
+def _free(name: str, folder: Path) -> str:
+    """A name that nothing in a folder has."""
+    free, copy = name, 2
+    while (folder / free).exists():
+        free, copy = f"{name}-{copy}", copy + 1
+    return free
+
+
+def _write(reading: Reading, entry: Entry, folder: Path) -> None:
+    """All files of a run."""
+    with tempfile.TemporaryDirectory() as drawn:
+        files = figures.write_figures(reading, Path(drawn))
+        write_html(reading, folder, figures=files)
+        first = [file for file in files if file.name == PICTURE]
+        picture = next(inlined(first), None)
+        for file in first:
+            shutil.copy(file, folder / PICTURE)
+    page = run_page(reading, entry, picture)
+    (folder / INDEX).write_text(page, encoding="utf-8")
+    entries.save(entry, folder / entries.FILE)

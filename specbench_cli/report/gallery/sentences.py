@@ -1,0 +1,96 @@
+"""What a run shows, in three sentences that are computed from its figures."""
+
+from __future__ import annotations
+
+from specbench_cli.report.numbers.row import Row, alike
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.numbers.summary import Summary
+from specbench_cli.report.terminal import text
+
+_NAMED = 4
+"""Rows that a sentence names one by one."""
+
+
+def three(summary: Summary) -> tuple[str, str, str]:
+    """Which method is fastest, what is proved of the outputs, and where that method's time goes."""
+    return _fastest(summary), _proof(summary), _time(summary)
+
+
+def _first(summary: Summary) -> Row | None:
+    """The best ranked lossless row that is not the baseline itself; where none is lossless, the
+    best lossy one."""
+    rows = [row for row in summary.rows if row.speedup is not None and not row.upper_bound]
+    return next((row for row in rows if row.label != BASELINE), None)
+
+
+def _fastest(summary: Summary) -> str:
+    best = _first(summary)
+    questions = sum(summary.prompts.values())
+    over = f"on {questions} {'question' if questions == 1 else 'questions'} of"
+    in_processes = f"in {summary.passes} {'process' if summary.passes == 1 else 'processes'}"
+    tasks = f"{over} {_listed(list(summary.prompts))} {in_processes}"
+    if best is None:
+        return f"No method has a speedup {tasks}."
+    low, high = best.speedup_low, best.speedup_high
+    between = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
+    if low is None or high is None:
+        shown = "has the highest speedup"
+    elif low > 1:
+        shown = "is the fastest"
+    elif high < 1:
+        shown = "comes nearest, and is slower than vanilla"
+    else:
+        shown = "comes first, but is not shown to differ from vanilla"
+    kind = "lossless" if best.lossless else "lossy"
+    equal = alike(best, summary.lossless if best.lossless else summary.lossy)
+    apart = (
+        f"no significant difference from {_listed(equal)}"
+        if equal
+        else "significantly apart from all others"
+    )
+    return (
+        f"Of the {kind} methods {best.label} {shown} {tasks}: {text.ratio(best.speedup)} vanilla's"
+        f" speed{between}, {apart}."
+    )
+
+
+def _proof(summary: Summary) -> str:
+    weakest = summary.proof()
+    if weakest is None:
+        return "No output was compared token by token, as sampled ones differ from run to run."
+    row, bound = weakest
+    checked = sum(each.questions_checked > 0 and not each.peer for each in summary.lossless)
+    rows = f"{checked} lossless {'row' if checked == 1 else 'rows'}"
+    return (
+        f"The outputs of {rows} were compared with vanilla's token by token: of the row that is"
+        f" proved least, {row.label}, {row.questions_mismatched} of {row.questions_checked}"
+        f" questions differ, so that at most {text.percent(bound, 0 if bound >= 0.1 else 1)} do, at"
+        f" 95% confidence."
+    )
+
+
+def _time(summary: Summary) -> str:
+    best = _first(summary)
+    if best is None:
+        return "Where its time goes is not known."
+    parts = []
+    if best.mat is not None:
+        parts.append(f"commits {best.mat:.2f} tokens a step")
+    if best.acceptance_rate is not None:
+        parts.append(f"accepts {best.acceptance_rate:.0%} of the levels that it drafts")
+    shares = (best.share_target, best.share_draft, best.share_host)
+    if None not in shares:
+        target, draft, host = (f"{share:.0%}" for share in shares if share is not None)
+        parts.append(
+            f"spends {target} of decoding on the target, {draft} on drafts, {host} on the host"
+        )
+    if not parts:
+        return f"What {best.label} does inside a step is not seen."
+    return f"{best.label} {_listed(parts)}."
+
+
+def _listed(words: list[str]) -> str:
+    """Words with commas and an `and`; of many the first ones."""
+    if len(words) > _NAMED:
+        words = [*words[: _NAMED - 1], f"{len(words) - _NAMED + 1} more"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,376 @@
+"""`specbench publish`: which runs a gallery takes, and what its pages say of them."""
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands.publish import EXAMPLES
+from specbench_cli.errors import BadAnswer, EnvironmentFault, UsageError
+from specbench_cli.report import figures
+from specbench_cli.report.gallery import gallery
+from specbench_cli.report.gallery.entry import load
+from specbench_cli.report.gallery.pages import boards
+from specbench_cli.report.numbers import summary
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+
+MACHINES = {
+    "here": {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2, "memory_gib": 24}},
+    "there": {"id": "ddddeeeeffff", "hardware": {"cpu": "other CPU", "accelerators": [
+        {"name": "some GPU"}]}},
+}  # fmt: skip
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path d="M0 0"/></svg>'
+EVIL = '<script>alert("1")</script>'
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """No figures but a line, and a short bootstrap: neither is this subject."""
+
+    def drawn(reading, folder):
+        (folder / "speedup.svg").write_text(SVG)
+        return [folder / "speedup.svg"]
+
+    monkeypatch.setattr(figures, "write_figures", drawn)
+    monkeypatch.setattr(summary, "RESAMPLES", 49)
+
+
+@pytest.fixture
+def make(make_run, synthetic):
+    """Makes a run of vanilla and `sps` on a machine: its folder's name, what to change of the
+    manifest, and of the records."""
+
+    def run(name="run", machine="here", created="2026-11-21T10:24:03Z", **more):
+        facts, edit = more.pop("facts", {}), more.pop("edit", lambda record: record)
+        fakes = more.pop("fakes", (synthetic.vanilla, synthetic.sps))
+        run = make_run(
+            name,
+            fakes,
+            change=lambda own: own.update(machine=MACHINES.get(machine, {}), created_utc=created),
+            edit=edit,
+            prompts=6,
+        )
+        run.update(**facts)
+        return run
+
+    return run
+
+
+def published(run, folder):
+    """The entry of a run that was added to a gallery."""
+    return gallery.publish(read(run), folder).entry
+
+
+class Page(HTMLParser):
+    """Tags, links and words of a page."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.tags, self.links, self.words = [], [], ""
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_a_run_gets_a_page_with_picture_table_sentences_and_its_whole_report(make, tmp_path):
+    found = gallery.publish(read(make()), tmp_path / "g")
+    page = Page(found.page)
+    assert {"svg", "table"} <= set(page.tags)
+    assert all(sentence in page.words for sentence in found.entry.sentences)
+    assert "report.html" in page.links
+    assert "viewer-data" in (found.page.parent / "report.html").read_text()
+    assert (found.page.parent / "speedup.svg").read_text() == SVG
+
+
+def test_sentences_are_the_runs_own_figures(make, tmp_path):
+    reading = read(make())
+    (best,) = [row for row in reading.summary.rows if row.label == "sps"]
+    fastest, proof, time = gallery.publish(reading, tmp_path / "g").entry.sentences
+    assert fastest == (
+        f"Of the lossless methods sps is the fastest on 6 questions of mini in 1 process:"
+        f" {best.speedup:.2f}x vanilla's speed (95% interval {best.speedup_low:.2f} to"
+        f" {best.speedup_high:.2f}), significantly apart from all others."
+    )
+    assert "sps, 0 of 6 questions differ, so that at most 39% do" in proof
+    assert f"sps commits {best.mat:.2f} tokens a step" in time
+    assert f"{best.share_target:.0%} of decoding on the target" in time
+
+
+def test_a_method_that_is_slower_is_not_called_fastest(make, synthetic, tmp_path):
+    slow = synthetic.Fake("slow", length=2, alpha=0.1, cost=3.0)
+    entry = published(make(fakes=(synthetic.vanilla, slow)), tmp_path / "g")
+    assert "slow comes nearest, and is slower than vanilla" in entry.sentences[0]
+
+
+def test_links_of_the_index_lead_to_the_pages_and_back(make, tmp_path):
+    found = gallery.publish(read(make("a run")), tmp_path / "g")
+    links = [link for link in Page(found.index).links if link.startswith("runs/")]
+    assert set(links) == {"runs/a%20run/index.html"}
+    assert (found.page.parent / "../../index.html").resolve() == found.index.resolve()
+
+
+def test_a_ranking_never_holds_two_machines(make, tmp_path):
+    for name, machine in (("a", "here"), ("b", "there")):
+        published(make(name, machine), tmp_path / "g")
+    found = boards(places(tmp_path / "g"))
+    assert [board.note.split(";")[0] for board in found] == [
+        "some CPU, 2 cores, 24 GiB (machine aaaabbbbcccc)",
+        "other CPU, some GPU (machine ddddeeeeffff)",
+    ]
+    assert [{row[-1].shown for table in board.tables for row in table.rows} for board in found] == [
+        {"a"}, {"b"},
+    ]  # fmt: skip
+
+
+def places(folder):
+    """The runs of a gallery as its index has them."""
+    files = sorted(folder.glob("runs/*/entry.json"))
+    return [gallery.Place(load(file), gallery.link(file.parent.name)) for file in files]
+
+
+def test_runs_of_one_machine_and_setting_are_ranked_together_best_first(make, synthetic, tmp_path):
+    published(make("a"), tmp_path / "g")
+    fast = synthetic.Fake("fast", length=5, alpha=0.95, cost=1.0)
+    later = "2026-11-22T10:24:03Z"
+    published(make("b", created=later, fakes=(synthetic.vanilla, fast)), tmp_path / "g")
+    (board,) = boards(places(tmp_path / "g"))
+    (table,) = board.tables
+    assert [row[0].shown for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"config": {"effective": {"verify": "coupled", "temperature": 0.8, "dtype": "float32"}}},
+        {"models": {"target": {"label": "other"}}},
+        {"tasks": []},
+    ],
+    ids=["setting", "target", "same"],
+)
+def test_settings_and_targets_are_ranked_apart(make, tmp_path, facts):
+    published(make("a"), tmp_path / "g")
+    later = "2026-11-22T10:24:03Z"
+    published(make("b", created=later, facts=facts), tmp_path / "g")
+    assert len(boards(places(tmp_path / "g"))) == (1 if "tasks" in facts else 2)
+
+
+def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_path):
+    loose = synthetic.Fake("loose", length=5, alpha=0.9, guarantee="quality_only",
+                           verdict="unchecked", relaxed=0.5)  # fmt: skip
+    rows = [{"label": "sps", "state_scope": "run"}]
+    run = make(fakes=(synthetic.vanilla, synthetic.sps, loose), facts={"rows": rows})
+    published(run, tmp_path / "g")
+    (board,) = boards(places(tmp_path / "g"))
+    assert [[row[0].shown for row in table.rows] for table in board.tables] == [
+        ["vanilla"], ["sps"], ["loose"],
+    ]  # fmt: skip
+
+
+def test_a_run_published_again_replaces_itself_whatever_its_folder_is_called(make, tmp_path):
+    run, folder = make("a"), tmp_path / "g"
+    assert not gallery.publish(read(run), folder).replaced
+    (folder / "runs/a/old.txt").touch()
+    moved = RunDir.open(run.path.rename(tmp_path / "b"))
+    assert gallery.publish(read(moved), folder).replaced
+    assert [path.name for path in (folder / "runs").iterdir()] == ["a"]
+    assert not (folder / "runs/a/old.txt").exists()
+    assert "1 run, added by" in (folder / "index.html").read_text()
+
+
+def test_another_run_of_the_same_name_has_a_page_of_its_own(make, tmp_path):
+    published(make("x"), tmp_path / "g")
+    (tmp_path / "x").rename(tmp_path / "first")
+    published(make("x", "there"), tmp_path / "g")
+    assert sorted(path.name for path in (tmp_path / "g/runs").iterdir()) == ["x", "x-2"]
+
+
+def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
+    tasks = [{"name": "mini", "embedded": "plumbing"}]
+    published(make(facts={"tasks": tasks}), tmp_path / "g")
+    (board,) = boards(places(tmp_path / "g"))
+    assert "mini is beyond the model's training, and speedups mean nothing there" in board.note
+
+
+def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
+    page = gallery.publish(read(make()), tmp_path / "g").page
+    assert page.parent.stat().st_mode == page.parents[1].stat().st_mode
+    assert not list((tmp_path / "g").glob(".new*"))
+
+
+def test_a_folder_that_is_no_run_of_the_gallery_stays(make, tmp_path):
+    (tmp_path / "g/runs/run").mkdir(parents=True)
+    (tmp_path / "g/runs/run/mine.txt").touch()
+    page = gallery.publish(read(make()), tmp_path / "g").page
+    assert page.parent.name == "run-2"
+    assert (tmp_path / "g/runs/run/mine.txt").exists()
+
+
+def only(label, **changes):
+    """Changes the records of a row."""
+    return lambda record: replace(record, **changes) if record.label == label else record
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "says"),
+    [
+        ({"status": "interrupted"}, UsageError, "it is interrupted, not finished"),
+        ({"status": "running"}, UsageError, "it is running, not finished"),
+        ({"mixed": ["torch 2.6 -> 2.7"]}, UsageError, "it is mixed: torch 2.6 -> 2.7"),
+        ({"forced": ["seed 0 and 1"]}, UsageError, "it is forced: runs that differ in seed"),
+        ({"spoiled": "plugin.py"}, UsageError, "plugin.py wrote to its files"),
+        ({"noisy": True}, EnvironmentFault, "other programs were running"),
+        ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: its state outlives a prompt"),
+        ({"machine": {}}, UsageError, "does not say on which machine"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_run_whose_manifest_speaks_against_it_is_refused(make, tmp_path, facts, kind, says):
+    run = make(facts=facts)
+    with pytest.raises(kind, match=re.escape(says)) as caught:
+        gallery.publish(read(run), tmp_path / "g")
+    assert caught.value.hint
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_run_with_a_broken_row_is_refused(make, synthetic, tmp_path):
+    bad = synthetic.Fake("bad", length=2, alpha=0.5, verdict="mismatch")
+    with pytest.raises(BadAnswer, match="bad is BROKEN: 6 outputs are neither"):
+        published(make(fakes=(synthetic.vanilla, bad)), tmp_path / "g")
+
+
+def test_a_peer_that_is_wrong_is_no_reason(make, synthetic, tmp_path):
+    peer = replace(synthetic.hf_assisted, verdict="mismatch")
+    entry = published(make(fakes=(synthetic.vanilla, synthetic.sps, peer)), tmp_path / "g")
+    assert [line.label for line in entry.lines] == ["sps", "vanilla"]
+
+
+def test_void_times_are_refused(make, tmp_path):
+    with pytest.raises(EnvironmentFault, match="6 of 6 times of sps are void"):
+        published(make(edit=only("sps", void=True)), tmp_path / "g")
+
+
+def test_a_run_without_records_is_refused(make, tmp_path):
+    run = make()
+    (run.path / "records.jsonl").unlink()
+    with pytest.raises(UsageError, match="its records are not kept"):
+        published(run, tmp_path / "g")
+
+
+def test_a_run_that_gives_vanillas_tokens_proves_nothing(make, tmp_path):
+    edited = only("sps", sampling="replay")
+    with pytest.raises(UsageError, match="every row was given vanilla's tokens"):
+        published(make(edit=edited), tmp_path / "g")
+
+
+def test_a_run_of_vanilla_alone_has_nothing_to_rank(make, synthetic, tmp_path):
+    with pytest.raises(UsageError, match="no row of it has a speedup"):
+        published(make(fakes=(synthetic.vanilla,)), tmp_path / "g")
+
+
+def test_markup_is_escaped_and_paths_are_cut(make, tmp_path):
+    models = {
+        "target": {"label": f"/home/someone/secret/{EVIL}model"},
+        "draft": {"label": "/home/someone/secret/draft"},
+    }
+    run = make(facts={"models": models, "dropped": {EVIL: "/home/someone/secret/file failed"}})
+    found = gallery.publish(read(run), tmp_path / "g")
+    for file in (found.index, found.page):
+        assert "script" not in Page(file).tags
+        assert "someone" not in file.read_text()
+    assert "someone" not in (found.page.parent / "entry.json").read_text()
+
+
+def test_pages_load_nothing_and_run_nothing(make, tmp_path):
+    found = gallery.publish(read(make()), tmp_path / "g")
+    for file in (found.index, found.page):
+        assert "default-src 'none'; style-src" in unescape(file.read_text())
+        assert not [link for link in Page(file).links if "://" in link]
+
+
+def test_another_page_is_not_written_over(make, tmp_path):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/index.html").write_text("<h1>mine</h1>")
+    with pytest.raises(UsageError, match="another's page"):
+        published(make(), tmp_path / "g")
+    assert (tmp_path / "g/index.html").read_text() == "<h1>mine</h1>"
+
+
+def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
+    (tmp_path / "g").write_text("a file")
+    with pytest.raises(UsageError, match="cannot write to"):
+        published(make(), tmp_path / "g")
+
+
+def test_a_damaged_entry_names_its_file(make, tmp_path):
+    published(make(), tmp_path / "g")
+    file = tmp_path / "g/runs/run/entry.json"
+    file.write_text(file.read_text().replace("exact_tokens", "surely"))
+    later = make("later", created="2026-11-22T10:24:03Z")
+    with pytest.raises(UsageError, match=r"entry\.json is no entry of a gallery"):
+        published(later, tmp_path / "g")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs `specbench publish` in a folder of its own; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        code = app._run(["publish", *args])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_command_takes_a_folder_a_name_and_last(make, command, tmp_path):
+    run = make()
+    for given in ("run", "20261121-mini", "last"):
+        code, out, _ = command(given, "--to", "g")
+        assert code == 0
+        assert out.splitlines() == ["g/runs/run/index.html", "g/index.html"]
+        if given == "run":
+            (tmp_path / "results/runs").mkdir(parents=True)
+            run.path.rename(tmp_path / "results/runs/20261121-mini")
+
+
+def test_json_is_one_object(make, command):
+    make()
+    code, out, _ = command("run", "--to", "g", "--json")
+    told = json.loads(out)
+    assert (code, told["page"], told["replaced"]) == (0, "g/runs/run/index.html", False)
+    assert told["tasks"] == {"mini": 6}
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"), [({"mixed": ["x"]}, 2), ({"noisy": True}, 3), ({"leaks": {"sps": "a"}}, 1)]
+)
+def test_a_refusal_is_one_error_with_its_exit_code(make, command, facts, code):
+    make(facts=facts)
+    found, out, err = command("run", "--to", "g")
+    assert (found, out) == (code, "")
+    assert err.startswith("error: run is not published: ")
+    assert "hint: " in err
+    assert not Path("g").exists()
+
+
+def test_no_run_and_no_folder_are_errors(command):
+    assert command("nowhere", "--to", "g")[0] == 2
+    assert command("last", "--to", "g")[0] == 2
+    assert command("last")[0] == 2
+
+
+def test_help_has_the_examples(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    assert all(" ".join(example.split()) in " ".join(out.split()) for example in EXAMPLES)
