@@ -18,6 +18,7 @@ from specbench_cli.execute import apart
 
 if TYPE_CHECKING:
     from specbench_cli.execute.view import RunView
+    from specbench_cli.report.reading import Reading
 
 EXAMPLES = (
     "specbench run",
@@ -380,13 +381,15 @@ def run(
             if fault.told and plan is not None and plan.config.repeats == 1:
                 raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
             raise
-    if only_pass is not None:
-        raise typer.Exit(apart.DONE + result.exit_code)
+        if part:
+            raise typer.Exit(apart.DONE + result.exit_code)
+        with _told_how_to_go_on(run_dir.path, view, part=False):
+            reading = _written(result.run_dir, view)
     with (
         _told_how_to_go_on(run_dir.path, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
-        _conclude(result.run_dir, json)
+        _show(reading, result.run_dir, json)
     if result.exit_code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return result.exit_code
@@ -418,23 +421,30 @@ def _told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
         raise not_written(fault, command) or fault from fault
 
 
-def _conclude(folder: Path, json: bool) -> None:
-    """Write the files that belong to a finished run, and show its result."""
+def _written(folder: Path, view: RunView) -> Reading:
+    """Write the files that belong to a finished run."""
     from specbench_cli.report import outputs
+    from specbench_cli.store.run_dir import RunDir
+
+    view.stage("writing the report")
+    return outputs.write_outputs(RunDir.open(folder))
+
+
+def _show(reading: Reading, folder: Path, json: bool) -> None:
+    """Show a run's result."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.load import as_dict, load_rows
     from specbench_cli.report.terminal import table
     from specbench_cli.store.run_dir import RunDir
 
-    run_dir = RunDir.open(folder)
-    reading = outputs.write_outputs(run_dir)
     if json:
+        manifest = RunDir.open(folder).manifest
         output.json_line(
             {
                 "event": "done",
                 "run": folder,
-                "memory": run_dir.manifest.get("memory"),
-                "tuning": run_dir.manifest.get("tuning"),
+                "memory": manifest.get("memory"),
+                "tuning": manifest.get("tuning"),
                 "summary": row_dicts(reading.summary),
                 "load": [as_dict(row) for row in load_rows(reading.records)],
             }

@@ -29,6 +29,9 @@ VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 _TUNING = 0
 """The number of the pass that chooses parameters."""
 
+TUNING = "tuning"
+"""What that part of a run is called."""
+
 _ANEW = "begin a new run: specbench run"
 
 
@@ -158,17 +161,17 @@ def run(
         if only_pass != _TUNING:
             view.started(plan.cells, len(run_dir.answered()), run_dir.path)
         if alone:
-            _run_passes(plan, run_dir, view, [1], in_turn, force)
+            _run_pass(plan, run_dir, view, 1, in_turn, force)
         elif only_pass is None:
             close_rooms()
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
             flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
-                what = "tuning" if number == _TUNING else f"pass {number}"
+                what = TUNING if number == _TUNING else f"pass {number}"
                 view.handed_over()
                 run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
-            _run_passes(plan, run_dir, view, [only_pass], in_turn, force)
+            _run_pass(plan, run_dir, view, only_pass, in_turn, force)
         run_dir.read()  # what other processes wrote
         records = list(run_dir.records())
         if only_pass is None:
@@ -229,7 +232,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     )
     view.started(rehearsal.cells, len(trial.answered()), path)
     try:
-        _run_passes(rehearsal, trial, view, [1], in_turn, force)
+        _run_pass(rehearsal, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
         with suppress(OSError):
             trial.close("interrupted")
@@ -272,13 +275,14 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
     return ExitCode.OK
 
 
-def _run_passes(
+def _run_pass(
     plan: Plan,
     run_dir: RunDir,
     view: RunView,
-    numbers: Sequence[int],
+    number: int,
     in_turn: Path | None,
     force: bool,
+    part: str = "",
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
@@ -286,6 +290,9 @@ def _run_passes(
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
+    if not part and plan.config.repeats > 1:
+        part = f"pass {number} of {plan.config.repeats}"
+    view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
@@ -297,9 +304,8 @@ def _run_passes(
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests)
-        for number in numbers:
-            pass_.run(number)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests, part)
+        pass_.run(number)
         run_dir.update(
             # The first pass that needed a tolerance measured it; one that did not knows nothing.
             near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),

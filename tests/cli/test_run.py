@@ -154,7 +154,8 @@ def test_json_run_ends_with_done_and_its_summary(run):
     events = events_of(out)
     assert code == 0
     assert [event["event"] for event in events[:2]] == ["plan", "start"]
-    assert {event["event"] for event in events[2:-1]} == {"cell"}
+    between = {event["event"] for event in events[2:-1]}
+    assert between == {"stage", "prompt", "window", "cell"}
     done = events[-1]
     assert done["event"] == "done"
     assert {row["label"] for row in done["summary"]} == {"vanilla", "sps"}
