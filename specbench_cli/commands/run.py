@@ -279,8 +279,16 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
     ] = False,
+    form: Annotated[
+        Literal["table", "tsv", "json"],
+        typer.Option(
+            "--format",
+            help="How the result is printed; json: what happens, too, an object a line.",
+            rich_help_panel=MORE,
+        ),
+    ] = "table",
     json: Annotated[
-        bool, typer.Option("--json", help="JSON lines on stdout.", rich_help_panel=MORE)
+        bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=MORE)
     ] = False,
     only_pass: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -356,7 +364,8 @@ def run(
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.outlook import outlook
 
-    with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
+    form = "json" if json else form
+    with make_progress(json=form == "json", dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
             first, tuning = execute.planned(asked)
             view.planned({**execute.facts(first, tuning), "detects": outlook(first)})
@@ -389,7 +398,7 @@ def run(
         _told_how_to_go_on(run_dir.path, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
-        _show(reading, result.run_dir, json)
+        _show(reading, result.run_dir, form)
     if result.exit_code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return result.exit_code
@@ -430,14 +439,14 @@ def _written(folder: Path, view: RunView) -> Reading:
     return outputs.write_outputs(RunDir.open(folder))
 
 
-def _show(reading: Reading, folder: Path, json: bool) -> None:
+def _show(reading: Reading, folder: Path, form: output.Format) -> None:
     """Show a run's result."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.load import as_dict, load_rows
     from specbench_cli.report.terminal import table
     from specbench_cli.store.run_dir import RunDir
 
-    if json:
+    if form == "json":
         manifest = RunDir.open(folder).manifest
         output.json_line(
             {
@@ -450,7 +459,7 @@ def _show(reading: Reading, folder: Path, json: bool) -> None:
             }
         )
     else:
-        table.print_runs([reading], families=False)
+        table.print_runs([reading], families=False, form=form)
         output.note(f"in {folder}")
 
 

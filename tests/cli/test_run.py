@@ -128,8 +128,8 @@ def test_unknown_parameter_is_refused_before_anything_runs(run, tmp_path):
 
 
 @pytest.mark.smoke
-def test_piped_run_prints_tsv_and_talks_on_stderr(run):
-    code, out, err = run("run", *SMALL, "--out", "here")
+def test_run_prints_tsv_where_that_is_asked_for_and_talks_on_stderr(run):
+    code, out, err = run("run", *SMALL, "--out", "here", "--format", "tsv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
     assert {row["method"] for row in rows} == {"vanilla", "sps"}
