@@ -77,7 +77,8 @@ def run(
         typer.Option(metavar="MODEL", help="Draft; auto, the default, is the target's own."),
     ] = None,
     limit: Annotated[
-        str | None, typer.Option(metavar="N", help="Questions, spread evenly over families.")
+        str | None,
+        typer.Option(metavar="N", help="Questions of each task, over its families."),
     ] = None,
     temperature: Annotated[
         str | None, typer.Option(metavar="X", help="0, the default, is greedy.")

@@ -52,6 +52,8 @@ def start(
     plan, tuning = planned(config)
     check_places(plan)
     view.planned(facts(plan, tuning))
+    for words in plan.missing:
+        view.note(words)
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
     return plan, RunDir.create(path, manifest(plan, sources), order=config.model_dump_json())

@@ -92,6 +92,7 @@ class Plan:
     draft: Checkpoint | None
     others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
     arrivals: tuple[float, ...] = ()  # of the questions, in seconds; none: all are there
+    missing: tuple[str, ...] = ()  # what of the tasks is not asked, in words
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -165,6 +166,7 @@ class Plan:
             "passes": self.config.repeats,
             "cells": self.cells,
             "most_tokens": self.most_tokens,
+            **({"not_asked": list(self.missing)} if self.missing else {}),
         }
 
 
@@ -246,10 +248,9 @@ def make_plan(config: RunConfig) -> Plan:
         raise UsageError(
             f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
         )
-    questions = [question for task in tasks for question in task.questions]
-    questions = select(questions, config.category)
+    asked = select([each for task in tasks for each in task.questions], config.category)
     if config.load:  # a later turn would arrive when it is asked
-        questions = [replace(question, turns=question.turns[:1]) for question in questions]
+        asked = [replace(question, turns=question.turns[:1]) for question in asked]
     target = resolve(config.target)
     needy = [arm.label for arm in arms if "draft" in arm.method.needed]
     draft = target.draft if config.draft in (None, AUTO) else config.draft
@@ -263,7 +264,10 @@ def make_plan(config: RunConfig) -> Plan:
     for wanted in (each for arm in arms for each in arm.method.artifacts()):
         kind = wanted.kind
         check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
-    chosen = tuple(sample(questions, config.limit, config.seed))
+    by_task = ([each for each in asked if each.task == task.name] for task in tasks)
+    chosen = tuple(
+        question for own in by_task for question in sample(own, config.limit, config.seed)
+    )
     if config.run_code:
         _check_tests(chosen)
     return Plan(
@@ -271,11 +275,30 @@ def make_plan(config: RunConfig) -> Plan:
         arms=arms,
         tasks=tasks,
         questions=chosen,
+        missing=_missing(config, tasks, asked, chosen),
         arrivals=_arrivals(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
     )
+
+
+def _missing(
+    config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
+) -> tuple[str, ...]:
+    """What a reader would not think of: tasks that `category` leaves nothing of, and families that
+    `limit` does. A task's name stands for all of it, so the others are named."""
+    found = []
+    for task in tasks:
+        there = dict.fromkeys(each.family for each in asked if each.task == task.name)
+        kept = {each.family for each in chosen if each.task == task.name}
+        gone = ", ".join(family for family in there if family not in kept)
+        if not there:
+            words = ", ".join(config.category)
+            found.append(f"{task.name} is not asked: it has no question of {words}")
+        elif gone:
+            found.append(f"--limit {config.limit} asks nothing of {task.name}'s {gone}")
+    return tuple(found)
 
 
 def _arrivals(config: RunConfig, n: int) -> tuple[float, ...]:
