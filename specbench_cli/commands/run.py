@@ -364,12 +364,13 @@ def run(
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.outlook import outlook
+    from specbench_cli.store.run_dir import RunDir, remember
 
     form = "json" if json else form
     with make_progress(json=form == "json", dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
-            first, tuning = execute.planned(asked)
-            view.planned({**execute.facts(first, tuning), "detects": outlook(first)})
+            first, facts = execute.dry(asked)
+            view.planned({**facts, "detects": outlook(first)})
             return ExitCode.OK
         part = only_pass is not None
         if resume is not None:
@@ -391,6 +392,9 @@ def run(
             if fault.told and plan is not None and plan.config.repeats == 1:
                 raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
             raise
+        finally:
+            if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
+                remember(run_dir.path)
         if part:
             raise typer.Exit(apart.DONE + result.exit_code)
         with _told_how_to_go_on(run_dir.path, view, part=False):
@@ -400,8 +404,10 @@ def run(
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
         _show(reading, result.run_dir, form)
-    if result.exit_code is ExitCode.ENVIRONMENT:
+    if result.exit_code is ExitCode.ENVIRONMENT and result.void:
         output.error(*NOISE)
+    if left_out := reading.facts.left_out:
+        output.error(f"not all that was asked for could run here: {'; '.join(left_out)}")
     return result.exit_code
 
 

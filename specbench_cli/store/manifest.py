@@ -208,6 +208,7 @@ class Manifest(TypedDict, total=False):
     tolerance: _Tolerance | None
     near_ties: _NearTies | None
     leaks: dict[Name, str] | None
+    left_out: dict[Name, str]
     aa_noise: Annotated[Finite, Field(ge=0)] | None
     memory: dict[str, Json] | None
     step_costs: _StepCosts | None

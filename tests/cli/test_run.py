@@ -108,6 +108,24 @@ def test_name_of_the_profile_is_in_the_manifest(run):
     assert manifest["config_sources"]["tasks"] == "profile smoke"
 
 
+def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
+    few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
+    code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
+    why = "sps needs a draft model, and embedded-1m has no customary one"
+    assert code == 3, "a row could not run, and the others did"
+    assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
+    assert f"left out, could not run here: sps: {why}" in out
+    assert "error: not all that was asked for could run here: sps" in err
+    assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
+    code, out, _ = run("report", "last")
+    assert code == 0 and "pld" in out and "sps: sps needs" in out
+
+
+def test_plan_says_which_rows_cannot_run(run):
+    plan = plan_of(run("run", "--dry-run", "-m", "pld,sps", "--target", "embedded-1m")[1])
+    assert plan["methods"].startswith("vanilla; pld") and "sps is left out" in plan["left_out"]
+
+
 def test_plan_is_one_event_with_json(run):
     _, out, _ = run("run", "--dry-run", "--json", "-m", "sps", "--limit", "2")
     (event,) = events_of(out)
