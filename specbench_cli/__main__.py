@@ -1,6 +1,32 @@
-"""`python -m specbench_cli` is `specbench`."""
+"""The program, by its name and as `python -m specbench_cli`.
 
-from specbench_cli.app import main
+Ctrl-C while it is still being imported ends it as quietly as later on.
+"""
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from specbench_cli.errors import ExitCode
+
+
+def main() -> NoReturn:
+    """Run the command line, see `app.main`."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else it is ignored, or somebody else's
+        signal.signal(signal.SIGINT, _leave)
+    from specbench_cli import app
+
+    signal.signal(signal.SIGINT, before)
+    app.main()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End at once: there is nothing yet that could be lost."""
+    os.write(2, b"error: interrupted\n")
+    os._exit(ExitCode.INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

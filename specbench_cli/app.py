@@ -86,10 +86,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     for number in _STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
             signal.signal(number, _stop)
     code = _run(list(sys.argv[1:] if args is None else args))
+    if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     try:
         sys.stdout.flush()
     except OSError:
@@ -128,6 +132,9 @@ def _run(args: list[str]) -> int:
         output.error(fault.message, fault.hint)
         return fault.exit_code
     except Exception as fault:
+        if _interrupted:  # in the middle of an import, which made something else of it
+            output.error("interrupted")
+            return ExitCode.INTERRUPTED
         if hasattr(fault, "format_message"):
             return _misused(fault)
         if isinstance(fault, OSError) and (fault.errno, fault.filename) == (errno.EIO, None):
@@ -150,6 +157,15 @@ def _asked(args: list[str]) -> typer.Typer:
     one.registered_commands = [each for each in app.registered_commands if each.name in args[:1]]
     one.registered_groups = [each for each in app.registered_groups if each.name in args[:1]]
     return one if one.registered_commands or one.registered_groups else app
+
+
+_interrupted: list[int] = []
+"""The interrupts that came."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    _interrupted.append(number)
+    raise KeyboardInterrupt
 
 
 class _Stopped(KeyboardInterrupt):

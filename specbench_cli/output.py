@@ -1,7 +1,8 @@
 """The one sink of the command line: data goes to stdout, talk goes to stderr.
 
-A person at a terminal gets tables and colours; a pipe gets tab-separated lines, so that `cut`,
-`awk` and pandas read what they are given. NO_COLOR takes colours away, FORCE_COLOR makes a pipe
+A person at a terminal gets tables and colours; a pipe gets lists as tab-separated lines, so that
+`cut`, `awk` and pandas read what they are given, and the result of a run as it is asked for
+(`Format`). NO_COLOR takes colours away, FORCE_COLOR makes a pipe
 look like a terminal, for CI logs. The user's own text is never read as markup, and control
 characters are shown instead of being sent to the terminal.
 """
@@ -19,11 +20,17 @@ from contextlib import suppress
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import PurePath
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, Literal, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+Format = Literal["table", "tsv", "json"]
+"""How a result is written: to be read, as tab-separated lines, or as a JSON object a line."""
+
+_DIGITS = 6
+"""Significant digits of a figure in tab-separated lines; files and JSON have all."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -107,19 +114,32 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
         records: one mapping a row; a missing or None value is an empty cell.
         columns: which keys, in which order; default: the keys of all records, as first seen.
     """
+    if not human():
+        tsv(records, columns)
+        return
+    names, cells = _cells(records, columns)
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        drawn.add_column(Text(plain(name)), overflow="fold")
+    for line in cells:
+        drawn.add_row(*map(Text, line))
+    console(stderr=False).print(drawn, soft_wrap=False)
+
+
+def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print records as tab-separated lines, wherever stdout goes; of `columns` see `rows`."""
+    names, cells = _cells(records, columns)
+    lines = ("\t".join(" ".join(cell.split()) for cell in line) for line in [names, *cells])
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _cells(
+    records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None
+) -> tuple[list[str], list[list[str]]]:
+    """The headings of a table, and its cells."""
     table = list(records)
     names = list(columns or dict.fromkeys(key for record in table for key in record))
-    cells = [[_cell(record.get(name)) for name in names] for record in table]
-    if human():
-        drawn = Table(box=None, pad_edge=False, header_style="bold")
-        for name in names:
-            drawn.add_column(Text(plain(name)), overflow="fold")
-        for line in cells:
-            drawn.add_row(*map(Text, line))
-        console(stderr=False).print(drawn, soft_wrap=False)
-    else:
-        lines = ("\t".join(" ".join(cell.split()) for cell in line) for line in [names, *cells])
-        sys.stdout.writelines(f"{line}\n" for line in lines)
+    return names, [[_cell(record.get(name)) for name in names] for record in table]
 
 
 def facts(pairs: Mapping[str, Any]) -> None:
@@ -166,8 +186,8 @@ def _cell(value: object) -> str:
     if isinstance(value, (list, tuple, set, frozenset)):
         members = sorted(value) if isinstance(value, (set, frozenset)) else value
         return ", ".join(_cell(member) for member in members)
-    if isinstance(value, float) and human():
-        return f"{value:.4g}"
+    if isinstance(value, float):
+        return f"{value:.{4 if human() else _DIGITS}g}"
     return plain(value)
 
 

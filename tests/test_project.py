@@ -257,6 +257,6 @@ def test_wheel_holds_the_data_that_code_reads(wheel):
 def test_wheel_installs_both_commands_and_the_licence(wheel):
     info = f"specbench_cli-{__version__}.dist-info"
     points = wheel[f"{info}/entry_points.txt"].decode()
-    assert "specbench = specbench_cli.app:main" in points
-    assert "specbench-cli = specbench_cli.app:main" in points
+    assert "specbench = specbench_cli.__main__:main" in points
+    assert "specbench-cli = specbench_cli.__main__:main" in points
     assert f"{info}/licenses/LICENSE" in wheel

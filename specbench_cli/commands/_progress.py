@@ -21,11 +21,12 @@ from specbench_cli import output
 from specbench_cli.config.sweep import settings
 
 if TYPE_CHECKING:
+    from specbench_cli.execute.view import Progress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
 LINE_EVERY_S = 10.0
-"""Shortest time between two lines of a log."""
+"""Shortest time between two lines of a log on the same prompts, which a batch may take long for."""
 
 
 class Timing(NamedTuple):
@@ -86,6 +87,7 @@ class RunProgress:
         self._part = part
         self._cells = self._done = 0
         self._pairs = Speedups()
+        self._stage = self._window = ""
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +110,18 @@ class RunProgress:
         self.run_dir, self._cells, self._done = run_dir, cells, done
         self._pairs, self.speedups = Speedups(), {}  # those of a tuning are no result
 
+    def stage(self, text: str) -> None:
+        """Something begins that is not a prompt."""
+        self._stage = text
+
+    def prompt(self, progress: HowFar) -> None:
+        """Prompts were measured."""
+        self._stage = how_far(progress)
+
+    def window(self, other_cpu: float | None, text: str) -> None:
+        """A window was timed."""
+        self._window = text
+
     def cell(self, record: Record) -> None:
         """A record was written."""
         self._done += 1
@@ -125,8 +139,32 @@ class RunProgress:
         return []
 
     def line(self) -> str:
-        """The running speedups."""
-        return "  ".join(f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
+        """How quiet it is, and the running speedups."""
+        speedups = (f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
+        return "  ".join(filter(None, [self._window, *speedups]))
+
+
+def how_far(progress: HowFar) -> str:
+    """Which prompt it is, and how long the rest takes."""
+    part, prompt, prompts, left_s = progress
+    done = f"{part + ', ' if part else ''}prompt {prompt} of {prompts} done"
+    if left_s is None or (prompt == prompts and left_s < 1):
+        return done
+    return f"{done}, about {duration(left_s)} left{' of tuning' if part == 'tuning' else ''}"
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it: 40 s, 12 min, 3 h 10 min."""
+    if seconds < MINUTE:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / MINUTE)
+    if seconds < 10 * MINUTE:
+        return f"{int(seconds // MINUTE)} min {int(seconds % MINUTE)} s"
+    return f"{minutes} min" if minutes < MINUTE else f"{minutes // MINUTE} h {minutes % MINUTE} min"
+
+
+MINUTE = 60
+"""Seconds of a minute, and minutes of an hour."""
 
 
 class _BarAndLine(Progress):
@@ -140,17 +178,18 @@ class _BarAndLine(Progress):
         yield Text(self.line)
 
 
+BAR_WIDTH = 24
+"""Columns of the bar: what is said beside it has its place on 80."""
+
+
 class Bar(RunProgress):
-    """A progress bar on stderr with the running speedups under it."""
+    """A progress bar on stderr with the stage beside it and the running speedups under it."""
 
     def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
         super().__init__(dry_run=dry_run, part=part)
         self._bar = _BarAndLine(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("cells,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            BarColumn(bar_width=BAR_WIDTH),
+            TextColumn("{task.description}", markup=False),
             console=output.console(stderr=True),
             auto_refresh=False,
             transient=True,
@@ -172,20 +211,42 @@ class Bar(RunProgress):
         super().started(cells, done, run_dir)
         for before in self._bar.task_ids:
             self._bar.remove_task(before)
-        self._bar.line = ""
         self._task = self._bar.add_task("", total=cells, completed=done)
         self._bar.start()
-        self._bar.refresh()
+        self._draw()
+
+    def stage(self, text: str) -> None:
+        """Say it beside the bar."""
+        super().stage(text)
+        if self._bar.task_ids:
+            self._bar.start()  # another process may have had the terminal
+        self._draw()
+
+    def prompt(self, progress: HowFar) -> None:
+        """Say how far it is."""
+        super().prompt(progress)
+        self._draw()
+
+    def window(self, other_cpu: float | None, text: str) -> None:
+        """Say how quiet it is."""
+        super().window(other_cpu, text)
+        self._draw()
 
     def cell(self, record: Record) -> None:
         """Move the bar."""
         super().cell(record)
-        self._bar.line = output.plain(self.line())
-        self._bar.update(self._task, completed=self._done, refresh=True)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._bar.task_ids:
+            self._bar.line = output.plain(self.line())
+            said = output.plain(self._stage)
+            self._bar.update(self._task, completed=self._done, description=said, refresh=True)
 
     def handed_over(self) -> None:
-        """Make place for the other process's bar."""
+        """Make place for the other process's bar. What comes after it comes after all cells."""
         self._bar.stop()
+        self._done = self._cells
 
     def note(self, text: str) -> None:
         """Say it above the bar."""
@@ -193,7 +254,7 @@ class Bar(RunProgress):
 
 
 class Lines(RunProgress):
-    """A line on stderr now and then, for logs."""
+    """A line on stderr for each stage and each prompt, for logs."""
 
     def __init__(
         self,
@@ -205,6 +266,7 @@ class Lines(RunProgress):
         super().__init__(dry_run=dry_run, part=part)
         self._clock = clock
         self._said = clock()
+        self._prompt = -1
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """Say how much there is to do."""
@@ -213,12 +275,18 @@ class Lines(RunProgress):
             there = f", {done} of them done already" if done else ""
             output.note(f"{cells} cells{there}, in {run_dir}")
 
-    def cell(self, record: Record) -> None:
-        """Say how far it got, if that was not said just now."""
-        super().cell(record)
-        if self._done == self._cells or self._clock() - self._said >= LINE_EVERY_S:
-            self._said = self._clock()
-            output.note(f"{self._done}/{self._cells} cells  {self.line()}".rstrip())
+    def stage(self, text: str) -> None:
+        """Say it."""
+        super().stage(text)
+        output.note(text)
+
+    def prompt(self, progress: HowFar) -> None:
+        """Say how far it is, if that was not said just now."""
+        super().prompt(progress)
+        now = self._clock()
+        if progress.prompt != self._prompt or now - self._said >= LINE_EVERY_S:
+            self._prompt, self._said = progress.prompt, now
+            output.note("  ".join(filter(None, [self._stage, self.line()])))
 
 
 class JsonLines(RunProgress):
@@ -234,6 +302,18 @@ class JsonLines(RunProgress):
         super().started(cells, done, run_dir)
         if not self._part:
             output.json_line({"event": "start", "run": run_dir, "cells": cells, "done": done})
+
+    def stage(self, text: str) -> None:
+        """{"event": "stage", ...}"""
+        output.json_line({"event": "stage", "stage": text})
+
+    def prompt(self, progress: HowFar) -> None:
+        """{"event": "prompt", ...}"""
+        output.json_line({"event": "prompt", **progress._asdict()})
+
+    def window(self, other_cpu: float | None, text: str) -> None:
+        """{"event": "window", ...}"""
+        output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
     def cell(self, record: Record) -> None:
         """{"event": "cell", ...}: the record without its bulk."""

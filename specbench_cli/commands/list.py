@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -116,9 +117,14 @@ def _model_in_full(name: str) -> dict[str, Any]:
 
 
 def _run_names() -> list[str]:
-    from specbench_cli.store.run_dir import RUNS
+    return list(_runs())
 
-    return sorted(manifest.parent.name for manifest in RUNS.glob("*/manifest.json"))
+
+def _runs() -> dict[str, Path]:
+    """The folders of runs: by their name where they are usually kept, else by their path."""
+    from specbench_cli.store.run_dir import RUNS, runs
+
+    return {path.name if path.parent == RUNS else str(path): path for path in runs()}
 
 
 def _run(name: str) -> dict[str, Any]:
@@ -137,12 +143,12 @@ def _run(name: str) -> dict[str, Any]:
 def _run_in_full(name: str) -> dict[str, Any]:
     from specbench_cli.store.run_dir import RUNS, RunDir
 
-    names = _run_names()
-    if name not in names:
+    found = _runs()
+    if name not in found:
         raise UsageError(
-            f"there is no run {name!r} in {RUNS}{did_you_mean(name, names)}", "specbench list runs"
+            f"there is no run {name!r} in {RUNS}{did_you_mean(name, found)}", "specbench list runs"
         )
-    return {"name": name, **RunDir.open(RUNS / name).manifest}
+    return {"name": name, **RunDir.open(found[name]).manifest}
 
 
 LISTINGS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ EXAMPLES = (
     "specbench report last",
     "specbench report last --to md,html,latex,csv,json --out report",
     "specbench report results/runs/20261121T102403Z-mini-1f2e3d4c last --to html",
+    "specbench report last --format tsv",
     "specbench report last --also spec-bench",
     "specbench report vanilla.jsonl eagle.jsonl --also spec-bench",
     "specbench report last --prompt mini/qa-044 --method sps",
@@ -67,8 +68,12 @@ def report(
             "--method", "-m", metavar="M", help="With --prompt: of these rows; default all."
         ),
     ] = None,
+    form: Annotated[
+        Literal["table", "tsv", "json"],
+        typer.Option("--format", help="How the tables are printed; json: an object a row."),
+    ] = "table",
     json: Annotated[
-        bool, typer.Option("--json", help="With --prompt: a JSON line a comparison.")
+        bool, typer.Option("--json", help="Short for --format json; with --prompt: a comparison.")
     ] = False,
 ) -> ExitCode:
     """Print a run's table, over all and by task family; with --to, write files.
@@ -84,13 +89,17 @@ def report(
                 "--prompt shows one run and takes neither --to nor --also",
                 hint=f"specbench report {runs[0]} --prompt {prompt}",
             )
-        return _compare(runs[0], prompt, method, json, out)
-    if method is not None or json:
+        return _compare(runs[0], prompt, method, json or form == "json", out)
+    if method is not None:
         raise UsageError(
-            f"{'--json' if json else '--method'} needs --prompt",
-            hint=f"specbench report {runs[0]} --to json"
-            if json
-            else f"specbench report {runs[0]} --prompt ID --method {method}",
+            "--method needs --prompt",
+            hint=f"specbench report {runs[0]} --prompt ID --method {method}",
+        )
+    form = "json" if json else form
+    if to is not None and form != "table":
+        raise UsageError(
+            "--to writes files, and --format says how tables are printed: give one of the two",
+            hint=f"specbench report {runs[0]} --to {to}",
         )
     if to is None and out is not None:
         raise UsageError("--out needs --to", hint=f"specbench report {runs[0]} --to md --out {out}")
@@ -110,9 +119,9 @@ def report(
     if also or any(map(spec_bench_table.is_imported, sources)):
         reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
     if to is None:
-        table.print_runs([reading], families=True)
+        table.print_runs([reading], families=True, form=form)
         if reading.spec_bench is not None:
-            spec_bench_table.show(reading.spec_bench)
+            spec_bench_table.show(reading.spec_bench, form)
         return ExitCode.OK
     folder = _made(out or sources[0].path / "report")
     for file in outputs.write(reading, folder, formats):

@@ -18,6 +18,7 @@ from specbench_cli.execute import apart
 
 if TYPE_CHECKING:
     from specbench_cli.execute.view import RunView
+    from specbench_cli.report.reading import Reading
 
 EXAMPLES = (
     "specbench run",
@@ -76,7 +77,8 @@ def run(
         typer.Option(metavar="MODEL", help="Draft; auto, the default, is the target's own."),
     ] = None,
     limit: Annotated[
-        str | None, typer.Option(metavar="N", help="Questions, spread evenly over families.")
+        str | None,
+        typer.Option(metavar="N", help="Questions of each task, over its families."),
     ] = None,
     temperature: Annotated[
         str | None, typer.Option(metavar="X", help="0, the default, is greedy.")
@@ -278,8 +280,16 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
     ] = False,
+    form: Annotated[
+        Literal["table", "tsv", "json"],
+        typer.Option(
+            "--format",
+            help="How the result is printed; json: what happens, too, an object a line.",
+            rich_help_panel=MORE,
+        ),
+    ] = "table",
     json: Annotated[
-        bool, typer.Option("--json", help="JSON lines on stdout.", rich_help_panel=MORE)
+        bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=MORE)
     ] = False,
     only_pass: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -354,11 +364,13 @@ def run(
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.outlook import outlook
+    from specbench_cli.store.run_dir import RunDir, remember
 
-    with make_progress(json=json, dry_run=dry_run, part=only_pass is not None) as view:
+    form = "json" if json else form
+    with make_progress(json=form == "json", dry_run=dry_run, part=only_pass is not None) as view:
         if dry_run:
-            first, tuning = execute.planned(asked)
-            view.planned({**execute.facts(first, tuning), "detects": outlook(first)})
+            first, facts = execute.dry(asked)
+            view.planned({**facts, "detects": outlook(first)})
             return ExitCode.OK
         part = only_pass is not None
         if resume is not None:
@@ -380,15 +392,22 @@ def run(
             if fault.told and plan is not None and plan.config.repeats == 1:
                 raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
             raise
-    if only_pass is not None:
-        raise typer.Exit(apart.DONE + result.exit_code)
+        finally:
+            if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
+                remember(run_dir.path)
+        if part:
+            raise typer.Exit(apart.DONE + result.exit_code)
+        with told_how_to_go_on(run_dir.path, view, part=False):
+            reading = _written(result.run_dir, view)
     with (
         told_how_to_go_on(run_dir.path, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
-        _conclude(result.run_dir, json)
-    if result.exit_code is ExitCode.ENVIRONMENT:
+        _show(reading, result.run_dir, form)
+    if result.exit_code is ExitCode.ENVIRONMENT and result.void:
         output.error(*NOISE)
+    if left_out := reading.facts.left_out:
+        output.error(f"not all that was asked for could run here: {'; '.join(left_out)}")
     return result.exit_code
 
 
@@ -418,29 +437,36 @@ def told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
         raise not_written(fault, command) or fault from fault
 
 
-def _conclude(folder: Path, json: bool) -> None:
-    """Write the files that belong to a finished run, and show its result."""
+def _written(folder: Path, view: RunView) -> Reading:
+    """Write the files that belong to a finished run."""
     from specbench_cli.report import outputs
+    from specbench_cli.store.run_dir import RunDir
+
+    view.stage("writing the report")
+    return outputs.write_outputs(RunDir.open(folder))
+
+
+def _show(reading: Reading, folder: Path, form: output.Format) -> None:
+    """Show a run's result."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.load import as_dict, load_rows
     from specbench_cli.report.terminal import table
     from specbench_cli.store.run_dir import RunDir
 
-    run_dir = RunDir.open(folder)
-    reading = outputs.write_outputs(run_dir)
-    if json:
+    if form == "json":
+        manifest = RunDir.open(folder).manifest
         output.json_line(
             {
                 "event": "done",
                 "run": folder,
-                "memory": run_dir.manifest.get("memory"),
-                "tuning": run_dir.manifest.get("tuning"),
+                "memory": manifest.get("memory"),
+                "tuning": manifest.get("tuning"),
                 "summary": row_dicts(reading.summary),
                 "load": [as_dict(row) for row in load_rows(reading.records)],
             }
         )
     else:
-        table.print_runs([reading], families=False)
+        table.print_runs([reading], families=False, form=form)
         output.note(f"in {folder}")
 
 

@@ -104,13 +104,13 @@ def _known_load(value: str) -> str:
 class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
-    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `devices` are
-    for methods whose workers compute at once; all others use `device` and `threads`. `judge`: which
-    of vanilla's outputs transformers' own module is asked about: a sample, or all. `isolation`:
-    whether plug-ins decode in a process of their own, or in the run's. `timeout_per_prompt`:
-    seconds after which a method has failed on a prompt. `uncontained`: whether code may be run
-    under limits alone, without namespaces. `profile` names the
-    settings that took the place of the defaults (`config.profile`).
+    `limit` is of each task. `verify` may be left out: it is "greedy" at temperature 0 and
+    "rejection" above. `devices` are for methods whose workers compute at once; all others use
+    `device` and `threads`. `judge`: which of vanilla's outputs transformers' own module is asked
+    about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own, or in
+    the run's. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
+    `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
+    the settings that took the place of the defaults (`config.profile`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

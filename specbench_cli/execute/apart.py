@@ -33,7 +33,7 @@ _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from specbench_cli.app import main
+from specbench_cli.__main__ import main
 main()
 """
 """`specbench` with the modules of the process that starts it, wherever that found them. `-m` would

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
@@ -29,9 +30,10 @@ from specbench_cli.execute.cell import (
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
+from specbench_cli.execute.planning.pace import Check, Pace, Work, process_seconds
 from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan
 from specbench_cli.execute.turns import Turns
-from specbench_cli.execute.view import RunView
+from specbench_cli.execute.view import Progress, RunView
 from specbench_cli.execute.window import Measurable, Windows
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.store.run_dir import Key, Prompt, RunDir
@@ -39,6 +41,9 @@ from specbench_cli.tasks.schema import Question
 
 WAVES = 4
 """Prompts that are dealt to a batch at once, as a multiple of its size."""
+
+Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
+"""Questions, each with its rows in their order there."""
 
 FAILURES = 3
 """So often in a row a method may fail before it is dropped."""
@@ -86,6 +91,7 @@ class Pass:
         view: who is told.
         turns: those that the run takes, if it does.
         guests: the rows that are decoded in processes of their plug-ins, if there are any.
+        part: what a view calls this pass (`view.Progress`).
 
     Attributes:
         left_out: rows that were given up because a worker of theirs was lost, with why.
@@ -100,6 +106,7 @@ class Pass:
         view: RunView,
         turns: Turns | None = None,
         guests: Guests | None = None,
+        part: str = "",
     ) -> None:
         self._plan = plan
         self._bench = bench
@@ -121,6 +128,7 @@ class Pass:
             QuietMeter(),
             allow_noise=config.allow_noise,
             between=None if turns is None else self._pass_on,
+            told=view.window,
         )
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
@@ -132,6 +140,9 @@ class Pass:
         self._dropped: dict[str, str] = {}
         self._guests = guests or Guests(plan, run_dir, 1)
         self._alone = False
+        self._part = part
+        self._prompts = self._measured = 0
+        self._pace = Pace({arm.label: Work(0) for arm in plan.arms})
 
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1)."""
@@ -148,6 +159,7 @@ class Pass:
             for arm in arms
         ):
             visits = every  # what was decoded before an interruption is learnt once more
+        self._view.stage(f"warming up {len(self._plan.arms)} rows")
         self._warm_up(visits[0][0], number, memory)
         # What is loaded by now is no garbage: the collection before each output need not go through
         # all of torch, which takes longer than many an output.
@@ -157,16 +169,50 @@ class Pass:
             size *= WAVES if size > 1 else 1
             if self._plan.arrivals:
                 size = len(visits)
+            back = visits[0][0] if len(visits) > size else None
+            later = self._plan.config.repeats - number
+            check = self._run_dir.manifest.get("near_ties") is None and self._compares
+            self._pace = Pace(
+                self._work(visits, number, later, back),
+                starts=later * process_seconds(),
+                check=Check(REFERENCE, POSITIONS, self._plan.config.batch) if check else None,
+            )
+            self._prompts, self._measured = len(every), len(every) - len(visits)
             for first in range(0, len(visits), size):
                 together = visits[first : first + size]
                 questions = [question for question, _ in together]
                 self._converse(questions, together[0][1], number, memory)
+                self._measured += len(together)
+                self._tell()
             self._windows.settle()
             self._write()
             if len(visits) > size:
                 self._look_back()
         finally:
             gc.unfreeze()
+
+    def _work(
+        self, visits: Visits, number: int, later: int, back: Question | None
+    ) -> dict[str, Work]:
+        """What this pass and the later ones have to do on each row: turns, weighted by the tokens
+        that may be made. `back` is the question that `_look_back` decodes."""
+        budget = self._plan.budget
+        whole = sum(budget(each) * len(each.turns) for each in self._plan.questions)
+        rows = {}
+        for arm in self._plan.arms:
+            due = 0
+            for question, _ in visits:
+                keys = self._keys(question, arm, number)
+                missing = sum(key not in self._answers.done for key in keys)
+                due += budget(question) * (len(keys) if self._learns(arm) else missing)
+            if back is not None and self._looks_back(arm):
+                due += budget(back) * len(back.turns)
+            rows[arm.label] = Work(due, later * whole)
+        return rows
+
+    def _tell(self) -> None:
+        left = self._pace.left()
+        self._view.prompt(Progress(self._part, self._measured, self._prompts, left))
 
     def _look_back(self) -> None:
         """Decode the pass's first prompt once more, without a clock, by every method that says it
@@ -213,24 +259,37 @@ class Pass:
 
     def near_ties(self) -> dict[str, Any] | None:
         """See `evidence.near_ties`; None where outputs are not compared token by token."""
-        if self._sampling.draws or self._plan.config.verify == REPLAY:
+        if not self._compares:
             return None
+        self._view.stage("looking for near-ties")
         return near_ties(
             self.judge, self._answers.prompts, self._answers.vanilla, self._bench.request
         )
 
+    @property
+    def _compares(self) -> bool:
+        """Whether outputs are compared token by token."""
+        return not self._sampling.draws and self._plan.config.verify != REPLAY
+
     def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
         return any(
-            (question.prompt_id, turn, arm.label, number) not in self._answers.done
-            for turn in range(1, len(question.turns) + 1)
+            key not in self._answers.done
             for arm in arms
+            for key in self._keys(question, arm, number)
         )
 
     @staticmethod
-    def _same_again(arm: Arm) -> bool:
+    def _keys(question: Question, arm: Arm, number: int) -> list[Key]:
+        """The cells of a row on a question, a turn each."""
+        turns = range(1, len(question.turns) + 1)
+        return [(question.prompt_id, turn, arm.label, number) for turn in turns]
+
+    def _looks_back(self, arm: Arm) -> bool:
         """Whether a prompt decoded twice in one process must come to the same counters: what
         forwards cost is the same all through a run."""
-        return arm.method.timing_free or arm.method.uses_costs
+        method = arm.method
+        same = method.timing_free or method.uses_costs
+        return same and not method.peer and not self._learns(arm)
 
     @staticmethod
     def _learns(arm: Arm) -> bool:
@@ -280,6 +339,7 @@ class Pass:
                 continue
             cells: list[Cell] = []
             kept: list[Group | None] = []
+            own: list[Question] = []
             for (question, prompt), request, told, group in zip(
                 asked, requests, known, groups, strict=True
             ):
@@ -288,23 +348,28 @@ class Pass:
                 if not done or self._learns(arm):
                     cells.append(self._cell(arm, question, prompt, request, told, number, memory))
                     kept.append(None if done else group)
+                    own.append(question)
             if not cells:
                 continue
             cell = self._measurable(arm, cells)
-            if any(kept):
-                self._windows.run(cell)
-            else:
-                cell.measure()
+            with self._pace.spent(arm.label, sum(map(self._plan.budget, own))) as row:
+                if any(kept):
+                    self._windows.run(cell)
+                else:
+                    cell.measure()
+                row.tokens += sum(len(each.measured.output) for each in cells if each.measured)
+            if len(asked) > 1:  # many cells together may take minutes
+                self._tell()
             self._count_failures(arm, cells)
-            if not self._learns(arm) and not arm.method.peer and self._same_again(arm):
+            if self._looks_back(arm):
                 self._opening.setdefault(arm.label, cells)
             lost = next((each.lost for each in cells if each.lost is not None), None)
             if lost is not None:
                 self._leave_out(arm, number, lost)
                 continue
-            for own, keeper in zip(cells, kept, strict=True):
+            for made, keeper in zip(cells, kept, strict=True):
                 if keeper is not None:
-                    keeper.cells.append(own)
+                    keeper.cells.append(made)
         for (_, prompt), group in zip(asked, groups, strict=True):
             group.reference = self._reference(prompt, number, group.cells)
         self._pending.extend(groups)
@@ -375,7 +440,8 @@ class Pass:
                 if cell.lost is not None:  # when it was measured once more
                     self._leave_out(cell.arm, cell.pass_, cell.lost)
             kept = [cell for cell in group.cells if cell.lost is None]
-            records = [self._judging.record(cell, group) for cell in kept]
+            with self._pace.judging():
+                records = [self._judging.record(cell, group) for cell in kept]
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record.key, record.output_ids)
@@ -386,6 +452,7 @@ class Pass:
         go on."""
         if arm.label not in self.left_out:
             self.left_out[arm.label] = why
+            self._pace.drop(arm.label)
             self._view.note(
                 f"{arm.label} is left out of the rest of pass {number}: {why.message};"
                 f" {resumption(self._run_dir.path)} makes what is missing"
@@ -405,6 +472,7 @@ class Pass:
         self._failed[arm.label] = self._failed.get(arm.label, 0) + 1 if failed else 0
         if self._failed[arm.label] >= FAILURES:
             self._dropped[arm.label] = why = str(errors[0])
+            self._pace.drop(arm.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, arm.label: why})
             self._view.note(f"{arm.label} failed {FAILURES} times in a row and is dropped: {why}")

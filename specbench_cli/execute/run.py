@@ -14,7 +14,7 @@ from specbench_cli.execute.apart import resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.planning import tune
-from specbench_cli.execute.planning.plan import Plan, make_plan
+from specbench_cli.execute.planning.plan import Plan, fitting, make_plan
 from specbench_cli.execute.planning.tune import Tuning
 from specbench_cli.execute.turns import own as own_turns
 from specbench_cli.execute.view import RunView
@@ -29,15 +29,20 @@ VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 _TUNING = 0
 """The number of the pass that chooses parameters."""
 
+TUNING = "tuning"
+"""What that part of a run is called."""
+
 _ANEW = "begin a new run: specbench run"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run's records are, and what the program should exit with."""
+    """Where a run's records are, what the program should exit with, and whether times are missing
+    since the machine was not quiet."""
 
     run_dir: Path
     exit_code: ExitCode
+    void: bool
 
 
 def start(
@@ -46,12 +51,28 @@ def start(
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
     from specbench_cli.execute.planning.placement import check_places
 
+    config, left_out = fitting(config, fetch=True)
     plan, tuning = planned(config)
     check_places(plan)
     view.planned(facts(plan, tuning))
+    for words in (*plan.missing, *_unfit(left_out)):
+        view.note(words)
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
-    return plan, RunDir.create(path, manifest(plan, sources), order=config.model_dump_json())
+    told = {**manifest(plan, sources), "left_out": left_out}
+    return plan, RunDir.create(path, told, order=config.model_dump_json())
+
+
+def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a run that is not begun, and its facts, those of rows that cannot run among
+    them."""
+    config, left_out = fitting(config, fetch=False)
+    plan, tuning = planned(config)
+    return plan, {**facts(plan, tuning), **({"left_out": _unfit(left_out)} if left_out else {})}
+
+
+def _unfit(left_out: Mapping[str, str]) -> list[str]:
+    return [f"{label} is left out, it cannot run here: {why}" for label, why in left_out.items()]
 
 
 def reopen(
@@ -149,7 +170,7 @@ def run(
     if plan is None:
         (run_dir.path / ORDER).unlink(missing_ok=True)  # it was killed on its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
-        return Result(run_dir.path, exit_code(list(run_dir.records()), run_dir.manifest))
+        return _result(run_dir)
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     try:
@@ -158,20 +179,20 @@ def run(
         if only_pass != _TUNING:
             view.started(plan.cells, len(run_dir.answered()), run_dir.path)
         if alone:
-            _run_passes(plan, run_dir, view, [1], in_turn, force)
+            _run_pass(plan, run_dir, view, 1, in_turn, force)
         elif only_pass is None:
             close_rooms()
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
             flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
-                what = "tuning" if number == _TUNING else f"pass {number}"
+                what = TUNING if number == _TUNING else f"pass {number}"
                 view.handed_over()
                 run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
         elif only_pass != _TUNING:
-            _run_passes(plan, run_dir, view, [only_pass], in_turn, force)
+            _run_pass(plan, run_dir, view, only_pass, in_turn, force)
         run_dir.read()  # what other processes wrote
-        records = list(run_dir.records())
         if only_pass is None:
+            records = run_dir.records()
             loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
             run_dir.close("finished", finished_utc=now(), noisy=loud)
             (run_dir.path / ORDER).unlink(missing_ok=True)
@@ -187,7 +208,12 @@ def run(
     finally:
         close_rooms()
         run_dir.release()
-    return Result(run_dir.path, exit_code(records, run_dir.manifest))
+    return _result(run_dir)
+
+
+def _result(run_dir: RunDir) -> Result:
+    records = list(run_dir.records())
+    return Result(run_dir.path, exit_code(records, run_dir.manifest), void(records))
 
 
 def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
@@ -229,7 +255,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     )
     view.started(rehearsal.cells, len(trial.answered()), path)
     try:
-        _run_passes(rehearsal, trial, view, [1], in_turn, force)
+        _run_pass(rehearsal, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
         with suppress(OSError):
             trial.close("interrupted")
@@ -258,27 +284,32 @@ def _measured(run_dir: RunDir) -> bool:
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
     """Bad if a row is broken or a cell failed; else a fault of the environment if too many times
-    are void; else fine.
+    are void, or rows could not run; else fine.
 
     Peers are measured, not judged: nothing they do makes an answer bad.
     """
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or broken(ours, manifest):
         return ExitCode.BAD_ANSWER
-    for label in {record.label for record in records}:
-        void = [record.void for record in records if record.label == label]
-        if sum(void) > VOID_SHARE * len(void):
-            return ExitCode.ENVIRONMENT
-    return ExitCode.OK
+    return ExitCode.ENVIRONMENT if void(records) or manifest.get("left_out") else ExitCode.OK
 
 
-def _run_passes(
+def void(records: Sequence[Record]) -> bool:
+    """Whether a row lost so many of its times to noise that it has no speedup."""
+    rows: dict[str, list[bool]] = {}
+    for record in records:
+        rows.setdefault(record.label, []).append(record.void)
+    return any(sum(row) > VOID_SHARE * len(row) for row in rows.values())
+
+
+def _run_pass(
     plan: Plan,
     run_dir: RunDir,
     view: RunView,
-    numbers: Sequence[int],
+    number: int,
     in_turn: Path | None,
     force: bool,
+    part: str = "",
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
@@ -286,6 +317,9 @@ def _run_passes(
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.step_costs import provide_costs
 
+    if not part and plan.config.repeats > 1:
+        part = f"pass {number} of {plan.config.repeats}"
+    view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
     with closing(Bench(plan)) as bench:
         bench.check_first_turns()
@@ -297,9 +331,8 @@ def _run_passes(
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests)
-        for number in numbers:
-            pass_.run(number)
+        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests, part)
+        pass_.run(number)
         run_dir.update(
             # The first pass that needed a tolerance measured it; one that did not knows nothing.
             near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),

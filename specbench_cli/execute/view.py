@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specbench_cli.store.schema import Record
+
+
+class Progress(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+        part: which part of it this is: "tuning", "pass 2 of 3"; empty if it has but one.
+        prompt, prompts: how many prompts of it are done, of how many.
+        left_s: seconds until all is measured, in the passes to come too, or of the tuning; None
+            while nothing is known. The report comes after it.
+    """
+
+    part: str
+    prompt: int
+    prompts: int
+    left_s: float | None
 
 
 class RunView(Protocol):
@@ -16,6 +32,16 @@ class RunView(Protocol):
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
+
+    def stage(self, text: str) -> None:
+        """What is done now that is not a prompt: loading, warming up."""
+
+    def prompt(self, progress: Progress) -> None:
+        """Prompts were measured; their records may come later, when their window is settled."""
+
+    def window(self, other_cpu: float | None, text: str) -> None:
+        """A window was timed: other processes' share of the machine, and the same in words with
+        what follows from it."""
 
     def cell(self, record: Record) -> None:
         """A record was written."""

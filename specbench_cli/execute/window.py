@@ -40,14 +40,21 @@ class Windows:
         meter: who measures the others.
         allow_noise: keep the times of noisy windows.
         between: called before each window.
+        told: called after each, while none is open, with the others' share and what that means.
     """
 
     def __init__(
-        self, meter: Meter, *, allow_noise: bool, between: Callable[[], object] | None = None
+        self,
+        meter: Meter,
+        *,
+        allow_noise: bool,
+        between: Callable[[], object] | None = None,
+        told: Callable[[float | None, str], object] | None = None,
     ) -> None:
         self._meter = meter
         self._allow_noise = allow_noise
         self._between = between
+        self._told = told
         self._cells: list[Measurable] = []
 
     def run(self, cell: Measurable) -> None:
@@ -66,16 +73,27 @@ class Windows:
         if not self._cells:
             return
         share = self._meter.close()
-        for _ in range(REPEATS):
+        for again in range(REPEATS):
             if self._allow_noise or not noisy(share):
                 break
+            self._tell(share, f"repeat {again + 2} of {REPEATS + 1}")
             self._meter.open()
             for cell in self._cells:
                 cell.measure()
             share = self._meter.close()
+        self._tell(share, "times kept" if self._allow_noise else "times void")
         for cell in self._cells:
             cell.settle(share, noisy(share) and not self._allow_noise)
         self._cells = []
+
+    def _tell(self, share: float | None, if_noisy: str) -> None:
+        """Say how quiet a window was, and what becomes of it if it was not."""
+        if self._told is None:
+            return
+        if share is None:
+            self._told(share, "other CPU unknown")
+        else:
+            self._told(share, f"{share:.0%} other CPU, {if_noisy}" if noisy(share) else "quiet")
 
 
 def noisy(share: float | None) -> bool:

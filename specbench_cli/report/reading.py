@@ -18,7 +18,7 @@ from specbench_cli.report.source import Source, light
 from specbench_cli.report.spec_bench.files import Imported
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.together import join
-from specbench_cli.store.run_dir import RUNS, latest
+from specbench_cli.store.run_dir import latest, runs
 from specbench_cli.store.schema import Record
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def _given(source: Source) -> str:
     if isinstance(source, Imported):
         return " ".join(shlex.quote(str(file)) for file in source.files)
     path = source.path
-    usual = path.resolve().parent == RUNS.resolve()
-    return "last" if usual and latest().name == path.name else shlex.quote(str(path))
+    newest = runs() and latest().resolve() == path.resolve()
+    return "last" if newest else shlex.quote(str(path))
 
 
 def read(run: Source) -> Reading:

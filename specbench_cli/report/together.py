@@ -189,11 +189,12 @@ def _manifest(
     statuses = [manifest.get("status", "?") for manifest in all_of]
     merged["status"] = next((s for s in _UNFINISHED if s in statuses), statuses[0])
     merged["noisy"] = any(manifest.get("noisy") for manifest in all_of)
-    merged["dropped"] = {
-        own.get(label, label): why
-        for manifest, own in zip(all_of, labels, strict=True)
-        for label, why in (manifest.get("dropped") or {}).items()
-    }
+    for given_up in ("dropped", "left_out"):
+        merged[given_up] = {
+            own.get(label, label): why
+            for manifest, own in zip(all_of, labels, strict=True)
+            for label, why in (manifest.get(given_up) or {}).items()
+        }
     merged["mixed"] = [what for manifest in all_of for what in manifest.get("mixed") or ()]
     floors = [m["aa_noise"] for m in all_of if m.get("aa_noise") is not None]
     merged["aa_noise"] = max(floors, default=None)

@@ -238,6 +238,7 @@ class Manifest(TypedDict, total=False):
     tolerance: _Tolerance | None
     near_ties: _NearTies | None
     leaks: dict[Name, str] | None
+    left_out: dict[Name, str]
     aa_noise: Annotated[Finite, Field(ge=0)] | None
     memory: _Memory | None
     program: dict[str, str | None] | None

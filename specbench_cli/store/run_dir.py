@@ -29,6 +29,9 @@ from specbench_cli.store.schema import STRICT, Count, Family, Name, Record, from
 RUNS = Path("results/runs")
 """Where runs go that are given no folder."""
 
+_ELSEWHERE = ".elsewhere"
+"""The file in `RUNS` that says where runs are that were given a folder, a path a line."""
+
 _MANIFEST = "manifest.json"
 
 _DRAFT = f".{_MANIFEST}.new"
@@ -386,13 +389,41 @@ def new_path(
     return path
 
 
+def remember(path: Path, root: Path = RUNS) -> None:
+    """Have `runs` find a run whose folder was chosen: note where it is, seen from `root`. Where
+    nothing can be noted, it goes without."""
+    if path.resolve().parent == root.resolve():
+        return
+    with contextlib.suppress(OSError, ValueError):  # another drive
+        place = os.path.relpath(path.resolve(), root.resolve())
+        root.mkdir(parents=True, exist_ok=True)
+        if place not in _elsewhere(root):
+            with (root / _ELSEWHERE).open("a", encoding="utf-8") as file:
+                file.write(f"{place}\n")
+
+
+def _elsewhere(root: Path) -> list[str]:
+    try:
+        return (root / _ELSEWHERE).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+def runs(root: Path = RUNS) -> list[Path]:
+    """The folders of all runs that were begun from here and are still there, by name; those in
+    `root` first."""
+    usual = sorted(file.parent for file in root.glob(f"*/{_MANIFEST}"))
+    others = (Path(os.path.normpath(root / place)) for place in _elsewhere(root) if place)
+    return [*usual, *sorted(path for path in others if RunDir.holds_run(path))]
+
+
 def latest(root: Path = RUNS) -> Path:
-    """The run whose manifest was written last ("last" on the command line).
+    """The run whose manifest was written last ("last" on the command line), wherever it is.
 
     Raises:
         UsageError: there is no run.
     """
-    runs = [(file.stat().st_mtime_ns, file.parent) for file in root.glob(f"*/{_MANIFEST}")]
-    if not runs:
+    found = [((path / _MANIFEST).stat().st_mtime_ns, path) for path in runs(root)]
+    if not found:
         raise UsageError(f"there is no run in {root}", hint="specbench run")
-    return max(runs)[1]
+    return max(found)[1]

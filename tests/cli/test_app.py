@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,24 @@ def test_package_of_the_same_name_is_refused_and_named(tmp_path, name, kind):
     else:
         assert process.returncode == 2
         assert f"another package named '{name}' shadows specbench's: {tmp_path}" in err
+
+
+def test_interrupt_that_an_import_made_something_else_of_is_an_interrupt(monkeypatch, capsys):
+    def load(*_):
+        with suppress(KeyboardInterrupt):
+            app._interrupt(signal.SIGINT, None)
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(app, "_interrupted", [])
+    monkeypatch.setattr(app, "_guard_neighbours", load)
+    assert app._run(["doctor"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_entry_answers_an_interrupt_before_anything_that_takes_time_is_imported():
+    code = "import sys, specbench_cli.__main__ as m; print({'typer', 'rich'} & {*sys.modules},"
+    code += " flush=True); m._leave(2, None)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert done.stdout == "set()\n"

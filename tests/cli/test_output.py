@@ -54,9 +54,7 @@ def test_data_goes_to_stdout_and_talk_to_stderr(capsys):
 def test_table_for_a_pipe_is_tab_separated(capsys):
     output.rows(ROWS)
     assert capsys.readouterr().out == (
-        "name\taliases\tspeedup\tnote\n"
-        "sps\tsd, speculative\t1.23456789\t\n"
-        "[red]x[/red]\t\t1.0\ta b c\n"
+        "name\taliases\tspeedup\tnote\nsps\tsd, speculative\t1.23457\t\n[red]x[/red]\t\t1\ta b c\n"
     )
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.commands._progress import Bar, JsonLines, Lines, Speedups, make_progress
+from specbench_cli.commands._progress import (
+    Bar,
+    JsonLines,
+    Lines,
+    Speedups,
+    duration,
+    how_far,
+    make_progress,
+)
+from specbench_cli.execute.view import Progress
 from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
 PLAN = {
@@ -100,25 +109,46 @@ def test_plan_of_a_real_run_is_not_its_result(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_log_gets_a_line_now_and_then(capsys):
+def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     now = 0.0
     view = Lines(clock=lambda: now)
     view.started(4, 0, Path("runs/x"))
+    view.stage("warming up 2 rows")
     view.cell(record("vanilla", "a", ns=200))
-    now = 11.0
+    view.prompt(Progress("", 1, 2, None))
+    now = 9.0
+    view.prompt(Progress("", 1, 2, 30.0))  # the same prompt, just now
     view.cell(record("sps", "a", ns=100))
-    now = 12.0
-    view.cell(record("vanilla", "b"))
-    view.cell(record("sps", "b"))
+    view.window(0.62, "62% other CPU, repeat 2 of 3")
+    now = 11.0
+    view.prompt(Progress("", 1, 2, 30.0))  # of a batch, which takes its time
+    view.prompt(Progress("", 2, 2, 0.2))
     view.note("something [odd]")
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
         "4 cells, in runs/x",
-        "2/4 cells  sps 2.00x",
-        "4/4 cells  sps 1.50x",
+        "warming up 2 rows",
+        "prompt 1 of 2 done",
+        "prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
+        "prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
         "something [odd]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.2, "1 s"), (59, "59 s"), (61, "1 min 1 s"), (3599, "1 h 0 min"), (11400, "3 h 10 min")],
+)
+def test_time_is_said_as_a_person_says_it(seconds, said):
+    assert duration(seconds) == said
+
+
+def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
+    assert how_far(Progress("pass 2 of 3", 5, 12, 42)) == (
+        "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
+    )
+    assert how_far(Progress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
 
 
 def test_resumed_run_says_what_is_there(capsys):
@@ -132,13 +162,21 @@ def test_json_events_are_a_line_each(capsys):
     view.started(2, 0, Path("runs/x"))
     view.cell(record("vanilla"))
     view.cell(record("sps", ns=50))
-    plan, start, _, last = map(json.loads, capsys.readouterr().out.splitlines())
+    view.stage("loading")
+    view.prompt(Progress("", 1, 2, 3.5))
+    view.window(None, "other CPU unknown")
+    plan, start, _, last, *others = map(json.loads, capsys.readouterr().out.splitlines())
     assert plan == {"event": "plan", **PLAN}
     assert start == {"event": "start", "run": "runs/x", "cells": 2, "done": 0}
     assert last["event"] == "cell"
     assert (last["done"], last["label"], last["speedups"]) == (2, "sps", {"sps": 2.0})
     assert last["verdict"]["kind"] == "identical"
     assert "output_ids" not in last
+    assert others == [
+        {"event": "stage", "stage": "loading"},
+        {"event": "prompt", "part": "", "prompt": 1, "prompts": 2, "left_s": 3.5},
+        {"event": "window", "other_cpu": None, "says": "other CPU unknown"},
+    ]
     assert view.flags() == ["--json"]
 
 
@@ -163,6 +201,10 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
         capsys.readouterr()
         view.cell(record("[b]sps", ns=50))
         assert "[b]sps 2.00x" in capsys.readouterr().err
+        view.prompt(Progress("", 5, 12, 40.0))
+        assert "prompt 5 of 12 done, about 40 s left" in capsys.readouterr().err
+        view.window(0.01, "quiet")
+        assert "quiet" in capsys.readouterr().err
         view.note("above [b]it")
         assert "above [b]it" in capsys.readouterr().err
     assert threading.active_count() == threads

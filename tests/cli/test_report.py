@@ -89,11 +89,11 @@ def test_a_planted_state_fault_exits_1(faulty_run):
 
 @pytest.mark.smoke
 def test_a_planted_state_fault_is_broken_in_every_output(report):
-    code, out, err = report()
+    code, out, _ = report()
     assert code == 0
     row = next(line for line in out.splitlines() if "stale-row" in line)
     assert "BROKEN" in row
-    assert "BROKEN: " in err
+    assert "BROKEN: " in out
     assert "| stale-row | BROKEN |" in Path("here/report.md").read_text()
     assert "BROKEN" in Path("here/figures/speedup.svg").read_text()
     assert "neither vanilla's nor tied" in Path("here/summary.csv").read_text()
@@ -167,7 +167,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     assert code == 2
     assert "seed: 1 (here) against 2 (there)" in err
     assert f"specbench report here {other} --force" in err
-    code, out, err = report(str(other), "--force")
+    code, out, err = report(str(other), "--force", "--format", "tsv")
     assert code == 0
     assert {"pld @here", "pld @there"} <= {row.split("\t")[3] for row in out.splitlines()}
     assert "forced: differs in seed: 1 (here) against 2 (there)" in err
@@ -177,7 +177,8 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     ("args", "says"),
     [
         (["last", "--method", "sps"], "--method needs --prompt"),
-        (["last", "--json"], "--json needs --prompt"),
+        (["last", "--to", "md", "--format", "tsv"], "--to writes files, and --format says how"),
+        (["last", "--to", "md", "--json"], "--to writes files, and --format says how"),
         (["last", "--prompt", "mini/1", "--to", "md"], "takes neither --to nor --also"),
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],

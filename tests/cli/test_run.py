@@ -108,6 +108,24 @@ def test_name_of_the_profile_is_in_the_manifest(run):
     assert manifest["config_sources"]["tasks"] == "profile smoke"
 
 
+def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
+    few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
+    code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
+    why = "sps needs a draft model, and embedded-1m has no customary one"
+    assert code == 3, "a row could not run, and the others did"
+    assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
+    assert f"left out, could not run here: sps: {why}" in out
+    assert "error: not all that was asked for could run here: sps" in err
+    assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
+    code, out, _ = run("report", "last")
+    assert code == 0 and "pld" in out and "sps: sps needs" in out
+
+
+def test_plan_says_which_rows_cannot_run(run):
+    plan = plan_of(run("run", "--dry-run", "-m", "pld,sps", "--target", "embedded-1m")[1])
+    assert plan["methods"].startswith("vanilla; pld") and "sps is left out" in plan["left_out"]
+
+
 def test_plan_is_one_event_with_json(run):
     _, out, _ = run("run", "--dry-run", "--json", "-m", "sps", "--limit", "2")
     (event,) = events_of(out)
@@ -128,8 +146,8 @@ def test_unknown_parameter_is_refused_before_anything_runs(run, tmp_path):
 
 
 @pytest.mark.smoke
-def test_piped_run_prints_tsv_and_talks_on_stderr(run):
-    code, out, err = run("run", *SMALL, "--out", "here")
+def test_run_prints_tsv_where_that_is_asked_for_and_talks_on_stderr(run):
+    code, out, err = run("run", *SMALL, "--out", "here", "--format", "tsv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
     assert {row["method"] for row in rows} == {"vanilla", "sps"}
@@ -154,7 +172,8 @@ def test_json_run_ends_with_done_and_its_summary(run):
     events = events_of(out)
     assert code == 0
     assert [event["event"] for event in events[:2]] == ["plan", "start"]
-    assert {event["event"] for event in events[2:-1]} == {"cell"}
+    between = {event["event"] for event in events[2:-1]}
+    assert between == {"stage", "prompt", "window", "cell"}
     done = events[-1]
     assert done["event"] == "done"
     assert {row["label"] for row in done["summary"]} == {"vanilla", "sps"}

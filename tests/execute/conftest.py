@@ -23,12 +23,22 @@ class Log:
         self.facts = None
         self.notes = []
         self.cells = []
+        self.said = []
 
     def planned(self, facts):
         self.facts = facts
 
     def started(self, cells, done, run_dir):
         self.total, self.done = cells, done
+
+    def stage(self, text):
+        self.said.append(text)
+
+    def prompt(self, progress):
+        self.said.append(progress)
+
+    def window(self, other_cpu, text):
+        pass
 
     def cell(self, record):
         self.cells.append(record.key)

@@ -1,4 +1,7 @@
-"""Several samples of a prompt: independent draws, one cluster, nothing at temperature 0."""
+"""Which questions are asked; several samples of one: independent draws, one cluster, nothing at
+temperature 0."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,6 +28,25 @@ def test_samples_that_would_all_be_equal_are_refused_with_what_to_type(verify):
         planned(verify=verify)
     assert caught.value.message.startswith("best-of-n asks each question 8 times")
     assert "--temperature 0.8" in caught.value.hint
+
+
+def test_a_limit_is_of_each_task_and_the_draw_is_the_one_that_the_task_has_alone():
+    three = planned(tasks=["mini", "agentic", "repair"], limit=6)
+    assert Counter(question.task for question in three.questions) == {
+        "mini": 6, "agentic": 6, "repair": 6
+    }  # fmt: skip
+    alone = planned(tasks=["agentic"], limit=6)
+    assert [q for q in three.questions if q.task == "agentic"] == list(alone.questions)
+
+
+def test_what_a_limit_or_a_category_leaves_nothing_of_is_named():
+    assert planned(tasks=["mini"], limit=6).missing == ()
+    assert planned(tasks=["mini"], limit=6, category=["qa"]).missing == ()
+    (few,) = planned(tasks=["mini"], limit=4).missing
+    assert few.startswith("--limit 4 asks nothing of mini's ") and few.count(", ") == 1
+    plan = planned(tasks=["mini", "repair"], category=["translation"])
+    assert plan.missing == ("repair is not asked: it has no question of translation",)
+    assert plan.facts()["not_asked"] == list(plan.missing)
 
 
 def test_a_limit_counts_questions_and_their_samples_follow_one_another():

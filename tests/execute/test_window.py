@@ -90,3 +90,26 @@ def test_settling_without_cells_does_nothing():
     world = World([])
     windows(world).settle()
     assert world.opened == 0
+
+
+def test_what_a_noisy_window_comes_to_is_said_while_none_is_open():
+    world, said = World([0.62, 0.3, 0.01, 0.5, 0.5, 0.5, None]), []
+    loop = windows(world, told=lambda share, text: said.append((world.opened, share, text)))
+    for _ in range(3):
+        loop.run(Cell(world, 1.0))
+    assert said == [
+        (1, 0.62, "62% other CPU, repeat 2 of 3"),
+        (2, 0.3, "30% other CPU, repeat 3 of 3"),
+        (3, 0.01, "quiet"),
+        (4, 0.5, "50% other CPU, repeat 2 of 3"),
+        (5, 0.5, "50% other CPU, repeat 3 of 3"),
+        (6, 0.5, "50% other CPU, times void"),
+        (7, None, "other CPU unknown"),
+    ]
+
+
+def test_times_of_a_noisy_window_are_said_to_be_kept_where_that_is_allowed():
+    said = []
+    loop = windows(World([0.5]), allow_noise=True, told=lambda *told: said.append(told))
+    loop.run(Cell(loop._meter, 1.0))
+    assert said == [(0.5, "50% other CPU, times kept")]

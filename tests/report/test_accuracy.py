@@ -44,8 +44,8 @@ def test_tables_by_family_have_accuracy_if_anything_is_scored(reading, capsys, m
     assert "accuracy" not in capsys.readouterr().out
 
 
-def test_pipe_gets_accuracy(reading, capsys):
-    print_runs([reading()], families=True)
+def test_tsv_has_accuracy(reading, capsys):
+    print_runs([reading()], families=True, form="tsv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out), delimiter="\t"))
-    assert {row["accuracy"] for row in rows if row["family"] == "math_reasoning"} == {"0.0", "1.0"}
+    assert {row["accuracy"] for row in rows if row["family"] == "math_reasoning"} == {"0", "1"}
     assert {row["accuracy"] for row in rows if row["family"] == "qa"} == {""}

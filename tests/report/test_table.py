@@ -1,9 +1,11 @@
-"""The default table reads at a glance, fits 100 columns, and is TSV in a pipe."""
+"""The default table reads at a glance, fits 100 columns, and is TSV or JSON if asked."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -202,8 +204,33 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert f" work: {column.title}" == note
 
 
-def test_pipe_gets_tsv_on_stdout_and_talk_on_stderr(make_reading, capsys):
-    print_runs([make_reading()], families=False)
+def test_pipe_gets_the_table_of_a_terminal(make_reading, capsys, monkeypatch):
+    print_runs([make_reading()], families=True)
+    piped, err = capsys.readouterr()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_runs([make_reading()], families=True)
+    drawn = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert piped == drawn
+    assert "speedup by family" in piped and err == ""
+
+
+def test_json_is_an_object_a_row_with_the_talk_on_stderr(make_reading, capsys):
+    print_runs([make_reading()], families=False, form="json")
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert rows[-1]["method"] == "hf:vanilla" and isinstance(rows[0]["speedup"], float)
+    assert "specbench 0.1.0" in err
+
+
+def test_tsv_has_no_more_digits_than_a_figure_means(make_reading, capsys):
+    print_runs([make_reading()], families=True, form="tsv")
+    figures = re.findall(r"\d*\.\d+", capsys.readouterr().out)
+    assert figures and max(map(len, figures)) <= len("0.0123456")
+
+
+def test_tsv_is_on_stdout_and_talk_on_stderr(make_reading, capsys):
+    print_runs([make_reading()], families=False, form="tsv")
     out, err = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
     assert [row["method"] for row in rows][-1] == "hf:vanilla"
@@ -213,8 +240,8 @@ def test_pipe_gets_tsv_on_stdout_and_talk_on_stderr(make_reading, capsys):
     assert "\x1b" not in out + err
 
 
-def test_report_in_a_pipe_is_one_tsv_over_runs_and_families(make_reading, capsys):
-    print_runs([make_reading(), make_reading()], families=True)
+def test_tsv_is_one_over_runs_and_families(make_reading, capsys):
+    print_runs([make_reading(), make_reading()], families=True, form="tsv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out), delimiter="\t"))
     assert len(rows) == 2 * 6 * (1 + 6)
     assert rows[0]["run"] == "20261121T102403Z-mini-00000000"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import time
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.errors import FULL, ExitCode, UsageError
-from specbench_cli.store.run_dir import Prompt, RunDir, latest, new_path
+from specbench_cli.store.run_dir import Prompt, RunDir, latest, new_path, remember, runs
 from specbench_cli.store.schema import to_json
 
 
@@ -372,3 +373,21 @@ def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run)
     with pytest.raises(KeyError), run.guarded("good"):
         raise KeyError
     assert "spoiled" not in run.manifest
+
+
+def test_run_in_a_folder_of_its_own_is_found_once_and_no_longer_than_it_is_there(tmp_path):
+    root, chosen = tmp_path / "results/runs", tmp_path / "mine"
+    RunDir.create(root / "usual", {})
+    RunDir.create(chosen, {})
+    for path in (chosen, chosen, root / "usual"):
+        remember(path, root)
+    assert runs(root) == [root / "usual", chosen]
+    assert latest(root) == chosen
+    shutil.rmtree(chosen)
+    assert runs(root) == [root / "usual"]
+
+
+def test_folder_of_runs_that_cannot_be_made_is_no_fault_of_the_run(tmp_path):
+    (tmp_path / "results").write_text("a file")
+    remember(tmp_path / "mine", tmp_path / "results/runs")
+    assert runs(tmp_path / "results/runs") == []

@@ -16,10 +16,10 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.sampling import Rule
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
 from specbench_cli.execute.planning.order import balanced
-from specbench_cli.models.heads import check_head
+from specbench_cli.models.heads import OWN, check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.scoring.code import check_containment, compiles
 from specbench_cli.store.schema import GUARANTEES
@@ -92,6 +92,7 @@ class Plan:
     draft: Checkpoint | None
     others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
     arrivals: tuple[float, ...] = ()  # of the questions, in seconds; none: all are there
+    missing: tuple[str, ...] = ()  # what of the tasks is not asked, in words
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -165,7 +166,57 @@ class Plan:
             "passes": self.config.repeats,
             "cells": self.cells,
             "most_tokens": self.most_tokens,
+            **({"not_asked": list(self.missing)} if self.missing else {}),
         }
+
+
+def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
+    """A configuration without the rows that cannot run here, and by their labels why: the others
+    are measured all the same. Where none of them would be left beside vanilla it stays as it is,
+    for `make_plan` to refuse.
+
+    Args:
+        fetch: have heads that are known for the target, and not on this machine, downloaded.
+    """
+    target, draft = _pair(config)
+    found: dict[str, str] = {}
+    for row in config.methods:
+        arm = Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+        fault = _unfit(arm, target, draft, fetch=fetch)
+        if fault is not None and row.label != REFERENCE:
+            found[row.label] = f"{fault.message} ({fault.hint})" if fault.hint else fault.message
+    kept = [row for row in config.methods if row.label not in found]
+    if all(row.label == REFERENCE for row in kept):
+        return config, {}
+    return config.model_copy(update={"methods": kept}), found
+
+
+def _pair(config: RunConfig) -> tuple[Checkpoint, str | None]:
+    """The target, and the draft's name if there is one."""
+    target = resolve(config.target)
+    return target, target.draft if config.draft in (None, AUTO) else config.draft
+
+
+def _unfit(
+    arm: Arm, target: Checkpoint, draft: str | None, *, fetch: bool = False
+) -> SpecbenchError | None:
+    """Why a row cannot run here: it needs a draft model or a head, and the target has none, or
+    none that can be had. Of `fetch` see `fitting`."""
+    if "draft" in arm.method.needed and draft is None:
+        return UsageError(
+            f"{arm.label} needs a draft model, and {target.label} has no customary one",
+            hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
+            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
+            " which need none",
+        )
+    try:
+        for wanted in arm.method.artifacts():
+            find = resolve_head if fetch and wanted.source == OWN else check_head
+            kind = wanted.kind
+            find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+    except (UsageError, EnvironmentFault) as fault:
+        return fault
+    return None
 
 
 def _check_tests(questions: Sequence[Question]) -> None:
@@ -246,24 +297,18 @@ def make_plan(config: RunConfig) -> Plan:
         raise UsageError(
             f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
         )
-    questions = [question for task in tasks for question in task.questions]
-    questions = select(questions, config.category)
+    asked = select([each for task in tasks for each in task.questions], config.category)
     if config.load:  # a later turn would arrive when it is asked
-        questions = [replace(question, turns=question.turns[:1]) for question in questions]
-    target = resolve(config.target)
-    needy = [arm.label for arm in arms if "draft" in arm.method.needed]
-    draft = target.draft if config.draft in (None, AUTO) else config.draft
-    if needy and draft is None:
-        raise UsageError(
-            f"{', '.join(needy)} needs a draft model, and {target.label} has no customary one",
-            hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
-            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
-            " which need none",
-        )
-    for wanted in (each for arm in arms for each in arm.method.artifacts()):
-        kind = wanted.kind
-        check_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
-    chosen = tuple(sample(questions, config.limit, config.seed))
+        asked = [replace(question, turns=question.turns[:1]) for question in asked]
+    target, draft = _pair(config)
+    for arm in arms:
+        if (fault := _unfit(arm, target, draft)) is not None:
+            raise fault
+    needy = any("draft" in arm.method.needed for arm in arms)
+    by_task = ([each for each in asked if each.task == task.name] for task in tasks)
+    chosen = tuple(
+        question for own in by_task for question in sample(own, config.limit, config.seed)
+    )
     if config.run_code:
         _check_tests(chosen)
     return Plan(
@@ -271,11 +316,30 @@ def make_plan(config: RunConfig) -> Plan:
         arms=arms,
         tasks=tasks,
         questions=chosen,
+        missing=_missing(config, tasks, asked, chosen),
         arrivals=_arrivals(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
     )
+
+
+def _missing(
+    config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
+) -> tuple[str, ...]:
+    """What a reader would not think of: tasks that `category` leaves nothing of, and families that
+    `limit` does. A task's name stands for all of it, so the others are named."""
+    found = []
+    for task in tasks:
+        there = dict.fromkeys(each.family for each in asked if each.task == task.name)
+        kept = {each.family for each in chosen if each.task == task.name}
+        gone = ", ".join(family for family in there if family not in kept)
+        if not there:
+            words = ", ".join(config.category)
+            found.append(f"{task.name} is not asked: it has no question of {words}")
+        elif gone:
+            found.append(f"--limit {config.limit} asks nothing of {task.name}'s {gone}")
+    return tuple(found)
 
 
 def _arrivals(config: RunConfig, n: int) -> tuple[float, ...]:

@@ -87,7 +87,8 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
     room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
     run = public(reading.name)
-    return environment().get_template("report.html.j2").render(
+    page = environment().get_template("report.html.j2")
+    return page.render(
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
@@ -125,7 +126,8 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
 def brief(reading: Reading) -> str:
     """What a notebook shows of a run: the tables over all prompts, and what must be known of them.
     HTML without style and script; all text is escaped."""
-    rendered = environment().get_template("brief.html.j2").render(
+    page = environment().get_template("brief.html.j2")
+    rendered = page.render(
         heading=reading.facts.header(reading.summary.prompts, WIDTH),
         warnings=[public(line) for line in warned(reading)],
         tables=tables.overall(reading.summary),

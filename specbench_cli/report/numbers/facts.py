@@ -24,6 +24,7 @@ class Facts:
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
+    left_out: methods that could not run there, each with the reason.
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
         ran through the fused decoder.
     """
@@ -47,6 +48,7 @@ class Facts:
     forced: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
 
     @classmethod
@@ -74,9 +76,8 @@ class Facts:
             load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
-            dropped=tuple(
-                f"{label}: {why}" for label, why in (manifest.get("dropped") or {}).items()
-            ),
+            dropped=_reasons(manifest, "dropped"),
+            left_out=_reasons(manifest, "left_out"),
             mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
                 role
@@ -141,3 +142,7 @@ def _decoding(config: Mapping[str, Any]) -> str:
     if rule == "greedy" or "temperature" not in config:
         return rule
     return f"{rule} T={config['temperature']:g}"
+
+
+def _reasons(manifest: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(f"{label}: {why}" for label, why in (manifest.get(key) or {}).items())

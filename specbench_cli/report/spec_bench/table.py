@@ -123,16 +123,20 @@ def spec_bench(reading: Reading) -> SpecBench:
     return SpecBench(theirs, rows, ours, notes)
 
 
-def show(found: SpecBench) -> None:
-    """Print both tables."""
+def show(found: SpecBench, form: output.Format = "table") -> None:
+    """Print both tables; `form` is as in `terminal.table.print_runs`."""
     output.note(f"{TITLE}. {NOTE}")
     for note in found.notes:
         output.note(note)
-    if output.human():
+    if form == "table":
         for grid in (found.overall(), found.by_family()):
             output.data(_drawn(grid))
-    else:
-        output.rows([_line(theirs, found.rows) for theirs in found.theirs])
+        return
+    lines = [_line(theirs, found.rows) for theirs in found.theirs]
+    if form == "tsv":
+        output.tsv(lines)
+    for line in lines if form == "json" else ():
+        output.json_line(line)
 
 
 def write(found: SpecBench, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The tables of a terminal (100 columns), and the same as TSV where output is piped."""
+"""The tables of a result, 100 columns wide, and the same as TSV and JSON."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ class _Column:
     shrinks: bool = False
 
 
-def print_runs(readings: Sequence[Reading], *, families: bool) -> None:
+def print_runs(
+    readings: Sequence[Reading], *, families: bool, form: output.Format = "table"
+) -> None:
     """Print the default table of each run, and by task family too if asked.
 
-    A person gets drawn tables, one after another. A pipe gets one TSV on stdout, figures unrounded;
-    what is said of the figures goes to stderr.
+    Args:
+        form: tables, one after another; or one TSV, or a JSON object a row, on stdout, and what is
+            said of the figures on stderr.
     """
     for reading in readings:
         summary, facts = reading.summary, reading.facts
         head, foot = facts.header(summary.prompts, WIDTH), footer(summary, facts, reading.where)
         foot += load_lines(reading.records)
-        if output.human():
+        if form == "table":
             notes = (Text(f" {note}", "dim") for note in foot)
             more = _drawn_families(summary) if families else []
             for line in (*map(Text, head), *_drawn(summary), *notes, *more):
@@ -51,8 +54,12 @@ def print_runs(readings: Sequence[Reading], *, families: bool) -> None:
         else:
             for note in (*head, *foot):
                 output.note(note)
-    if not output.human():
-        output.rows([row for reading in readings for row in _records(reading, families)])
+    records = [row for reading in readings for row in _records(reading, families)]
+    if form == "tsv":
+        output.tsv(records)
+    if form == "json":
+        for record in records:
+            output.json_line(record)
 
 
 def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:

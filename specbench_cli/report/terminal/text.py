@@ -259,6 +259,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    lines += [f"left out, could not run here: {what}" for what in facts.left_out]
     lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
     lines += [
         f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"

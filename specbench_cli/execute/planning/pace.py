@@ -1,0 +1,134 @@
+"""How long the rest of a run takes, by what was seen of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psutil
+
+
+@dataclass(slots=True)
+class Work:
+    """Work on a row of the result, in units that its cells are thought to differ by (tokens that
+    may be made).
+
+    due, done: units, of the pass. later: units of the passes after it. spent, tokens: seconds on
+    `done`, and the tokens that were made.
+    """
+
+    due: float
+    later: float = 0.0
+    done: float = 0.0
+    spent: float = 0.0
+    tokens: int = 0
+
+
+def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
+    """Seconds that remain: of each row what is left, at the seconds a unit that it took until now.
+
+    A row that has done nothing yet counts as the others do. What is no cell's time (judging,
+    writing) comes on top in the measure in which it has come so far.
+
+    Args:
+        elapsed: seconds in which all that is done was done.
+
+    Returns:
+        None while nothing is known.
+    """
+    done, spent = sum(row.done for row in rows.values()), sum(row.spent for row in rows.values())
+    if not done or not spent:
+        return None
+    rest = sum(
+        (max(0.0, row.due - row.done) + row.later)
+        * (row.spent / row.done if row.done else spent / done)
+        for row in rows.values()
+    )
+    return rest * max(1.0, elapsed / spent)
+
+
+class Check(NamedTuple):
+    """What follows the last prompt: `tokens` are read one by one, if row `label` made as many, in
+    forwards that take as long as that row's own, `together` of which were done at once."""
+
+    label: str
+    tokens: int
+    together: int = 1
+
+
+class Pace:
+    """Watches a pass: which row took how long for what.
+
+    Args:
+        rows: what there is to do.
+        starts: seconds of what the passes to come do before their first prompt.
+        check: what comes after them; None for nothing.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Work],
+        starts: float = 0.0,
+        check: Check | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rows = rows
+        self._starts = starts
+        self._check = check
+        self._clock = clock
+        self._begun = clock()
+        self._aside = 0.0
+        self._times = 0
+
+    @contextmanager
+    def spent(self, label: str, units: float) -> Iterator[Work]:
+        """Count what is done inside to a row, which is to be told of its tokens, and its
+        seconds."""
+        begun = self._clock()
+        row = self._rows[label]
+        yield row
+        row.spent += self._clock() - begun
+        row.done += units
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Judge cells inside. The first time loads what is needed later on, too, and tells nothing
+        of how long the others take."""
+        begun = self._clock()
+        yield
+        self._times += 1
+        if self._times == 1:
+            self._aside = self._clock() - begun
+
+    def drop(self, label: str) -> None:
+        """Nothing more is done for a row."""
+        row = self._rows[label]
+        row.due, row.later = row.done, 0.0
+
+    def left(self) -> float | None:
+        """Seconds that remain until all is measured; None while nothing is known."""
+        spent = sum(row.spent for row in self._rows.values())
+        other = self._clock() - self._begun - self._aside - spent
+        if self._times > 1:
+            other *= self._times / (self._times - 1)
+        rest = seconds_left(self._rows, spent + other)
+        return None if rest is None else rest + self._starts + self._checking()
+
+    def _checking(self) -> float:
+        if self._check is None:
+            return 0.0
+        label, tokens, together = self._check
+        row = self._rows[label]
+        if not row.done or row.tokens * row.due / row.done < tokens:
+            return 0.0
+        return tokens * together * row.spent / row.tokens
+
+
+def process_seconds() -> float:
+    """Seconds since this process began."""
+    begun: float = psutil.Process().create_time()
+    return time.time() - begun

@@ -1,0 +1,108 @@
+"""The time left, with a clock made of numbers."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.execute.planning.pace import Check, Pace, Work, process_seconds, seconds_left
+from specbench_cli.execute.view import Progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_nothing_is_known_before_the_first_cell():
+    assert seconds_left({"vanilla": Work(10)}, 0.0) is None
+
+
+def test_each_row_is_left_at_its_own_speed():
+    rows = {"slow": Work(due=4, done=2, spent=20), "fast": Work(due=10, done=2, spent=2)}
+    assert seconds_left(rows, 22) == 2 * 10 + 8 * 1
+
+
+def test_a_row_without_a_cell_counts_as_the_others():
+    rows = {"known": Work(due=2, done=2, spent=6), "new": Work(due=2)}
+    assert seconds_left(rows, 6) == 2 * 3
+
+
+def test_time_outside_cells_goes_on_as_it_came():
+    assert seconds_left({"vanilla": Work(due=4, done=2, spent=10)}, elapsed=15) == 10 * 1.5
+
+
+def test_later_passes_count_with_their_starts_and_the_check_after_the_last_prompt():
+    clock = Clock()
+    pace = Pace(
+        {"vanilla": Work(due=2, later=4)}, starts=14, check=Check("vanilla", 60), clock=clock
+    )
+    with pace.spent("vanilla", 1) as row:
+        clock.now += 3
+        row.tokens += 30
+    assert pace.left() == (1 + 4) * 3 + 14 + 60 * 3 / 30
+
+
+def test_a_check_that_so_few_tokens_are_spared_takes_no_time():
+    clock = Clock()
+    pace = Pace({"vanilla": Work(due=2)}, check=Check("vanilla", 61), clock=clock)
+    with pace.spent("vanilla", 1) as row:
+        clock.now += 3
+        row.tokens += 30
+    assert pace.left() == 3
+
+
+def test_a_dropped_row_has_nothing_left():
+    clock = Clock()
+    pace = Pace({"vanilla": Work(2), "faulty": Work(2, later=9)}, clock=clock)
+    for label in ("vanilla", "faulty"):
+        with pace.spent(label, 1):
+            clock.now += 5
+    pace.drop("faulty")
+    assert pace.left() == 5
+
+
+@given(
+    seconds=st.lists(st.floats(0.1, 100), min_size=1, max_size=6),
+    judging=st.floats(0, 10),
+    loading=st.floats(0, 1000),
+    prompts=st.integers(3, 30),
+)
+def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
+    seconds, judging, loading, prompts
+):
+    """However the rows differ, and whatever the judge loads on the first prompt."""
+    clock = Clock()
+    pace = Pace({str(row): Work(prompts) for row in range(len(seconds))}, clock=clock)
+    said = []
+    for prompt in range(prompts):
+        for row, cost in enumerate(seconds):
+            with pace.spent(str(row), 1):
+                clock.now += cost
+        with pace.judging():
+            clock.now += judging + (loading if prompt == 0 else 0)
+        said.append((clock.now, pace.left()))
+    end = clock.now
+    for now, left in said[1:-1]:
+        assert left == pytest.approx(end - now, rel=1e-6)
+    assert all(one > next_ for (_, one), (_, next_) in pairwise(said[1:]))
+
+
+def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log):
+    view = log()
+    specbench("sps", limit=3, max_new_tokens=4, repeats=1, log=view)
+    loading, warming_up, *prompts, last = view.said
+    assert loading == "loading embedded-7m, embedded-1m"
+    assert (warming_up, last) == ("warming up 2 rows", "looking for near-ties")
+    assert [(told.part, told.prompt, told.prompts) for told in prompts] == [
+        ("", 1, 3), ("", 2, 3), ("", 3, 3)
+    ]  # fmt: skip
+    assert all(isinstance(told, Progress) and told.left_s > 0 for told in prompts)
+
+
+def test_seconds_of_this_process_grow():
+    assert 0 < process_seconds() < process_seconds()
