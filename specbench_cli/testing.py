@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from specbench_cli import registry
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
 
 CHECKS = (
+    "declarations",
     "law",
     "tokens",
     "order",
@@ -96,7 +97,7 @@ def few_cases() -> Iterator[None]:
     """Have audits look at few cases while this is entered."""
     from specbench_cli.audit.cases import wide_case
 
-    checks = {
+    checks: dict[str, dict[str, Any]] = {
         "law": {
             "BUDGET": {"rejection": 150, "block": 40},
             "DEEP": {"rejection": 50, "block": 50},
