@@ -8,6 +8,7 @@ the name of its option (`max_new_tokens=64`), and what is not given comes from t
 from __future__ import annotations
 
 import html
+import importlib
 import os
 import sys
 import warnings
@@ -330,6 +331,4 @@ def _in_notebook() -> bool:
 
 
 def _display(forms: dict[str, str]) -> None:
-    from IPython.display import display
-
-    display(forms, raw=True)
+    importlib.import_module("IPython.display").display(forms, raw=True)

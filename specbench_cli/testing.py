@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
 
 CHECKS = (
+    "declarations",
     "law",
     "tokens",
     "order",

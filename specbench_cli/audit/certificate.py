@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from specbench_cli import __version__
-from specbench_cli.audit.finding import Finding
+from specbench_cli.audit.finding import DECLARATIONS, Finding
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.verify.sampling import Rule
@@ -23,6 +23,7 @@ SCHEMA = 1
 VERDICTS = {
     "PASSED": "everything held",
     "BROKEN": "its output is not what its guarantee says",
+    "MISDECLARED": "its class declares what its code does not do",
     "FAULTY": "its outputs are right; its states, counts or speed are not",
     "NOT SHOWN": "no case of what it promises could be looked at; what could be held",
     "NO CLAIM": "it promises nothing of its output; what can be checked held",
@@ -31,7 +32,7 @@ VERDICTS = {
 }
 """What a certificate can say."""
 
-REFUSED = ("BROKEN", "FAULTY", "NOT SHOWN")
+REFUSED = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 """Verdicts that end with exit code 1, and break a method's rows in reports."""
 
 
@@ -107,6 +108,8 @@ def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
         return "DIFFERS" if failed else "AGREES"
     if any(finding.is_claim and finding.shown for finding in failed):
         return "BROKEN"
+    if any(finding.check == DECLARATIONS for finding in failed):
+        return "MISDECLARED"  # what else failed may follow from that
     if any(finding.shown for finding in failed):
         return "FAULTY"
     if failed:

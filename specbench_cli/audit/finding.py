@@ -10,6 +10,10 @@ CLAIMS = frozenset({"law", "tokens", "generator", "model", "embedded"})
 the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
 
 
+DECLARATIONS = "declarations"
+"""The check of what a method's class says: one that fails is named before a method is FAULTY."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What is wrong, in which case it was found, and which code to look at first."""

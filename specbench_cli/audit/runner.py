@@ -10,19 +10,21 @@ import torch
 
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.checks.embedded import check_embedded
 from specbench_cli.audit.checks.law import check_law
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.recurrent import check_recurrent
 from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
-from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import Subject
 from specbench_cli.errors import MethodFault
 
 Check = Callable[[Subject], list[Finding]]
 
 TABLE_CHECKS: dict[str, Check] = {
+    DECLARATIONS: check_declarations,
     "law": check_law,
     "tokens": check_tokens,
     "order": check_order,

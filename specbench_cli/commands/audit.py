@@ -25,8 +25,8 @@ EPILOG = "\n\n".join(
         "Examples:",
         *EXAMPLES,
         "PASSED: everything held. BROKEN: the output is not what the method's guarantee says."
-        " FAULTY: outputs are right, but states, counts or speed are not. Both end with exit"
-        " code 1.",
+        " MISDECLARED: its class declares what its code does not do. FAULTY: outputs are right, but"
+        " states, counts or speed are not. All three end with exit code 1.",
     )
 )
 

@@ -101,7 +101,8 @@ def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct()
         assert {params.accept for params in subject.promising(rule)} == {"exact"}
     lossy = Subject("sps", Sps, subject.variants[-3:])
     found = {finding.check: finding for finding in run_checks(lossy, TABLE_CHECKS)}
-    assert found.keys() == {"states", "counters", "clock", "twin draft", "useless draft"}
+    conduct = {"declarations", "states", "counters", "clock"}
+    assert found.keys() == conduct | {"twin draft", "useless draft"}
     assert all(finding.passed for finding in found.values())
     assert found["counters"].figure["steps"] > 50
 
@@ -217,6 +218,7 @@ def test_a_method_without_a_promise_is_checked_for_conduct_only():
     subject = Subject("lossy", Lossy, (SpsParams(length=2),))
     found = run_checks(subject, TABLE_CHECKS)
     assert {finding.check for finding in found} == {
+        "declarations",
         "states",
         "counters",
         "clock",

@@ -1,5 +1,4 @@
-"""Heads without a state under audit: what a table makes of them, and which bounds they are held to;
-and declarations that contradict what a method does."""
+"""Heads without a state under audit: what a table makes of them, which bounds they are held to."""
 
 from pathlib import Path
 
@@ -7,11 +6,11 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.api import Draft, FeatureHead, Method, Trained, fill_from
+from specbench_cli.api import FeatureHead, Trained, fill_from
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
 from specbench_cli.audit.models.table import pair, random_table
 from specbench_cli.audit.subject import Subject
@@ -114,38 +113,9 @@ def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     ]
 
 
-# ---- declarations -------------------------------------------------------------------------------
-
-
-class RepeatLast(Method):
-    """Repeat last."""
-
-    name = "repeat-last"
-
-    def propose(self, session, limit) -> Draft:
-        return session.chain(list(session.tokens()[-1:]) * min(2, limit))
-
-
-@pytest.mark.parametrize("declared", ["head", "draft"])
-def test_a_declaration_that_is_not_so_is_named_and_no_bound_is_missed(declared):
-    class Copied(RepeatLast):
-        needs = frozenset({declared})
-
-    subject = Subject.of("copied", Copied)
-    assert check_bounds(subject) == []
-    *_, found = check_conduct(subject)
-    assert (found.check, found.passed) == ("declarations", False)
-    assert (
-        f"`needs` of Copied contradicts what it does: it names '{declared}'" in found.problem.what
-    )
-    assert f"take '{declared}' out of `needs`" in found.problem.look
-    assert certify(subject, [found], 0.0).verdict == "FAULTY"
-
-
-def test_what_is_declared_and_done_needs_no_word():
-    for method in (RepeatLast, Linear):
-        found = check_conduct(Subject.of("fine", method))
-        assert [each.check for each in found] == ["states", "counters", "clock"]
+def test_a_head_that_is_declared_and_drafts_needs_no_word():
+    (found,) = check_declarations(Subject.of("fine", Linear))
+    assert found.passed
 
 
 def test_a_row_that_is_none_of_the_targets_reads_as_another():

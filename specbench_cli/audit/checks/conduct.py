@@ -66,8 +66,7 @@ def check_conduct(subject: Subject) -> list[Finding]:
     state: Problem | None = None
     count: Problem | None = None
     clock: Problem | None = None
-    ran: set[str] = set()  # by a name, what was run
-    for params, case in _cases(subject):
+    for params, case in cases(subject):
         method = subject.method(params)
         session = case.open(**case.learnt(method))
         taken: list[Step] = []
@@ -96,40 +95,15 @@ def check_conduct(subject: Subject) -> list[Finding]:
         clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
         if state or count or clock:
             break
-        ran |= {forward.model for forward in session.harness.meter.forwards}
-    findings = [
+    return [
         Finding("states", state is None, {"rows": rows, "steps": steps}, state),
         Finding("counters", count is None, {"steps": steps}, count),
         Finding("clock", clock is None, {"steps": steps}, clock),
     ]
-    idle = None if state or count or clock else _idle(subject, ran, steps)
-    return findings if idle is None else [*findings, idle]
 
 
-def _idle(subject: Subject, ran: set[str], steps: int) -> Finding | None:
-    """What a method declares that it cannot run without, and never runs."""
-    method = subject.method
-    heads = ran - {"target", "draft", *method(subject.variants[0]).models()}
-    look = {
-        "draft": "take 'draft' out of `needs`: a run would be refused for want of a draft model"
-        " that the method does not use",
-        "head": "take 'head' out of `needs`, if no head drafts. One that does is a `Head` or a"
-        " `FeatureHead` which `artifacts()` names, comes from `session.artifact(...)`, and is"
-        " called itself: what else it computes is not metered",
-    }
-    for declared, used in (("draft", "draft" in ran), ("head", bool(heads))):
-        if declared in method.needs and not used:
-            what = (
-                f"the declaration `needs` of {method.__name__} contradicts what it does: it names"
-                f" {declared!r}, and in none of {steps} steps was one run"
-            )
-            where = f"class attribute `needs`, {subject.name}"
-            problem = Problem(what, where, look[declared])
-            return Finding("declarations", False, {"steps": steps}, problem)
-    return None
-
-
-def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+    """What is decoded: every parameter under every rule, short and long."""
     for rule in RULES:
         for params in subject.variants:
             levels = longest(params, otherwise=5)

@@ -132,12 +132,15 @@ def broken(
     return {label: why for label, why in whys.items() if why is not None}
 
 
+_REFUTING = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
+
+
 def failed_certificate(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
     """What the newest certificate of a method's file says if it refutes the method's claim, or that
     the method does what it says it does, or could see nothing of either; None if it does none of
     that, or if there is none."""
     own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
-    if not own or own[-1].get("verdict") not in ("BROKEN", "FAULTY", "NOT SHOWN"):
+    if not own or own[-1].get("verdict") not in _REFUTING:
         return None
     return f"its audit says {own[-1]['verdict']}: specbench audit {method}"
 

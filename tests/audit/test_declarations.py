@@ -1,0 +1,201 @@
+"""What a class declares and its code does not do is named as a declaration, not as a fault."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from methods.pearl import Pearl, PearlParams
+from methods.sps import Sps, SpsParams
+from specbench_cli.api import (
+    AcceptRule,
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Session,
+    Tokens,
+)
+from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.checks.bounds import check_bounds
+from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.declarations import check_declarations
+from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.runner import CHECKS
+from specbench_cli.audit.subject import Subject
+
+
+class RepeatParams(MethodParams):
+    times: int = Field(2, ge=1, description="copies")
+
+
+class Repeat(Method):
+    """Repeat last."""
+
+    Params = RepeatParams
+    name = "repeat"
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        return session.chain(list(session.tokens()[-1:]) * min(self.params.times, limit))
+
+
+class CopiedHead(Repeat):
+    needs = frozenset({"head"})
+
+
+class CopiedDraft(Repeat):
+    needs = frozenset({"draft"})
+
+
+class UndeclaredDraft(Repeat):
+    def start(self, session):
+        self.model = session.draft()
+        self.model.forward(session.since(0), session.new_state(self.model), logits_at=None)
+
+    def propose(self, session, limit):
+        token = session.tokens()[-1:]
+        state = session.new_state(self.model)
+        out = self.model.forward(Tokens(session.since(0).ids[:, -1:]), state)
+        state.clear()
+        return session.drawn([session.pick(out, 0)] if limit and token else [])
+
+
+class ForgetsEverything(Repeat):
+    state_scope = "run"
+
+
+class KeepsUndeclared(Repeat):
+    def observe(self, session, outcome):
+        session.memory["steps"] = session.memory.get("steps", 0) + 1
+
+
+class LearnsUndeclared(Repeat):
+    def learn(self, session):
+        session.memory["learnt"] = True
+
+
+class AsksNothing(Repeat):
+    uses_costs = True
+
+
+class AsksUndeclared(Repeat):
+    def propose(self, session, limit):
+        return super().propose(session, limit if session.verify_cost(2) else 0)
+
+
+class NoBonus(Sps):
+    bonus = False
+
+
+class HiresNobody(Repeat):
+    workers = 2
+
+
+class HiresUndeclared(Pearl):
+    workers = 1
+
+
+class TunesNothing(Repeat):
+    tunable = frozenset({"length"})
+
+
+class OfAnotherPaper(Repeat):
+    paper: ClassVar = {"times": 0}
+
+
+@dataclass(frozen=True)
+class Anything(AcceptRule):
+    name: ClassVar[str] = "anything"
+
+    def lets_pass(self, p, tokens):
+        return p[:, 0] >= 0
+
+
+class Promises(Repeat):
+    accept = Anything()
+
+    def guarantee(self, sampling):
+        return "exact_tokens"
+
+
+WRONG = {
+    CopiedHead: ("needs", "names 'head', and in none of", "take 'head' out of `needs`"),
+    CopiedDraft: ("needs", "names 'draft', and in none of", "take 'draft' out of `needs`"),
+    UndeclaredDraft: ("needs", "does not name 'draft', and a draft model was run", "frozenset"),
+    ForgetsEverything: ("state_scope", "'run', and in", "leave `state_scope` out"),
+    KeepsUndeclared: ("state_scope", "'prompt', and something was kept", '= "run"'),
+    LearnsUndeclared: ("state_scope", "'prompt', and there is a `learn`", '= "run"'),
+    AsksNothing: ("uses_costs", "True, and in none of", "leave `uses_costs` out"),
+    AsksUndeclared: ("uses_costs", "False, and costs of forwards", "`uses_costs = True`"),
+    HiresNobody: ("workers", "2, and in none of", "leave `workers` out"),
+    TunesNothing: ("tunable", "no parameter 'length'", "some of times"),
+    OfAnotherPaper: ("paper", "times: Input should be greater than or equal to 1", "values"),
+    Promises: ("guarantee", "promises 'exact_tokens', and its accept rule 'anything'", "leave"),
+}
+OF_OTHERS = {
+    NoBonus: (SpsParams(length=2), "bonus", "a token followed a draft that stood as a whole"),
+    HiresUndeclared: (PearlParams(), "workers", "1, and 2 computed at once"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(short_audit):
+    pass
+
+
+@pytest.mark.parametrize("method", WRONG, ids=lambda method: method.__name__)
+def test_a_wrong_declaration_is_named_with_what_was_seen_and_what_to_write(method):
+    declared, seen, look = WRONG[method]
+    subject = Subject.of("copied", method)
+    (found,) = check_declarations(subject)
+    assert not found.passed
+    assert f"`{declared}` of {method.__name__} contradicts what it does" in found.problem.what
+    assert seen in found.problem.what
+    assert look in found.problem.look
+    assert certify(subject, [found], 0.0).verdict == "MISDECLARED"
+
+
+@pytest.mark.parametrize("method", OF_OTHERS, ids=lambda method: method.__name__)
+def test_what_a_copied_method_declares_otherwise_is_named(method):
+    params, declared, seen = OF_OTHERS[method]
+    (found,) = check_declarations(Subject("copied", method, (params,)))
+    assert f"`{declared}` of {method.__name__}" in found.problem.what
+    assert seen in found.problem.what
+
+
+def test_a_right_method_with_a_copied_need_fails_nothing_else_and_misses_no_bound():
+    subject = Subject.of("copied", CopiedDraft)
+    assert check_bounds(subject) == []
+    assert all(found.passed for found in check_conduct(subject))
+
+
+def test_what_is_declared_and_done_needs_no_word():
+    for subject in (
+        Subject.of("fine", Repeat),
+        Subject("sps", Sps, (SpsParams(length=2),)),
+        Subject("pearl", Pearl, (PearlParams(),)),
+    ):
+        (found,) = check_declarations(subject)
+        assert found.passed
+        assert found.figure["steps"] > 0
+
+
+def test_a_method_that_raises_is_left_to_the_other_checks():
+    class Raises(Repeat):
+        def propose(self, session, limit):
+            raise RuntimeError("no")
+
+    (found,) = check_declarations(Subject.of("raises", Raises))
+    assert found.passed
+
+
+def test_the_declaration_is_told_before_a_fault_and_after_a_wrong_output():
+    problem = Problem("what", "where", "look")
+    declared, count, law = (
+        Finding(name, False, {}, problem) for name in ("declarations", "counters", "law")
+    )
+    subject = Subject.of("fine", Repeat)
+    assert certify(subject, [declared, count], 0.0).verdict == "MISDECLARED"
+    assert certify(subject, [count], 0.0).verdict == "FAULTY"
+    assert certify(subject, [declared, law], 0.0).verdict == "BROKEN"
+    assert next(iter(CHECKS)) == "declarations"
