@@ -37,7 +37,7 @@ def publish(
 
     The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
     with its picture, its table, what it shows, and its whole report. A run that is there already is
-    replaced. A run that is not finished, broken, mixed, noisy or void is refused.
+    replaced. A run that is unfinished, broken, mixed, noisy or void is refused.
     """
     from specbench_cli.report.gallery.gallery import publish as add
     from specbench_cli.report.reading import read

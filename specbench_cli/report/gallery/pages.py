@@ -32,7 +32,7 @@ _GUARANTEES = {
     "exact_tokens": "Lossless: the very tokens of vanilla",
     "exact_law": "Lossless: drawn from the target's distribution",
     "bounded": "Lossy within a stated bound",
-    "quality_only": "Lossy: the answers' quality alone is kept",
+    "quality_only": "Lossy: the quality of the answers alone is claimed",
     "workflow": "Lossy: another way of working",
 }
 """What a guarantee is, in words; the order is that of the boards."""

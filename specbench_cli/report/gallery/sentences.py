@@ -31,41 +31,44 @@ def _fastest(summary: Summary) -> str:
     tasks = f"{over} {_listed(list(summary.prompts))} {in_processes}"
     if best is None:
         return f"No method has a speedup {tasks}."
+    equal = alike(best, summary.lossless if best.lossless else summary.lossy)
     low, high = best.speedup_low, best.speedup_high
     between = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
-    if low is None or high is None:
-        shown = "has the highest speedup"
-    elif low > 1:
-        shown = "is the fastest"
-    elif high < 1:
-        shown = "comes nearest, and is slower than vanilla"
+    if low is not None and low <= 1 and high is not None:
+        shown = (
+            "comes nearest, and is slower than vanilla"
+            if high < 1
+            else "comes first, but is not shown to differ from vanilla"
+        )
     else:
-        shown = "comes first, but is not shown to differ from vanilla"
+        shown = "has the highest speedup" if equal or low is None else "is the fastest"
     kind = "lossless" if best.lossless else "lossy"
-    equal = alike(best, summary.lossless if best.lossless else summary.lossy)
-    apart = (
-        f"no significant difference from {_listed(equal)}"
-        if equal
-        else "significantly apart from all others"
-    )
+    apart = ""
+    if equal:
+        apart = f", no significant difference from {_listed(equal)}"
+    elif best.letters:
+        apart = ", significantly apart from all others"
     return (
         f"Of the {kind} methods {best.label} {shown} {tasks}: {text.ratio(best.speedup)} vanilla's"
-        f" speed{between}, {apart}."
+        f" speed{between}{apart}."
     )
 
 
 def _proof(summary: Summary) -> str:
     weakest = summary.proof()
     if weakest is None:
-        return "No output was compared token by token, as sampled ones differ from run to run."
+        return (
+            "No output was compared token by token: what is promised of a distribution, an audit"
+            " shows."
+        )
     row, bound = weakest
     checked = sum(each.questions_checked > 0 and not each.peer for each in summary.lossless)
     rows = f"{checked} lossless {'row' if checked == 1 else 'rows'}"
     return (
-        f"The outputs of {rows} were compared with vanilla's token by token: of the row that is"
-        f" proved least, {row.label}, {row.questions_mismatched} of {row.questions_checked}"
-        f" questions differ, so that at most {text.percent(bound, 0 if bound >= 0.1 else 1)} do, at"
-        f" 95% confidence."
+        f"The outputs of {rows} were compared with vanilla's token by token: of {row.label}, which"
+        f" is proved least, {row.questions_mismatched} of {row.questions_checked} questions have"
+        f" one that is neither vanilla's nor tied with it, so that at most {100 * bound:.2g}% do,"
+        " at 95% confidence."
     )
 
 

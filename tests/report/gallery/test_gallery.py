@@ -19,6 +19,7 @@ from specbench_cli.report.gallery.pages import boards
 from specbench_cli.report.numbers import summary
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Verdict
 
 MACHINES = {
     "here": {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2, "memory_gib": 24}},
@@ -102,7 +103,8 @@ def test_sentences_are_the_runs_own_figures(make, tmp_path):
         f" {best.speedup:.2f}x vanilla's speed (95% interval {best.speedup_low:.2f} to"
         f" {best.speedup_high:.2f}), significantly apart from all others."
     )
-    assert "sps, 0 of 6 questions differ, so that at most 39% do" in proof
+    assert "of sps, which is proved least, 0 of 6 questions have" in proof
+    assert "at most 39% do" in proof
     assert f"sps commits {best.mat:.2f} tokens a step" in time
     assert f"{best.share_target:.0%} of decoding on the target" in time
 
@@ -111,6 +113,22 @@ def test_a_method_that_is_slower_is_not_called_fastest(make, synthetic, tmp_path
     slow = synthetic.Fake("slow", length=2, alpha=0.1, cost=3.0)
     entry = published(make(fakes=(synthetic.vanilla, slow)), tmp_path / "g")
     assert "slow comes nearest, and is slower than vanilla" in entry.sentences[0]
+
+
+def test_a_method_that_has_its_equals_is_not_called_fastest(make, synthetic, tmp_path):
+    twins = (synthetic.sps, replace(synthetic.sps, label="twin", method="sps"))
+    entry = published(make(fakes=(synthetic.vanilla, *twins)), tmp_path / "g")
+    assert re.search(
+        r"(sps|twin) has the highest speedup .* no significant difference from (sps|twin)\.$",
+        entry.sentences[0],
+    )
+
+
+def test_sampled_outputs_are_not_said_to_be_compared(make, tmp_path):
+    facts = {"verdict": Verdict("unchecked"), "sampling": "rejection", "guarantee": "exact_law"}
+    entry = published(make(edit=only("sps", **facts)), tmp_path / "g")
+    assert entry.sentences[1].startswith("No output was compared token by token")
+    assert [line.guarantee for line in entry.lines] == ["exact_law", "exact_tokens"]
 
 
 def test_links_of_the_index_lead_to_the_pages_and_back(make, tmp_path):

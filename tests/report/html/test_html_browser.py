@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench_cli.report.gallery.gallery import publish
 from specbench_cli.report.html.page import write_html
 from specbench_cli.report.reading import read
 
@@ -278,3 +279,27 @@ def test_nobody_is_shut_out_and_nothing_is_cut(page, shots, width, dark):
         )
         page.driver.save_screenshot(str(shots / f"{name}-{section.strip('#')}.png"))
     assert page.violations() == []
+
+
+@pytest.fixture
+def gallery(files, make_run, tmp_path) -> Path:
+    """A gallery of one run, made once."""
+    if "gallery" not in files:
+        machine = {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2}}
+        sound = ("vanilla", "sps", "tree", "loose", "hf:vanilla")
+        run = make_run(prompts=6, labels=sound, machine=machine)
+        files["gallery"] = publish(read(run), tmp_path / "gallery").index.parent
+    return files["gallery"]
+
+
+@pytest.mark.parametrize("name", ["index.html", "runs/run/index.html"])
+def test_nobody_is_shut_out_of_a_gallery_and_nothing_is_cut(browser, gallery, shots, name):
+    page = Page(browser, gallery / name)
+    for width in WIDTHS:
+        for dark in (False, True):
+            page.look(width, dark=dark)
+            assert page.js("return document.documentElement.scrollWidth") == width
+            assert page.violations() == [], (width, dark)
+            shown = f"gallery-{Path(name).parent.name or 'index'}-{width}-{dark:d}.png"
+            page.driver.save_screenshot(str(shots / shown))
+    assert page.js("return document.scripts.length") == 0
