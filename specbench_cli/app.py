@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -40,12 +40,14 @@ OURS = (*NEIGHBOURS, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
+HELP = ["--help", "-h"]
+
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": HELP},
 )
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("report", epilog=report.EPILOG)(report.report)
@@ -118,6 +120,7 @@ def _run(args: list[str]) -> int:
         args = run.spelled_out(args)
         _guard_neighbours()
         command = get_command(_asked(args))
+        _hush_flags(command)
         with command.make_context("specbench", args) as context:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:
@@ -170,6 +173,15 @@ _interrupted: list[int] = []
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     _interrupted.append(number)
     raise KeyboardInterrupt
+
+
+def _hush_flags(command: Any) -> None:
+    """Have the help say nothing of a flag's type: that it is true or false is plain."""
+    for param in command.get_params(typer.Context(command, help_option_names=HELP)):
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hush_flags(each)
 
 
 class _Stopped(KeyboardInterrupt):
