@@ -22,7 +22,7 @@ import typer
 from typer.main import get_command
 
 from specbench_cli import __version__, output, registry
-from specbench_cli.commands import audit, compare, doctor, predict, report, run
+from specbench_cli.commands import audit, compare, doctor, init, predict, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import (
@@ -40,11 +40,13 @@ OURS = (*NEIGHBOURS, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
+COMPLETION = "_SPECBENCH_COMPLETE"
+"""The variable by which a shell asks for completions."""
+
 HELP = ["--help", "-h"]
 
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": HELP},
@@ -54,6 +56,7 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
+app.command("init", epilog=init.EPILOG)(init.init)
 app.command("list")(list_)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(train, name="train")
@@ -121,6 +124,8 @@ def _run(args: list[str]) -> int:
         _guard_neighbours()
         command = get_command(_asked(args))
         _hush_flags(command)
+        if COMPLETION in os.environ:  # a shell asks what may stand here
+            return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
         with command.make_context("specbench", args) as context:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:

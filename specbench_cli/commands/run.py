@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,12 @@ NOISE = (
 
 
 def _option(
-    panel: str, metavar: str | None, help_: str, default: str | None = None, *names: str
+    panel: str,
+    metavar: str | None,
+    help_: str,
+    default: str | None = None,
+    *names: str,
+    known: Callable[[], Iterable[str]] | None = None,
 ) -> Any:
     """An option in a panel of the help.
 
@@ -70,27 +75,58 @@ def _option(
         default: what it is if nothing says anything; values are texts as they were typed, and
             `RunConfig`, which is too heavy for `--help`, knows the real ones. None for none.
         names: the option's own, where they are not the parameter's.
+        known: the values that a shell may complete, the last of a list separated by commas.
     """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in (known() if known is not None else ())]
+
     shown = default if default is not None else False
     return typer.Option(
-        *names, metavar=metavar, help=help_, show_default=shown, rich_help_panel=panel
+        *names,
+        metavar=metavar,
+        help=help_,
+        show_default=shown,
+        rich_help_panel=panel,
+        autocompletion=None if known is None else complete,
     )
 
 
-_What, _Decoding = partial(_option, "What to run"), partial(_option, "Decoding")
-_Measuring, _Output = partial(_option, "Measuring"), partial(_option, "Output")
+def _tasks() -> list[str]:
+    from specbench_cli.tasks import task_names
+
+    return task_names()
+
+
+def _models() -> list[str]:
+    from specbench_cli.models import model_names
+
+    return model_names()
+
+
+PANELS = ("What to run", "Decoding", "Measuring", "Output")
+_What, _Decoding, _Measuring, _Output = (partial(_option, panel) for panel in PANELS)
 
 
 def run(
     method: Annotated[
         list[str] | None,
-        _What("NAME", "Methods; repeat, or use commas.", USUAL, "--method", "-m"),
+        _What(
+            "NAME",
+            "Methods; repeat, or use commas.",
+            USUAL,
+            "--method",
+            "-m",
+            known=registry.entries,
+        ),
     ] = None,
     task: Annotated[
-        list[str] | None, _What("NAME", "Tasks, .jsonl or .yaml files.", "mini", "--task", "-t")
+        list[str] | None,
+        _What("NAME", "Tasks, .jsonl or .yaml files.", "mini", "--task", "-t", known=_tasks),
     ] = None,
     target: Annotated[
-        str | None, _What("MODEL", "Short name, hub id, folder or GGUF.", "embedded")
+        str | None, _What("MODEL", "Short name, hub id, folder or GGUF.", "embedded", known=_models)
     ] = None,
     draft: Annotated[str | None, _What("MODEL", "The same of the draft.", "the target's")] = None,
     limit: Annotated[
@@ -125,7 +161,9 @@ def run(
             "time",
         ),
     ] = None,
-    profile: Annotated[str | None, _What("NAME", "Settings by name, see below.", "none")] = None,
+    profile: Annotated[
+        str | None, _What("NAME", "Settings by name, see below.", "none", known=lambda: PROFILES)
+    ] = None,
     config: Annotated[
         Path | None, _What("FILE", "YAML with settings: specbench init.", "./specbench.yaml")
     ] = None,
