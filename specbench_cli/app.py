@@ -14,13 +14,13 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
 
 from specbench_cli import __version__, output, registry
-from specbench_cli.commands import audit, compare, doctor, predict, publish, report, run
+from specbench_cli.commands import audit, compare, doctor, init, predict, publish, report, run
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import (
@@ -35,12 +35,16 @@ OURS = (*registry.NEIGHBOURS, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
+COMPLETION = "_SPECBENCH_COMPLETE"
+"""The variable by which a shell asks for completions."""
+
+HELP = ["--help", "-h"]
+
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": HELP},
 )
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("report", epilog=report.EPILOG)(report.report)
@@ -48,6 +52,7 @@ app.command("publish", epilog=publish.EPILOG)(publish.publish)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
+app.command("init", epilog=init.EPILOG)(init.init)
 app.command("list")(list_)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(train, name="train")
@@ -114,6 +119,9 @@ def _run(args: list[str]) -> int:
         args = run.spelled_out(args)
         registry.guard_neighbours()
         command = get_command(_asked(args))
+        _hush_flags(command)
+        if COMPLETION in os.environ:  # a shell asks what may stand here
+            return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
         with command.make_context("specbench", args) as context:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:
@@ -166,6 +174,15 @@ _interrupted: list[int] = []
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     _interrupted.append(number)
     raise KeyboardInterrupt
+
+
+def _hush_flags(command: Any) -> None:
+    """Have the help say nothing of a flag's type: that it is true or false is plain."""
+    for param in command.get_params(typer.Context(command, help_option_names=HELP)):
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hush_flags(each)
 
 
 class _Stopped(KeyboardInterrupt):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,7 +46,8 @@ EPILOG = "\n\n".join(
     )
 )
 
-MORE = "More"
+USUAL = "vanilla,sps,pld,hf:vanilla,hf:assisted"
+"""What is measured where no method is named; see `config.load.DEFAULT_METHODS`."""
 
 CANDIDATES = "8"
 """What `--tune` without a number means."""
@@ -59,237 +61,236 @@ NOISE = (
 """What is said, and what to do, where a run ends with exit code 3."""
 
 
+def _option(
+    panel: str,
+    metavar: str | None,
+    help_: str,
+    default: str | None = None,
+    *names: str,
+    known: Callable[[], Iterable[str]] | None = None,
+) -> Any:
+    """An option in a panel of the help.
+
+    Args:
+        default: what it is if nothing says anything; values are texts as they were typed, and
+            `RunConfig`, which is too heavy for `--help`, knows the real ones. None for none.
+        names: the option's own, where they are not the parameter's.
+        known: the values that a shell may complete, the last of a list separated by commas.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in (known() if known is not None else ())]
+
+    shown = default if default is not None else False
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help_,
+        show_default=shown,
+        rich_help_panel=panel,
+        autocompletion=None if known is None else complete,
+    )
+
+
+def _tasks() -> list[str]:
+    from specbench_cli.tasks import task_names
+
+    return task_names()
+
+
+def _models() -> list[str]:
+    from specbench_cli.models import model_names
+
+    return model_names()
+
+
+PANELS = ("What to run", "Decoding", "Measuring", "Output")
+_What, _Decoding, _Measuring, _Output = (partial(_option, panel) for panel in PANELS)
+
+
 def run(
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", metavar="NAME", help="Methods; repeat, or use commas."),
+        _What(
+            "NAME",
+            "Methods; repeat, or use commas.",
+            USUAL,
+            "--method",
+            "-m",
+            known=registry.entries,
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", "-t", metavar="NAME", help="Tasks, or .jsonl or .yaml files."),
+        _What("NAME", "Tasks, .jsonl or .yaml files.", "mini", "--task", "-t", known=_tasks),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Target: short name, hub id, folder or GGUF."),
+        str | None, _What("MODEL", "Short name, hub id, folder or GGUF.", "embedded", known=_models)
     ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Draft; auto, the default, is the target's own."),
-    ] = None,
+    draft: Annotated[str | None, _What("MODEL", "The same of the draft.", "the target's")] = None,
     limit: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Questions of each task, over its families."),
+        str | None, _What("N", "Questions of each task, over its families.", "all, 12 of mini")
     ] = None,
-    temperature: Annotated[
-        str | None, typer.Option(metavar="X", help="0, the default, is greedy.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="The run's folder; default results/runs/."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Settings by name, listed below.")
-    ] = None,
-    category: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Families or categories.", rich_help_panel=MORE),
-    ] = None,
-    seed: Annotated[
-        str | None, typer.Option(metavar="N", help="Of everything drawn.", rich_help_panel=MORE)
-    ] = None,
-    top_p: Annotated[
-        str | None, typer.Option(metavar="X", help="Nucleus; 1 is off.", rich_help_panel=MORE)
-    ] = None,
-    top_k: Annotated[
-        str | None, typer.Option(metavar="N", help="Top-k cut; 0 is off.", rich_help_panel=MORE)
-    ] = None,
-    verify: Annotated[
-        Literal["rejection", "coupled", "block", "replay"] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Above temperature 0: rejection (default) keeps the target's law, as does block;"
-            " coupled makes every lossless method emit vanilla's text. At any temperature: replay"
-            " gives every method vanilla's tokens, so that counters and times pair exactly.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Longest output.", rich_help_panel=MORE)
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Decode N prompts together, in one forward of the target a step: throughput.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    load_: Annotated[
-        str | None,
-        typer.Option(
-            "--load",
-            metavar="ARRIVALS",
-            help="Requests arrive by the clock, of which --batch N take part in a step:"
-            " poisson:RATE (a second), burst:SIZE:SECONDS, trace:FILE. Latencies and throughput.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    repeats: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Passes, each a process.", rich_help_panel=MORE),
-    ] = None,
+    category: Annotated[list[str] | None, _What("NAME", "Families or categories.", "all")] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="M.PARAM=VALUE",
-            help="A method's parameter: sps.length=7.",
-            rich_help_panel=MORE,
-        ),
+        list[str] | None, _What("M.P=V", "A method's parameter: sps.length=7.", None, "--set")
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="M.PARAM=VALUES",
-            help="A row for each value: sps.length=1:6:1, or 3,5,7. Several: all combinations.",
-            rich_help_panel=MORE,
+        _What(
+            "M.P=VS",
+            "A row a value: sps.length=1:6:1, or 3,5,7. Several: all combinations.",
         ),
     ] = None,
     tune: Annotated[
         str | None,
-        typer.Option(
-            metavar="[N]",
-            help="Choose each method's parameters among N (default 8) on development prompts;"
-            " the result is of the others.",
-            rich_help_panel=MORE,
+        _What(
+            "[N]",
+            "Choose each method's parameters among N, 8 if not said, on development prompts; the"
+            " result is of the others.",
+            "off",
         ),
     ] = None,
     tune_by: Annotated[
         Literal["time", "forwards"] | None,
-        typer.Option(
-            help="What --tune makes least: decode time a token, or the forwards' cost by the"
+        _What(
+            "WHAT",
+            "What --tune makes least: time, of decoding a token, or forwards, their cost by the"
             " models' sizes, which no noise reaches.",
-            rich_help_panel=MORE,
+            "time",
         ),
     ] = None,
-    threads: Annotated[
-        str | None, typer.Option(metavar="N", help="Torch's threads.", rich_help_panel=MORE)
+    profile: Annotated[
+        str | None, _What("NAME", "Settings by name, see below.", "none", known=lambda: PROFILES)
     ] = None,
-    device: Annotated[
+    config: Annotated[
+        Path | None, _What("FILE", "YAML with settings: specbench init.", "./specbench.yaml")
+    ] = None,
+    plugin: Annotated[list[str] | None, _What("FILE", "Python file with methods.", "none")] = None,
+    temperature: Annotated[str | None, _Decoding("X", "0 is greedy.", "0")] = None,
+    top_p: Annotated[str | None, _Decoding("X", "Nucleus; 1 is off.", "1")] = None,
+    top_k: Annotated[str | None, _Decoding("N", "Top-k cut; 0 is off.", "0")] = None,
+    verify: Annotated[
+        Literal["rejection", "coupled", "block", "replay"] | None,
+        _Decoding(
+            "RULE",
+            "Above temperature 0: rejection and block keep the target's law; coupled makes every"
+            " lossless method emit vanilla's text. At any temperature: replay gives every method"
+            " vanilla's tokens, so that counters and times pair exactly.",
+            "rejection",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        str | None, _Decoding("N", "Longest output.", "the task's, 64 in the short run")
+    ] = None,
+    batch: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.", rich_help_panel=MORE),
+        _Decoding("N", "Prompts in one forward of the target: throughput.", "1"),
     ] = None,
+    load_: Annotated[
+        str | None,
+        _Decoding(
+            "ARRIVALS",
+            "Requests arrive by the clock, of which --batch N take part in a step: poisson:RATE (a"
+            " second), burst:SIZE:SECONDS, trace:FILE. Latencies and throughput.",
+            "all at once",
+            "--load",
+        ),
+    ] = None,
+    raw: Annotated[bool, _Decoding(None, "Prompts without a template.", "off", "--raw")] = False,
+    seed: Annotated[str | None, _Decoding("N", "Of everything drawn.", "0")] = None,
+    dtype: Annotated[
+        str | None, _Decoding("NAME", "float32, bfloat16 or float16.", "float32")
+    ] = None,
+    device: Annotated[str | None, _Decoding("NAME", "auto, cpu, cuda or cuda:N.", "auto")] = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="ROLE=PLACE,...",
-            help="Of methods that draft while the target computes: target=cpu:0-3,draft=cpu:4-7, or"
-            " target=cuda:0,draft=cuda:1. Default: the cores in halves; on a GPU two streams.",
-            rich_help_panel=MORE,
+        _Decoding(
+            "PLACES",
+            "Of methods that draft while the target computes: target=cpu:0-3,draft=cpu:4-7, or"
+            " target=cuda:0,draft=cuda:1.",
+            "the cores in halves; on a GPU two streams",
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="float32, bfloat16 or float16.", rich_help_panel=MORE),
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Prompts without a template.", rich_help_panel=MORE)
-    ] = False,
+    repeats: Annotated[str | None, _Measuring("N", "Passes, each a process.", "1")] = None,
+    threads: Annotated[str | None, _Measuring("N", "Torch's threads.", "torch's own")] = None,
     allow_noise: Annotated[
         bool,
-        typer.Option(
-            "--allow-noise",
-            help="Keep times taken while other programs ran.",
-            rich_help_panel=MORE,
-        ),
+        _Measuring(None, "Keep times taken while other programs ran.", "off", "--allow-noise"),
     ] = False,
     in_turn: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Take turns with the other runs that are given this file, a second each: for two"
-            " sides of a comparison that meet the same machine.",
-            rich_help_panel=MORE,
+        _Measuring(
+            "FILE",
+            "Take turns with the other runs that are given this file, a second each: for two sides"
+            " of a comparison that meet the same machine.",
+            "alone",
+        ),
+    ] = None,
+    judge: Annotated[
+        Literal["sample", "all"] | None,
+        _Measuring(
+            "WHICH",
+            "Of vanilla's own outputs, held against transformers' module: sample, the first of each"
+            " family, or all.",
+            "sample",
         ),
     ] = None,
     run_code: Annotated[
         bool,
-        typer.Option(
+        _Measuring(
+            None,
+            "Score code by running it: tests of humaneval and mbpp, in processes without files,"
+            " network and children.",
+            "off",
             "--run-code",
-            help="Score code by running it: tests of humaneval and mbpp, in processes without"
-            " files, network and children.",
-            rich_help_panel=MORE,
         ),
     ] = False,
     uncontained: Annotated[
         bool,
-        typer.Option(
+        _Measuring(
+            None,
+            "With --run-code, where that is refused: under limits alone, as who you are.",
+            "off",
             "--uncontained",
-            help="With --run-code, where that is refused: under limits alone, as who you are.",
-            rich_help_panel=MORE,
         ),
     ] = False,
-    judge: Annotated[
-        Literal["sample", "all"] | None,
-        typer.Option(
-            help="Which of vanilla's own outputs are held against transformers' module: the first"
-            " of each family, or all.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=MORE),
-    ] = None,
     isolation: Annotated[
         Literal["process", "none"] | None,
-        typer.Option(
-            help="Where plug-ins decode: in a process of their own (default), which keeps what they"
-            " do from other methods, or in the run's, for a debugger or to load models once.",
-            rich_help_panel=MORE,
+        _Measuring(
+            "WHERE",
+            "Where plug-ins decode: process, one of their own, which keeps what they do from other"
+            " methods, or none, the run's, for a debugger or to load models once.",
+            "process",
         ),
     ] = None,
     timeout_per_prompt: Annotated[
         str | None,
-        typer.Option(
-            metavar="S",
-            help="Seconds after which a method has failed on a prompt; default 600.",
-            rich_help_panel=MORE,
-        ),
+        _Measuring("S", "Seconds after which a method has failed on a prompt.", "600"),
     ] = None,
+    out: Annotated[
+        Path | None, _Output("DIR", "The run's folder.", "results/runs/NAME", "--out", "-o")
+    ] = None,
+    form: Annotated[
+        Literal["table", "tsv", "json"],
+        _Output("FORM", "table, tsv or json: what happens, an object a line.", "table", "--format"),
+    ] = "table",
+    json: Annotated[bool, _Output(None, "Short for --format json.", "off", "--json")] = False,
+    dry_run: Annotated[bool, _Output(None, "Print the plan and stop.", "off", "--dry-run")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Do what an interrupted run lacks: its folder, or `last`.",
-            rich_help_panel=MORE,
-        ),
+        _Output("RUN", "Do what an interrupted run lacks: its folder, or `last`."),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option(
+        _Output(
+            None,
+            "With --resume: go on though the program, the machine or the data changed since, and"
+            " label the run.",
+            "off",
             "--force",
-            help="With --resume: go on though the program, the machine or the data changed since,"
-            " and label the run.",
-            rich_help_panel=MORE,
         ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and stop.", rich_help_panel=MORE)
-    ] = False,
-    form: Annotated[
-        Literal["table", "tsv", "json"],
-        typer.Option(
-            "--format",
-            help="How the result is printed; json: what happens, too, an object a line.",
-            rich_help_panel=MORE,
-        ),
-    ] = "table",
-    json: Annotated[
-        bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=MORE)
     ] = False,
     only_pass: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,

@@ -7,15 +7,20 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer import rich_utils
+from typer.main import get_command
 
 from specbench_cli import app
 from specbench_cli.commands import _progress
 from specbench_cli.commands.report import EXAMPLES as REPORTS
 from specbench_cli.commands.run import EXAMPLES
+from specbench_cli.config.load import DEFAULT_METHODS
 from specbench_cli.config.profile import PROFILES
+from specbench_cli.config.run import RunConfig
 from specbench_cli.execute import turns
 from specbench_cli.store.run_dir import RunDir
 
+HIDDEN = {"only_pass", "parent"}
 ROOT = Path(__file__).parents[2]
 SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", "--threads", "1"]
 
@@ -86,6 +91,35 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
     assert (code, out) == (2, "")
     assert "--in-turn" in err and "name a file that can be written" in err
     assert not (tmp_path / "here").exists()
+
+
+def test_defaults_of_the_help_are_those_that_a_run_has():
+    """The help is light, and does not import what knows them."""
+    command = get_command(app._asked(["run"])).commands["run"]
+    shown = {param.name: param.show_default for param in command.params}
+    renamed = {"tasks": "task", "load": "load_"}
+    plain = {
+        name: field.default
+        for name, field in RunConfig.model_fields.items()
+        if isinstance(field.default, str | int | float) and not isinstance(field.default, bool)
+    }
+    assert {name: shown[renamed.get(name, name)] for name in plain} == {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in plain.items()
+    }
+    assert shown["method"] == ",".join(DEFAULT_METHODS)
+    assert all(shown[name] for name in shown.keys() - {"settings", "sweep", "resume"} - HIDDEN)
+
+
+def test_help_fits_80_columns_in_panels_and_says_no_types_of_flags(run, monkeypatch):
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
+    _, out, _ = run("run", "-h")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "<bool>" not in out
+    panels = [line.split()[1:-1] for line in out.splitlines() if line.startswith("╭")]
+    assert [" ".join(words).rstrip(" ─") for words in panels] == [
+        "Options", "What to run", "Decoding", "Measuring", "Output"
+    ]  # fmt: skip
 
 
 def test_profiles_are_described_by_the_help(run):

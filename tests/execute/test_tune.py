@@ -10,6 +10,7 @@ from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.execute import apart
 from specbench_cli.execute import run as execute
 from specbench_cli.execute.planning import tune
+from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Steps, Trace, Verdict
 from specbench_cli.tasks import load_task
@@ -195,6 +196,9 @@ def test_every_row_says_where_its_parameters_come_from(whole):
         (chosen,) = (c["params"] for c in found["candidates"] if c["chosen"])
         for record in (r for r in run_dir.records() if r.label == row):
             assert (record.params.effective, record.params.source) == (chosen, sources[row])
+    said = Facts.of(run_dir.manifest).tuned.partition("; chosen: ")[2].split("; ")
+    assert [line.split()[0] for line in said] == ["sps", "pld"]
+    assert all(line.endswith(" of 2") for line in said)
 
 
 @pytest.mark.parametrize("after", [3, 13])

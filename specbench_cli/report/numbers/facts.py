@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specbench_cli.config.sweep import settings
+
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
 """What manifests call our own decoder, and what reports call any other."""
 
@@ -131,9 +133,15 @@ def _tuned(tuning: Mapping[str, Any] | None) -> str:
         return ""
     development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
     by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    chosen = "; ".join(
+        f"{label} {' '.join(settings(row['passed'])) or 'as it is'} of {row['tried']}"
+        for label, row in tuning.get("rows", {}).items()
+        if row["tried"] > 1
+    )
     return (
         f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
         f" development questions; figures are of the {held_out} others"
+        + (f"; chosen: {chosen}" if chosen else "")
     )
 
 

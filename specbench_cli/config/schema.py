@@ -1,0 +1,62 @@
+"""A JSON schema of config files, for editors: `RunConfig`'s own, with what a file may shorten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specbench_cli.config.run import RunConfig
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_PARAMS = {"type": "object", "additionalProperties": {"type": "object"}}
+_METHOD = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/MethodChoice"}]}
+
+_AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
+    "methods": {"anyOf": [*_METHOD["anyOf"], {"type": "array", "items": _METHOD, "minItems": 1}]},
+    "tasks": _WORDS,
+    "category": _WORDS,
+    "plugins": _WORDS,
+    "devices": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "object", "additionalProperties": {"type": "string"}},
+        ]
+    },
+    "dtype": {"enum": ["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]},
+    "set": _PARAMS,
+    "sweep": _PARAMS,
+}
+"""Keys for which a file may hold more than the configuration that it becomes."""
+
+
+def schema(about: Mapping[str, str]) -> dict[str, Any]:
+    """The schema of `specbench.yaml`.
+
+    Args:
+        about: what keys mean.
+    """
+    own = RunConfig.model_json_schema()
+    keys = {}
+    for name, told in own["properties"].items():
+        key = _AS_WRITTEN.get(name, _bounded(told))
+        keys[name] = {**key, **({"description": about[name]} if name in about else {})}
+    return {
+        "$schema": DIALECT,
+        "title": "specbench.yaml",
+        "type": "object",
+        "additionalProperties": False,
+        "$defs": own["$defs"],
+        "properties": keys,
+    }
+
+
+def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A key in JSON schema's words alone: a bound of an optional number keeps pydantic's."""
+    options = [
+        {"minimum" if word == "ge" else word: value for word, value in each.items()}
+        for each in told.get("anyOf", ())
+    ]
+    plain = {word: value for word, value in told.items() if word not in ("anyOf", "title")}
+    return {**plain, **({"anyOf": options} if options else {})}

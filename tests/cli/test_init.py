@@ -1,0 +1,86 @@
+"""`specbench init`, the schema of config files, and what a shell completes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from specbench_cli import app, registry
+from specbench_cli.config.load import load
+from specbench_cli.config.profile import FOLDER
+from specbench_cli.config.run import RunConfig
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: (app._run(list(args)), *capsys.readouterr())
+
+
+@pytest.fixture
+def check(call):
+    """Validates a file's values against the schema."""
+    schema = json.loads(call("init", "--schema")[1])
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema).validate
+
+
+def test_the_file_is_a_run_and_names_every_setting(call, check):
+    assert call("init")[0] == 0
+    text = Path("specbench.yaml").read_text(encoding="utf-8")
+    check(yaml.safe_load(text))
+    config, sources = load({}, [], None, methods=registry, env={}, folder=Path())
+    assert [choice.name for choice in config.methods] == ["vanilla", "sps", "pld"]
+    assert sources["limit"] == "specbench.yaml:5"
+    named = {line.removeprefix("# ").partition(":")[0] for line in text.splitlines()}
+    assert named >= RunConfig.model_fields.keys()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_file_that_is_there_is_left_alone(call):
+    Path("specbench.yaml").write_text("limit: 3\n")
+    code, _, err = call("init")
+    assert code == 2 and "specbench.yaml is there already" in err
+    assert Path("specbench.yaml").read_text() == "limit: 3\n"
+
+
+def test_the_schema_has_the_configurations_keys_and_says_what_they_mean(check):
+    keys = check.__self__.schema["properties"]
+    assert keys.keys() == RunConfig.model_fields.keys()
+    assert all(key["description"] for key in keys.values())
+
+
+def test_the_schema_takes_what_a_run_takes(check):
+    for profile in FOLDER.glob("*.yaml"):
+        said = yaml.safe_load(profile.read_text(encoding="utf-8"))
+        said.pop("without", None)  # of profiles alone
+        check(said)
+    check({"methods": ["sps", {"name": "sps", "label": "s7", "params": {"length": 7}}]})
+    check({"sweep": {"sps": {"length": "1:6:1"}}, "devices": {"target": "cpu:0"}, "limit": None})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"limt": 3}, {"limit": 0}, {"repeats": "many"}, {"verify": "maybe"}, {"methods": [{}]}],
+)
+def test_the_schema_refuses_what_a_run_refuses(check, wrong):
+    with pytest.raises(ValidationError):
+        check(wrong)
+
+
+def test_a_shell_completes_methods_after_a_comma_and_commands(call, capsys, monkeypatch):
+    def completed(words):
+        monkeypatch.setenv("_SPECBENCH_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit):
+            app._run([])
+        return capsys.readouterr().out.split()
+
+    assert completed("specbench run -m sps,pl") == ["sps,pld"]
+    assert completed("specbench ini") == ["init"]
+    assert "mini" in completed("specbench run -t mi")
