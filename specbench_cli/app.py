@@ -20,7 +20,17 @@ import typer
 from typer.main import get_command
 
 from specbench_cli import __version__, output, registry
-from specbench_cli.commands import audit, compare, doctor, init, predict, publish, report, run
+from specbench_cli.commands import (
+    audit,
+    compare,
+    doctor,
+    export,
+    init,
+    predict,
+    publish,
+    report,
+    run,
+)
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import (
@@ -49,6 +59,7 @@ app = typer.Typer(
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("report", epilog=report.EPILOG)(report.report)
 app.command("publish", epilog=publish.EPILOG)(publish.publish)
+app.command("export", epilog=export.EPILOG)(export.export)
 app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)

@@ -1,0 +1,326 @@
+"""A run's outputs as files that other evaluation tools read: a sample an output.
+
+Inspect AI's log viewer reads a JSON log a task and row (`inspect view --log-dir DIR`; the fields of
+`inspect_ai.log.EvalLog`, version 2). Readers of what lm-evaluation-harness logs (`--log_samples`)
+read a folder a row, with `results_*.json` and `samples_<task>_*.jsonl`. Both judge an output by
+whether it is vanilla's, and by its task's score where the task has one; the speedup, which is no
+output's, is in the metadata. Nothing that is not in the run is made up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.report.numbers.comparison import Decode
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.report.reading import read
+from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Record
+
+SAME = "same_output"
+"""The score of an output that is vanilla's, token by token, or parts from it at a near-tie."""
+
+_SAME_BY = {"reference": 1.0, "identical": 1.0, "near-tie": 1.0, "mismatch": 0.0}
+_STOPPED = {"eos": "stop", "stop": "stop", "length": "max_tokens", "error": "unknown"}
+_FIGURES = ("speedup", "speedup_low", "speedup_high", "mat", "acceptance_rate", "tokens_per_s")
+_GENERATION = ("temperature", "top_p", "top_k", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An output, with what it answers and is judged by.
+
+    prompt: as the model got it. reference: vanilla's output there, empty if there is none.
+    """
+
+    record: Record
+    asked: Prompt
+    prompt: str
+    output: str
+    reference: str
+
+    @property
+    def id(self) -> str:
+        """Its prompt and turn."""
+        return f"{self.record.prompt_id} turn {self.record.turn}"
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Whether it is vanilla's output, and its task's score; what is not known is left out."""
+        record = self.record
+        kind = "unchecked" if record.verdict is None else record.verdict.kind
+        same = {} if kind not in _SAME_BY else {SAME: _SAME_BY[kind]}
+        return same if record.score is None else {**same, "score": record.score}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The samples of a row on a task, in the order of the run."""
+
+    task: str
+    row: Row
+    samples: tuple[Sample, ...]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Each score's mean over the samples that have it."""
+        names = dict.fromkeys(name for sample in self.samples for name in sample.scores)
+        own = {name: [s.scores[name] for s in self.samples if name in s.scores] for name in names}
+        return {name: sum(values) / len(values) for name, values in own.items()}
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What the run says of the row, over all of its tasks."""
+        figures = {name: getattr(self.row, name) for name in _FIGURES}
+        return {**figures, "guarantee": self.row.guarantee, "broken": self.row.broken_why}
+
+
+def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a run's outputs in some of `FORMATS`, each into a folder of its name.
+
+    Raises:
+        EnvironmentFault: the tokenizer that makes texts of ids is not on this machine.
+    """
+    target = Facts.of(run.manifest).target
+    decode = decoder_of(target)
+    if decode is None:
+        raise EnvironmentFault(
+            f"the tokenizer of {target} is not on this machine, and its outputs are ids",
+            f"run from the folder that holds it, or have it downloaded: specbench run --target"
+            f" {target} --limit 1",
+        )
+    series = list(_series(run, decode))
+    return [file for name in formats for file in FORMATS[name](run, series, folder / name)]
+
+
+def _series(run: RunDir, decode: Decode) -> Iterator[Series]:
+    prompts = {(prompt.prompt_id, prompt.turn): prompt for prompt in run.prompts()}
+    own: dict[tuple[str, str], list[Record]] = {}
+    vanilla: dict[tuple[str, int], str] = {}
+    for record in run.records():
+        own.setdefault((record.task, record.label), []).append(record)
+        if record.label == BASELINE:
+            vanilla.setdefault((record.prompt_id, record.turn), decode(record.output_ids or ()))
+    rows = {row.label: row for row in read(run).summary.rows}
+    for (task, label), records in own.items():
+        samples = []
+        for record in records:
+            at = record.prompt_id, record.turn
+            asked, said = prompts[at], decode(record.output_ids or ())
+            samples.append(Sample(record, asked, decode(asked.ids), said, vanilla.get(at, "")))
+        yield Series(task, rows[label], tuple(samples))
+
+
+def _inspect(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
+    """A log a task and row, named as Inspect names its own: time, task, id."""
+    created = str(run.manifest["created_utc"])
+    files = []
+    for each in series:
+        id_ = _hash(run.path.name, each.task, each.row.label)[:22]
+        task = _slug(f"{each.task}-{each.row.label}").replace("_", "-")  # its names are split at _
+        name = f"{created.replace(':', '-')}_{task}_{id_}.json"
+        files.append(_written(folder / name, json.dumps(_log(run, each, id_), indent=1)))
+    return files
+
+
+def _log(run: RunDir, series: Series, id_: str) -> dict[str, Any]:
+    manifest, config = run.manifest, run.manifest["config"]["effective"]
+    model, row = f"specbench/{Facts.of(manifest).target}", series.row
+    done = manifest.get("status") == "finished"
+    ids = list(dict.fromkeys(sample.id for sample in series.samples))
+    generation = {name: config.get(name) for name in _GENERATION}
+    return {
+        "version": 2,
+        "status": "success" if done else "cancelled",
+        "eval": {
+            "eval_id": id_,
+            "run_id": run.path.name,
+            "created": manifest["created_utc"],
+            "task": f"{series.task}-{row.label}",
+            "task_id": id_,
+            "task_args": {"method": row.method, **row.params},
+            "solver": row.label,
+            "tags": ["specbench", row.guarantee],
+            "dataset": {"name": series.task, "samples": len(ids), "sample_ids": ids},
+            "model": model,
+            "model_generate_config": {**generation, "max_tokens": config.get("max_new_tokens")},
+            "config": {"epochs": config.get("repeats", 1)},
+            "packages": {"specbench-cli": manifest["version"]},
+            "metadata": {"over": "all tasks of the run", **series.figures},
+            "scorers": [{"name": name} for name in series.means],
+        },
+        "plan": {
+            "name": "specbench",
+            "steps": [{"solver": row.label, "params": row.params}],
+            "config": {},
+        },
+        "results": {
+            "total_samples": len(series.samples),
+            "completed_samples": sum(s.record.error is None for s in series.samples),
+            "scores": [
+                {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": mean}}}
+                for name, mean in series.means.items()
+            ],
+        },
+        "stats": {
+            "started_at": manifest["created_utc"],
+            "completed_at": manifest.get("finished_utc") or "",
+        },
+        "samples": [_inspect_sample(sample, model) for sample in series.samples],
+    }
+
+
+def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
+    record, asked = sample.record, sample.asked
+    said = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
+    read_, made = len(asked.ids), record.n_tokens or 0
+    usage = {"input_tokens": read_, "output_tokens": made, "total_tokens": read_ + made}
+    seconds = None if record.ns.total is None else record.ns.total / 1e9
+    failed = record.error and {"message": record.error, "traceback": "", "traceback_ansi": ""}
+    return {
+        "id": sample.id,
+        "epoch": record.pass_,
+        "input": sample.prompt,
+        "target": sample.reference,
+        "messages": [{"role": "user", "content": sample.prompt}, said],
+        "output": {
+            "model": model,
+            "choices": [{"message": said, "stop_reason": _STOPPED[record.finish]}],
+            "usage": usage,
+            "time": seconds,
+        },
+        "scores": {
+            name: {"value": value, "answer": sample.output} for name, value in sample.scores.items()
+        },
+        "metadata": {
+            "family": record.family,
+            "category": record.category,
+            "text": asked.text,
+            "verdict": record.verdict and record.verdict.kind,
+            "void": record.void,
+        },
+        "model_usage": {model: usage},
+        "total_time": seconds,
+        "error": failed or None,
+    }
+
+
+def _lm_eval(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
+    """A folder a row, as the harness has one a model, with its first pass."""
+    manifest, config = run.manifest, run.manifest["config"]["effective"]
+    created = datetime.fromisoformat(str(manifest["created_utc"]))
+    stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
+    rows: dict[str, list[Series]] = {}
+    for each in series:
+        rows.setdefault(each.row.label, []).append(each)
+    files = []
+    for label, own in rows.items():
+        home = folder / _slug(label)
+        for each in own:
+            lines = map(json.dumps, _lm_eval_samples(each, config))
+            text = "".join(f"{line}\n" for line in lines)
+            files.append(_written(home / f"samples_{_slug(each.task)}_{stamp}.jsonl", text))
+        whole = _lm_eval_results(label, own, manifest, created.timestamp())
+        files.append(_written(home / f"results_{stamp}.json", json.dumps(whole, indent=2)))
+    return files
+
+
+def _lm_eval_samples(series: Series, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    settings = {name: config.get(name) for name in _GENERATION}
+    settings |= {"max_gen_toks": config.get("max_new_tokens"), "until": []}
+    first = [sample for sample in series.samples if sample.record.pass_ == 1]
+    for number, sample in enumerate(first):
+        asked = sample.asked
+        doc = {
+            "prompt_id": asked.prompt_id,
+            "turn": asked.turn,
+            "family": asked.family,
+            "category": asked.category,
+            "text": asked.text,
+        }
+        yield {
+            "doc_id": number,
+            "doc": doc,
+            "target": sample.reference,
+            "arguments": {"gen_args_0": {"arg_0": sample.prompt, "arg_1": settings}},
+            "resps": [[sample.output]],
+            "filtered_resps": [sample.output],
+            "filter": "none",
+            "metrics": list(sample.scores),
+            "doc_hash": _hash(json.dumps(doc, indent=2, ensure_ascii=False)),
+            "prompt_hash": _hash(sample.prompt),
+            "target_hash": _hash(sample.reference),
+            **sample.scores,
+        }
+
+
+def _lm_eval_results(
+    label: str, own: Sequence[Series], manifest: Mapping[str, Any], date: float
+) -> dict[str, Any]:
+    target = Facts.of(manifest).target
+    counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in own}
+    versions = {task["name"]: task.get("version") for task in manifest.get("tasks", ())}
+    return {
+        "results": {
+            s.task: {"alias": s.task, **{f"{name},none": mean for name, mean in s.means.items()}}
+            for s in own
+        },
+        "configs": {
+            s.task: {
+                "task": s.task,
+                "output_type": "generate_until",
+                "metric_list": [{"metric": name, "aggregation": "mean"} for name in s.means],
+                "repeats": 1,
+                "num_fewshot": 0,
+            }
+            for s in own
+        },
+        "versions": {s.task: versions.get(s.task) for s in own},
+        "n-shot": {s.task: 0 for s in own},
+        "n-samples": {task: {"original": n, "effective": n} for task, n in counts.items()},
+        "config": {
+            "model": "specbench",
+            "model_args": {"pretrained": target, "method": own[0].row.method, **own[0].row.params},
+            "batch_size": manifest["config"]["effective"].get("batch", 1),
+            "random_seed": manifest["config"]["effective"].get("seed"),
+        },
+        "date": date,
+        "model_source": "specbench",
+        "model_name": label,
+        "model_name_sanitized": _slug(label),
+        "specbench": {"version": manifest["version"], **own[0].figures},
+    }
+
+
+def _slug(name: str) -> str:
+    """A file's name for a label; another label has another."""
+    slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "row"
+    return slug if slug == name else f"{slug}-{_hash(name)[:6]}"
+
+
+def _hash(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def _written(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+FORMATS: dict[str, Callable[[RunDir, Sequence[Series], Path], list[Path]]] = {
+    "inspect": _inspect,
+    "lm-eval": _lm_eval,
+}
+"""What outputs can be written as; each returns its files."""

@@ -1,0 +1,135 @@
+"""Outputs as files of Inspect AI and lm-evaluation-harness: the fields that readers need."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.report import samples
+from specbench_cli.report.samples import FORMATS, export
+from specbench_cli.store.run_dir import RunDir
+
+RUN = Path(__file__).parents[2] / "results/reference/default-2cores"
+
+
+def spelled(ids):
+    """A text for ids, without a tokenizer."""
+    return " ".join(map(str, ids))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The files of a run, by format."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "decoder_of", lambda target: spelled)
+        made = export(RunDir.open(RUN), folder, list(FORMATS))
+    assert all(file.is_relative_to(folder) for file in made)
+    return {name: [file for file in made if file.is_relative_to(folder / name)] for name in FORMATS}
+
+
+@pytest.fixture(scope="module")
+def records():
+    found = {}
+    for record in RunDir.open(RUN).records():
+        found.setdefault(record.label, []).append(record)
+    return found
+
+
+def test_inspect_has_a_log_a_task_and_row_in_the_order_in_which_headers_are_read(files, records):
+    logs = [json.loads(file.read_text()) for file in files["inspect"]]
+    assert {log["eval"]["solver"] for log in logs} == records.keys()
+    for file, log in zip(files["inspect"], logs, strict=True):
+        assert list(log) == "version status eval plan results stats samples".split()
+        assert (log["version"], log["status"]) == (2, "success")
+        time, task, id_ = file.stem.split("_")
+        assert time == log["eval"]["created"].replace(":", "-")
+        assert task.startswith("mini-")
+        assert id_ == log["eval"]["task_id"]
+        needed = {"created", "task", "dataset", "model", "config"}
+        assert needed <= log["eval"].keys()
+
+
+def test_an_inspect_sample_says_what_the_record_does(files, records):
+    logs = [json.loads(file.read_text()) for file in files["inspect"]]
+    vanilla = {(r.prompt_id, r.turn): spelled(r.output_ids) for r in records["vanilla"]}
+    for log in logs:
+        own = records[log["eval"]["solver"]]
+        assert len(log["samples"]) == len(own) == log["results"]["total_samples"]
+        for sample, record in zip(log["samples"], own, strict=True):
+            said = spelled(record.output_ids)
+            assert sample["id"] == f"{record.prompt_id} turn {record.turn}"
+            assert sample["epoch"] == record.pass_
+            assert sample["target"] == vanilla[record.prompt_id, record.turn]
+            assert [each["role"] for each in sample["messages"]] == ["user", "assistant"]
+            (choice,) = sample["output"]["choices"]
+            assert choice["message"]["content"] == said
+            assert choice["stop_reason"] in ("stop", "max_tokens")
+            assert sample["output"]["usage"]["output_tokens"] == record.n_tokens
+            assert sample["total_time"] == record.ns.total / 1e9
+            assert sample["scores"]["same_output"] == {"value": 1.0, "answer": said}
+        (same, score) = log["results"]["scores"]
+        assert same["metrics"]["mean"] == {"name": "mean", "value": 1.0}
+        assert score["metrics"]["mean"]["value"] == pytest.approx(
+            sum(r.score for r in own if r.score is not None) / sum(r.score is not None for r in own)
+        )
+
+
+def test_lm_eval_has_the_fields_that_the_harness_logs(files, records):
+    logged = (
+        "doc_id doc target arguments resps filtered_resps filter metrics doc_hash prompt_hash"
+        " target_hash same_output score"
+    ).split()
+    by_row = {file.parent.name: file for file in files["lm-eval"] if file.suffix == ".jsonl"}
+    assert len(by_row) == len(records)
+    lines = [json.loads(line) for line in by_row["sps"].read_text().splitlines()]
+    assert [line["doc_id"] for line in lines] == [*range(len(records["sps"]))]
+    for line, record in zip(lines, records["sps"], strict=True):
+        assert list(line) == (logged if record.score is not None else logged[:-1])
+        assert line["resps"] == [[spelled(record.output_ids)]]
+        assert line["filtered_resps"] == [spelled(record.output_ids)]
+        assert line["metrics"] == logged[11:][: len(line["metrics"])]
+        assert line["arguments"]["gen_args_0"].keys() == {"arg_0", "arg_1"}
+
+
+def test_lm_eval_s_results_lie_beside_their_samples_by_the_same_time(files):
+    for file in files["lm-eval"]:
+        if file.name.startswith("results_"):
+            whole = json.loads(file.read_text())
+            stamp = file.stem.removeprefix("results_")
+            assert (file.parent / f"samples_mini_{stamp}.jsonl").is_file()
+            assert whole["results"]["mini"]["same_output,none"] == 1.0
+            assert whole["n-samples"]["mini"] == {"original": 14, "effective": 14}
+            assert {"configs", "versions", "n-shot", "config", "date"} <= whole.keys()
+
+
+def test_a_failed_cell_has_no_score_and_its_error(records):
+    record = replace(
+        records["sps"][0], error="it broke", verdict=None, score=None, finish="error", n_tokens=None
+    )
+    prompt = next(iter(RunDir.open(RUN).prompts()))
+    found = samples._inspect_sample(samples.Sample(record, prompt, "asked", "", ""), "m")
+    assert found["scores"] == {}
+    assert found["error"]["message"] == "it broke"
+    assert found["output"]["choices"][0]["stop_reason"] == "unknown"
+
+
+@pytest.mark.parametrize("label", ["../../gone", "a/b", "hf:x", "sps length=5", "\u202e"])
+def test_a_label_becomes_a_name_in_the_folder_that_no_other_label_has(label):
+    slug = samples._slug(label)
+    assert Path(slug).name == slug
+    assert slug not in ("", ".", "..")
+    assert slug != samples._slug(f"{label}!")
+
+
+def test_an_export_of_nothing_and_one_without_a_tokenizer_say_what_to_do(
+    capsys, monkeypatch, tmp_path
+):
+    assert app._run(["export", str(RUN)]) == 2
+    assert "needs a format: --inspect, --lm-eval" in capsys.readouterr().err
+    monkeypatch.setattr(samples, "decoder_of", lambda target: None)
+    assert app._run(["export", str(RUN), "--inspect", "--out", str(tmp_path)]) == 3
+    assert "the tokenizer of embedded-7m is not on this machine" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
