@@ -72,7 +72,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Number = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[int, BeforeValidator(_number), Field(lt=2**63)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Words = Annotated[list[str], BeforeValidator(_listed)]
 
@@ -121,7 +121,7 @@ class RunConfig(BaseModel):
     draft: str | None = Field(None, min_length=1)
     limit: Annotated[Number | None, Field(ge=1)] = None
     category: Words = []
-    seed: Number = Field(0, ge=0, lt=2**63)
+    seed: Number = Field(0, ge=0)
     temperature: Annotated[Real, AfterValidator(_workable)] = Field(0.0, ge=0)
     top_p: Real = Field(1.0, ge=SMALLEST_P, le=1)
     top_k: Number = Field(0, ge=0)
@@ -155,7 +155,7 @@ class RunConfig(BaseModel):
             return values
         try:
             sampled = float(values.get("temperature", 0)) > 0
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             sampled = False  # no number: the field's own check says so
         return {**values, "verify": "rejection" if sampled else "greedy"}
 

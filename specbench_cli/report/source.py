@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +20,9 @@ class Source(Protocol):
     path: Path
     manifest: dict[str, Any]
 
-    def records(self) -> Iterator[Record]:
-        """All records, with their traces and ids; may be read again and again."""
+    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+        """All records, with their traces and ids, or those of some prompts; may be read again and
+        again, and the others are then read over."""
         ...
 
     def prompts(self) -> Iterator[Prompt]:

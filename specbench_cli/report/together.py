@@ -11,7 +11,7 @@ resampled only if all rows have equally many; where they have not, they count as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,10 @@ class Together:
     names: Sequence[Names]
     shown: dict[int, str] = field(default_factory=dict)
 
-    def records(self) -> Iterator[Record]:
-        """Every run's records, renamed."""
+    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+        """Every run's records, renamed; or those of some prompts."""
         for run, names in zip(self.runs, self.names, strict=True):
-            yield from map(names.given, run.records())
+            yield from map(names.given, run.records(of))
 
     def prompts(self) -> Iterator[Prompt]:
         """Every prompt once."""

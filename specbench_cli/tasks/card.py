@@ -146,7 +146,7 @@ class Card(_Strict):
     """Names of the columns of a CSV or TSV file without a heading."""
     fields: dict[Column, str] = {}
     """Which column holds what, where the usual names do not fit."""
-    samples: Annotated[int, Field(ge=1)] = 1
+    samples: Annotated[int, Field(ge=1, le=1000)] = 1
     """How often each question is asked, with draws of its own each time (best of n)."""
     only: dict[str, tuple[int, int]] = {}
     """Column -> lowest and highest number of the rows that count; others are left out."""

@@ -248,6 +248,8 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
         ({"limit": -5}, "--limit must be at least 1, got -5"),
         ({"temperature": float("nan")}, "--temperature must be a finite number, got nan"),
         ({"temperature": -1.0}, "--temperature must be at least 0"),
+        ({"temperature": 10**400}, "--temperature must be a"),
+        ({"top_k": 2**63}, "--top-k must be below 9.22337e+18"),
         ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1, got 0"),
         ({"top_p": 2.0}, "--top-p must be at most 1, got 2.0"),
         (

@@ -220,10 +220,12 @@ def make_run(tmp_path, manifest) -> Callable[..., RunDir]:
         own = copy.deepcopy(manifest)
         change(own)
         run = RunDir.create(tmp_path / name, own)
-        run.append([edit(record) for record in make_records(fakes, **{"prompts": 12, **size})])
+        records = [edit(record) for record in make_records(fakes, **{"prompts": 12, **size})]
+        run.append(records)
+        first = {record.prompt_id: record for record in reversed(records)}
         run.append_prompts(
-            Prompt(f"mini/{n}", f"mini/{n}", "mini", FAMILIES[n % 6], FAMILIES[n % 6], 1, "?", [n])
-            for n in range(size.get("prompts", 12))
+            Prompt(id_, r.cluster, r.task, r.family, r.category, 1, "?", [n])
+            for n, (id_, r) in enumerate(sorted(first.items(), key=lambda pair: int(pair[0][5:])))
         )
         run.close("finished")
         return run

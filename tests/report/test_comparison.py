@@ -41,9 +41,10 @@ def run(tmp_path, synthetic, manifest):
                 record.peer = changes["peer"]
         folder = RunDir.create(tmp_path / "run", manifest | {"tolerance": {"value": 2e-4}})
         folder.append(records)
+        first = {each.prompt_id: each for each in reversed(records)}
         folder.append_prompts(
-            Prompt(f"mini/{i}", f"mini/{i}", "mini", "qa", "qa", 1, f"Question {i}?", [1, 2])
-            for i in range(2)
+            Prompt(id_, r.cluster, r.task, r.family, r.category, 1, f"Question {id_[5:]}?", [1, 2])
+            for id_, r in first.items()
         )
         return folder
 

@@ -41,6 +41,6 @@ def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
 def test_outputs_whose_forwards_are_not_known_have_no_lanes(run, tmp_path):
     found = compare(run, "mini/0", ["hf:vanilla"], None)
     hidden = [replace(record, forwards=None) for record in run.records()]
-    run.records = lambda: iter(hidden)
+    run.records = lambda of=None: iter(hidden)
     with pytest.raises(UsageError, match="no lanes of vanilla, hf:vanilla on mini/0"):
         write_lanes(run, found, tmp_path)

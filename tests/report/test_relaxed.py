@@ -137,7 +137,9 @@ def test_side_by_side_marks_relaxed_tokens(tmp_path, synthetic, manifest):
             record.steps = Steps([4, 0], [4, 0], [4, 0], [2, 0], [4, 1], [1, 0])
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(records)
-    run.append_prompts([Prompt("mini/0", "mini/0", "mini", "qa", "qa", 1, "?", [1])])
+    first = records[0]
+    asked = "mini/0", first.cluster, "mini", first.family, first.category
+    run.append_prompts([Prompt(*asked, 1, "?", [1])])
     (found,) = compare(run, "mini/0", ["lax"], None)
     assert [lane.relaxed for lane in found.lanes] == [(1,), ()]
     lines = page(found).splitlines()

@@ -64,7 +64,8 @@ def test_the_page_has_a_table_of_them_overall_and_by_family(made):
 
 
 def test_latex_and_rows_for_programs_say_it_too(make_run, synthetic, tmp_path):
-    learning = {"rows": [{"label": "pld", "state_scope": "run"}]}
+    rows = [{"label": label} for label in ("vanilla", "sps")]
+    learning = {"rows": [*rows, {"label": "pld", "state_scope": "run"}]}
     run = make_run(
         fakes=[synthetic.vanilla, synthetic.sps, synthetic.pld],
         change=lambda manifest: manifest.update(learning),

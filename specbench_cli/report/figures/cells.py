@@ -65,7 +65,7 @@ def _traced(reading: Reading) -> Iterator[Record]:
     if not timed:
         return
     wanted = {record.key for record in timed if _output(record) == _output(timed[0])}
-    for record in reading.run.records():
+    for record in reading.run.records({timed[0].prompt_id}):
         if record.key in wanted:
             yield record
             wanted.remove(record.key)

@@ -55,7 +55,7 @@ def viewer(reading: Reading, decode: Decode | None, budget: int = BUDGET) -> Vie
     order = _spread(by_id, lambda each: each not in differing)
     # Drafts are kept on the first prompt of each family.
     first = {turns[0].family: each for each, turns in reversed(by_id.items())}
-    cells = _cells(reading.run.records(), {*order[:_MOST], *first.values()})
+    cells = _cells(reading.run.records({*order[:_MOST], *first.values()}))
     drafted = {each for (each, _), rows in cells.items() if any(r.drafts for r in rows.values())}
     order = [each for each in order if any((each, turn.turn) in cells for turn in by_id[each])]
     order.sort(key=lambda each: (each not in differing, each not in drafted))
@@ -112,12 +112,10 @@ class _Words:
         self._places = {token: at for token, at in self._places.items() if at < length}
 
 
-def _cells(records: Iterable[Record], prompts: set[str]) -> Cells:
-    """The records of some prompts: of every row its worst pass."""
+def _cells(records: Iterable[Record]) -> Cells:
+    """Of every row of every turn its worst pass."""
     found: Cells = {}
     for record in records:
-        if record.prompt_id not in prompts:
-            continue
         rows = found.setdefault((record.prompt_id, record.turn), {})
         held = rows.get(record.label)
         if held is None or _badness(record) < _badness(held):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,14 @@ class Imported:
             "config": {"effective": {"verify": "imported, unchecked"}},
         }
 
-    def records(self) -> Iterator[Record]:
+    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
         """An output a turn, without ids, steps and verdict."""
         for label, answers in self.answers.items():
             for answer in answers:
                 for turn in range(len(answer.new_tokens)):
-                    yield _record(label, answer, turn)
+                    record = _record(label, answer, turn)
+                    if of is None or record.prompt_id in of:
+                        yield record
 
     def prompts(self) -> Iterator[Prompt]:
         """None: the files do not hold them."""

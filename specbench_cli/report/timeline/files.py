@@ -27,7 +27,8 @@ def write_lanes(run: Source, found: Sequence[Comparison], folder: Path) -> list[
     """
     wanted = {(c.prompt_id, c.turn, label, c.pass_) for c in found for label in (BASELINE, c.label)}
     labels = list(dict.fromkeys([BASELINE, *(c.label for c in found)]))
-    lanes = [lanes_of(record) for record in run.records() if record.key in wanted]
+    asked = run.records({c.prompt_id for c in found})
+    lanes = [lanes_of(record) for record in asked if record.key in wanted]
     lanes = [own for own in lanes if own.decoding]
     if not lanes:
         raise UsageError(

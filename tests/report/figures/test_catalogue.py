@@ -44,7 +44,7 @@ def test_run_has_the_figures_that_it_has_data_for_and_the_same_bytes_twice(
 
 
 def test_methods_that_learn_over_the_run_are_drawn_along_it(reading, synthetic, manifest, tmp_path):
-    manifest["rows"] = [{"label": "sps", "state_scope": "run"}]
+    manifest["rows"] = [{"label": "vanilla"}, {"label": "sps", "state_scope": "run"}]
     names = {file.stem for file in write_figures(reading(synthetic.sps), tmp_path / "figures")}
     assert "seen" in names
 
