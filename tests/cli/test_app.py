@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from specbench_cli import __version__, app
+from specbench_cli import __version__, app, registry
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -271,7 +271,7 @@ def test_interrupt_that_an_import_made_something_else_of_is_an_interrupt(monkeyp
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setattr(app, "_interrupted", [])
-    monkeypatch.setattr(app, "_guard_neighbours", load)
+    monkeypatch.setattr(registry, "guard_neighbours", load)
     assert app._run(["doctor"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 

@@ -166,7 +166,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     code, _, err = report(str(other))
     assert code == 2
     assert "seed: 1 (here) against 2 (there)" in err
-    assert f"specbench report here {other} --force" in err
+    assert f"specbench report last {other} --force" in err
     code, out, err = report(str(other), "--force", "--format", "tsv")
     assert code == 0
     assert {"pld @here", "pld @there"} <= {row.split("\t")[3] for row in out.splitlines()}

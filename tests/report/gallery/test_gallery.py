@@ -186,7 +186,8 @@ def test_settings_and_targets_are_ranked_apart(make, tmp_path, facts):
 def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_path):
     loose = synthetic.Fake("loose", length=5, alpha=0.9, guarantee="quality_only",
                            verdict="unchecked", relaxed=0.5)  # fmt: skip
-    rows = [{"label": "sps", "state_scope": "run"}]
+    rows = [{"label": label, "state_scope": scope} for label, scope in (
+        ("vanilla", "prompt"), ("sps", "run"), ("loose", "prompt"))]  # fmt: skip
     run = make(fakes=(synthetic.vanilla, synthetic.sps, loose), facts={"rows": rows})
     published(run, tmp_path / "g")
     (board,) = boards(places(tmp_path / "g"))
