@@ -13,6 +13,7 @@ from specbench_cli.errors import ExitCode, UsageError
 EXAMPLES = (
     "specbench export last --inspect",
     "specbench export last --inspect --lm-eval --out exported",
+    "specbench export last --wandb --mlflow",
 )
 EPILOG = "\n\n".join(
     (
@@ -36,33 +37,46 @@ def export(
             "--lm-eval", help="Results and samples as lm-evaluation-harness logs them: by row."
         ),
     ] = False,
+    wandb: Annotated[
+        bool,
+        typer.Option("--wandb", help="Figures for Weights & Biases, offline: a run a row."),
+    ] = False,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Figures for MLflow, or its server: a run a row.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The folder; default export/ in the run's."),
     ] = None,
 ) -> ExitCode:
-    """Write prompts, outputs, verdicts and scores for readers of other evaluations.
+    """Write outputs, verdicts and scores for readers of other evaluations, figures for trackers.
 
     Texts are made of ids by the target's tokenizer. An output's score is whether it is vanilla's,
-    and its task's where the task has one; speedups are in the metadata.
+    and its task's where the task has one; speedups are in the metadata. Nothing is sent anywhere,
+    unless MLFLOW_TRACKING_URI names a server.
     """
-    chosen = {"inspect": inspect, "lm-eval": lm_eval}
-    formats = [name for name, wanted in chosen.items() if wanted]
-    if not formats:
+    samples = {"inspect": inspect, "lm-eval": lm_eval}
+    formats = [name for name, wanted in samples.items() if wanted]
+    trackers = [name for name, wanted in {"wandb": wandb, "mlflow": mlflow}.items() if wanted]
+    if not formats and not trackers:
         raise UsageError(
-            "export needs a format: --inspect, --lm-eval, or both",
+            "export needs a format: --inspect, --lm-eval, --wandb or --mlflow",
             f"specbench export {run} --inspect",
         )
     from specbench_cli.comparison.reading import folder
     from specbench_cli.report.samples import export as write
+    from specbench_cli.report.trackers import track
     from specbench_cli.store.run_dir import RunDir
 
     run_dir = RunDir.open(folder(run))
     place = out or run_dir.path / "export"
     try:
-        files = write(run_dir, place, formats)
+        files = write(run_dir, place, formats) if formats else []
+        further = [line for name in trackers for line in track(run_dir, place, name)]
     except OSError as error:
         raise UsageError(f"cannot write to {place}: {error.strerror}") from error
     for file in files:
         output.data(str(file))
+    for line in further:
+        output.note(f"next: {line}")
     return ExitCode.OK

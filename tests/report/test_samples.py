@@ -128,7 +128,7 @@ def test_an_export_of_nothing_and_one_without_a_tokenizer_say_what_to_do(
     capsys, monkeypatch, tmp_path
 ):
     assert app._run(["export", str(RUN)]) == 2
-    assert "needs a format: --inspect, --lm-eval" in capsys.readouterr().err
+    assert "needs a format: --inspect, --lm-eval, --wandb or --mlflow" in capsys.readouterr().err
     monkeypatch.setattr(samples, "decoder_of", lambda target: None)
     assert app._run(["export", str(RUN), "--inspect", "--out", str(tmp_path)]) == 3
     assert "the tokenizer of embedded-7m is not on this machine" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""A run's rows in experiment trackers, each by an extra of its own: a tracker's run a row.
+
+Nothing is sent: Weights & Biases is written offline (`wandb sync` sends it), MLflow into a database
+in the folder, unless MLFLOW_TRACKING_URI names a server. A row that was written before is the same
+tracker's run again, not a second one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+
+PROJECT = "specbench"
+"""The project, or experiment, that all runs go to."""
+
+
+def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
+    """Write every row of a run for one of `TRACKERS`.
+
+    Returns:
+        what to type, or where to look, next.
+    Raises:
+        EnvironmentFault: its package is not installed.
+    """
+    rows = read(run).summary.rows
+    return TRACKERS[tracker](run, rows, folder / tracker)
+
+
+def _wandb(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
+    wandb = _package("wandb", "wandb")
+    folder.mkdir(parents=True, exist_ok=True)
+    silent = wandb.Settings(  # and nothing of this machine, which is not what was measured on
+        silent=True,
+        console="off",
+        disable_git=True,
+        host="",
+        x_disable_meta=True,
+        x_disable_stats=True,
+    )
+    for row in rows:
+        made = wandb.init(
+            project=PROJECT,
+            id=_id(run, row),
+            name=row.label,
+            group=run.path.name,
+            job_type=row.method,
+            tags=list(_tags(run, row).values()),
+            config=_config(run, row),
+            dir=folder,
+            mode="offline",
+            reinit="finish_previous",
+            settings=silent,
+        )
+        made.summary.update(_metrics(row))
+        made.finish()
+    return [f"wandb sync {folder / 'wandb'}/offline-run-*"]
+
+
+def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
+    mlflow = _package("mlflow", "mlflow")
+    entities = _package("mlflow.entities", "mlflow")
+    folder.mkdir(parents=True, exist_ok=True)
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    uri = server or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    known = client.get_experiment_by_name(PROJECT)
+    beside = None if server else (folder / "artifacts").resolve().as_uri()
+    experiment = known.experiment_id if known else client.create_experiment(PROJECT, beside)
+    began, ended = (_ms(run.manifest.get(name)) for name in ("created_utc", "finished_utc"))
+    for row in rows:
+        tags = {"specbench.id": _id(run, row), **_tags(run, row)}
+        mine = f"tags.`specbench.id` = '{tags['specbench.id']}'"
+        if client.search_runs([experiment], mine, max_results=1):
+            continue
+        made = client.create_run(experiment, began, tags, run_name=row.label).info.run_id
+        client.log_batch(
+            made,
+            metrics=[
+                entities.Metric(name, value, ended or began, 0)
+                for name, value in _metrics(row).items()
+            ],
+            params=[
+                entities.Param(name, str(value)[:500]) for name, value in _config(run, row).items()
+            ],
+        )
+        client.set_terminated(made, "FINISHED", ended)
+    return [f"mlflow ui --backend-store-uri {uri}"]
+
+
+def _metrics(row: Row) -> dict[str, float]:
+    """The row's figures; those that are missing, or no numbers, are left out."""
+    return {
+        name: float(value)
+        for name, value in asdict(row).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _config(run: RunDir, row: Row) -> dict[str, Any]:
+    """What the row was run with: settings of the run that are single values, its parameters."""
+    settings: Mapping[str, Any] = run.manifest["config"]["effective"]
+    single = {
+        name: value
+        for name, value in settings.items()
+        if value is None or isinstance(value, str | int | float)
+    }
+    return {**single, **{f"{row.method}.{name}": value for name, value in row.params.items()}}
+
+
+def _tags(run: RunDir, row: Row) -> dict[str, str]:
+    """By what rows are told apart."""
+    return {
+        "specbench.run": run.path.name,
+        "specbench.method": row.method,
+        "specbench.guarantee": row.guarantee,
+        "specbench.machine": str(run.manifest.get("machine", {}).get("id", "unknown")),
+        "specbench.outputs": "broken" if row.broken else "as promised",
+    }
+
+
+def _id(run: RunDir, row: Row) -> str:
+    """The same for the same row of a run."""
+    return hashlib.sha256(f"{run.path.name}\0{row.label}".encode()).hexdigest()[:16]
+
+
+def _ms(time: str | None) -> int | None:
+    """Milliseconds since 1970."""
+    return None if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+def _package(name: str, extra: str) -> Any:
+    """A tracker's package. Raises EnvironmentFault where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as fault:
+        raise EnvironmentFault(
+            f"the Python package {str(fault.name).partition('.')[0]!r} is not installed",
+            f"pip install 'specbench-cli[{extra}]'",
+        ) from fault
+
+
+TRACKERS: dict[str, Callable[[RunDir, tuple[Row, ...], Path], list[str]]] = {
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
+"""What rows can be written for."""

@@ -1,0 +1,85 @@
+"""Rows in experiment trackers, without a network."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.report import trackers
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+
+RUN = Path(__file__).parents[2] / "results/reference/default-2cores"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {row.label: row for row in read(RunDir.open(RUN)).summary.rows}
+
+
+def test_figures_are_numbers_and_settings_are_single_values(rows):
+    run = RunDir.open(RUN)
+    figures = trackers._metrics(rows["vanilla"])
+    assert figures["speedup"] == 1.0
+    assert all(type(value) is float for value in figures.values())
+    assert "speedup_low" not in figures  # the baseline has no interval
+    assert "broken" not in figures
+    config = trackers._config(run, rows["sps"])
+    assert (config["target"], config["sps.length"]) == ("embedded-7m", rows["sps"].params["length"])
+    assert not [value for value in config.values() if isinstance(value, list | dict)]
+
+
+def test_a_row_is_the_same_tracker_s_run_each_time_and_another_row_another(rows):
+    run = RunDir.open(RUN)
+    ids = [trackers._id(run, row) for row in rows.values()]
+    assert len(set(ids)) == len(ids)
+    assert ids == [trackers._id(RunDir.open(RUN), row) for row in rows.values()]
+
+
+@pytest.mark.parametrize("tracker", trackers.TRACKERS)
+def test_without_its_package_the_extra_is_named(tracker, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    assert app._run(["export", str(RUN), f"--{tracker}", "--out", str(tmp_path)]) == 3
+    said = capsys.readouterr().err
+    assert f"the Python package '{tracker}' is not installed" in said
+    assert f"specbench-cli[{tracker}]" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.trackers
+@pytest.mark.filterwarnings("default")
+def test_wandb_is_written_offline_a_run_a_row(tmp_path, rows, capsys, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-name-of-this-machine")
+    assert app._run(["export", str(RUN), "--wandb", "--out", str(tmp_path)]) == 0
+    made = list(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))
+    ids = {file.stem.removeprefix("run-") for file in made}
+    assert ids == {trackers._id(RunDir.open(RUN), row) for row in rows.values()}
+    whole = b"".join(file.read_bytes() for file in made)
+    assert b"specbench.machine" not in whole  # a tag is its value
+    assert b"embedded-7m" in whole
+    assert b"decode_speedup" in whole
+    assert b"a-name-of-this-machine" not in whole
+    assert "next: wandb sync" in capsys.readouterr().err
+
+
+@pytest.mark.trackers
+@pytest.mark.filterwarnings("default")
+def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
+    tmp_path, rows, monkeypatch
+):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):
+        assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == 0
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
+    found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert found.keys() == rows.keys()
+    for label, run in found.items():
+        assert run.data.metrics == pytest.approx(trackers._metrics(rows[label]))
+        assert run.data.params["target"] == "embedded-7m"
+        assert run.data.tags["specbench.method"] == rows[label].method
+        assert run.info.status == "FINISHED"
