@@ -106,7 +106,7 @@ def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
 
 
 def test_report_of_the_last_run_is_a_table_by_family(run, capsys):
-    assert report(["last"]) == 0
+    assert report(["last"], form="tsv") == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + 6 * 7
     assert "by task: specbench report last" in err
