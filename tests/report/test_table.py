@@ -286,3 +286,23 @@ def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
     assert row.split()[1] == "sps"
     assert row.index("tuned(8)") == heading.index("params")
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_it_is_said_which_interval_is_at_once_over_all_rows(make_reading):
+    lines = footer(make_reading().summary, make_reading().facts, None)
+    assert any(line.startswith("the 95% CI is one row's against vanilla") for line in lines)
+
+
+def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
+    reading = make_reading()
+    assert text.few_questions(reading.summary) == []
+    monkeypatch.setattr(text, "FEW", 49)
+    (line,) = text.few_questions(reading.summary)
+    assert line.startswith("too few questions to rank by: 48 questions; intervals were tested")
+
+
+def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, capsys):
+    print_runs([make_reading()], families=True)
+    out = capsys.readouterr().out
+    assert "math_reasoning(8)" in out
+    assert "(n): questions of the family; of fewer than 20 a figure is an example" in out

@@ -81,6 +81,7 @@ def _bar(axes: Axes, row: Row, place: float) -> None:
         axes.barh(
             place, row.speedup, _BAR, color=colour, hatch=hatch, edgecolor="white", lw=0, zorder=2
         )
+        _value(axes, text.ratio(row.speedup), place)
     if row.speedup is not None and row.speedup_low is not None and row.speedup_high is not None:
         whiskers = [[row.speedup - row.speedup_low], [row.speedup_high - row.speedup]]
         axes.errorbar(
@@ -95,6 +96,23 @@ def _bar(axes: Axes, row: Row, place: float) -> None:
             zorder=5,
         )
     _beside(axes, text.number(row.mat), place)
+
+
+def _value(axes: Axes, word: str, place: float) -> None:
+    """A bar's own figure, at its foot, where dots are rare; on any shade of bar."""
+    from matplotlib.patheffects import withStroke
+
+    axes.annotate(
+        word,
+        (0, place),
+        xytext=(2, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=6,
+        color=INK,
+        zorder=6,
+        path_effects=[withStroke(linewidth=1.4, foreground="white")],
+    )
 
 
 def _beside(axes: Axes, word: str, place: float, **look: Any) -> None:

@@ -109,7 +109,7 @@ def by_family(summary: Summary, figure: Callable[[Row], str]) -> Grid:
         cells = (text.NONE if part is None else figure(part) for part in parts)
         lines.append((row.label, *cells, figure(row)))
     figures: list[Align] = ["c"] * (len(found) + 1)
-    names = (family.replace("_", " ") for family in found)
+    names = (text.family(family.replace("_", " "), rows.values()) for family, rows in found.items())
     return Grid(
         ("method", *names, "all"),
         ("l", *figures),

@@ -69,7 +69,8 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
         if facts.forced
         else f"same letter = no significant difference (simultaneous 95%, {processes})",
-        *([] if facts.forced else text.one_process(summary)),
+        *([] if facts.forced else [*text.two_intervals(summary), *text.one_process(summary)]),
+        *text.few_questions(summary),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
@@ -169,9 +170,10 @@ def _drawn_families(summary: Summary) -> list[Text]:
     for title, figure in figures:
         columns = [_Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True)]
         for family, rows in by_family.items():
-            columns.append(_Column(family, _cell_of(rows, figure), gap=2))
+            heading = text.family(family, rows.values()).replace(" (", "(")  # six have to fit
+            columns.append(_Column(heading, _cell_of(rows, figure), gap=2))
         lines += [Text(title, "bold"), *_grid(columns, summary.rows)]
-    return lines
+    return [*lines, *(Text(f" {note}", "dim") for note in text.small_families(summary))]
 
 
 def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:

@@ -186,6 +186,49 @@ def evidence(summary: Summary) -> list[str]:
     ]
 
 
+FEW = 20
+"""The fewest questions with which it was simulated how often intervals hold the truth
+(docs/statistics.md): fewer say little of others of their kind."""
+
+
+def family(name: str, rows: Iterable[Row]) -> str:
+    """A family as tables by family head it, with its questions."""
+    return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
+
+
+def small_families(summary: Summary) -> list[str]:
+    """What tables by family must not be read as."""
+    counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
+    if not counts:
+        return []
+    note = "(n): questions of the family"
+    if min(counts) < FEW:
+        note += f"; of fewer than {FEW} a figure is an example, no estimate: --limit"
+    return [note]
+
+
+def few_questions(summary: Summary) -> list[str]:
+    """That a run is too small to rank by, where it is."""
+    n = max((row.n_prompts for row in summary.rows), default=0)
+    if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
+        return []
+    questions = "1 question" if n == 1 else f"{n} questions"
+    return [
+        f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more:"
+        " --limit 48"
+    ]
+
+
+def two_intervals(summary: Summary) -> list[str]:
+    """Which of the two statements beside each other is at once over all rows, and which is not."""
+    if not any(row.letters and row.speedup_low is not None for row in summary.rows):
+        return []
+    return [
+        "the 95% CI is one row's against vanilla, by itself; letters compare all pairs at once, and"
+        " decide"
+    ]
+
+
 def one_process(summary: Summary) -> list[str]:
     """What a single process cannot say of its own intervals and letters."""
     if summary.passes > 1 or not any(row.letters for row in summary.rows):
