@@ -31,6 +31,7 @@ from specbench_cli.comparison.outcome import Change, Finding
 from specbench_cli.comparison.processes import Processes, place_of, processes
 from specbench_cli.comparison.side import Side
 from specbench_cli.report.numbers.speedups import BASELINE
+from specbench_cli.stats.bootstrap import WIDEST
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ def changes(
     result: dict[RowKey, tuple[Change, ...]] = {}
     for (row, figure, series), shift in zip(asked, found, strict=True):
         if shift is not None:
+            low, high = _ends(shift.low, shift.high)
             change = Change(
                 figure=figure,
                 ratio=math.exp(shift.change),
-                low=math.exp(shift.low),
-                high=math.exp(shift.high),
+                low=low,
+                high=high,
                 significant=shift.significant,
                 detects=math.exp(shift.detects),
                 relative=not series.disturbed,
@@ -128,8 +130,17 @@ def _told(changes: Sequence[Change]) -> str:
 
 
 def _words(change: Change) -> str:
-    ends = ", ".join(f"{end - 1:+.1%}" for end in (change.low, change.high) if end is not None)
-    return f"{change.figure} {change.ratio - 1:+.1%} [{ends}]"
+    shift = f"{change.figure} {change.ratio - 1:+.1%}"
+    if change.low is None or change.high is None:
+        return shift
+    return f"{shift} [{change.low - 1:+.1%}, {change.high - 1:+.1%}]"
+
+
+def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
+    """An interval's ends as ratios, of their logarithms; None where they are no figures."""
+    if not high - low <= math.log(WIDEST):
+        return None, None
+    return math.exp(low), math.exp(high)
 
 
 def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -> str | None:

@@ -224,7 +224,7 @@ def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] |
             row = {**row, "name": name, "params": own}
         if row not in rows:
             rows.append(row)
-    names = [row["name"] for row in rows if isinstance(row, dict) and "name" in row]
+    names = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row]
     for asked in (flagged, given.swept):
         for (name, key), got in asked.items():
             if name not in names:

@@ -283,6 +283,12 @@ class _Model:
                     "fetch it once more",
                 )
             if self.architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+                if weight.shape[0] % (2 * max(1, self._head_dim // 2)):
+                    raise EnvironmentFault(
+                        f"{self._name} is damaged: {name} has {weight.shape[0]} rows, and a head"
+                        f" {self._head_dim}",
+                        "fetch it once more",
+                    )
                 weight = _side_by_side_to_halves(weight, self._head_dim)
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
                 weight = weight - 1  # transformers' modules add it

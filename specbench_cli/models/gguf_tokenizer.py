@@ -65,6 +65,12 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
             f"{file} is damaged or incomplete: its metadata lack tokenizer.ggml.{error.args[0]}",
             "fetch it once more",
         ) from error
+    except UsageError:
+        raise
+    except Exception as error:  # the library's own, of tokens and merges that are no tokenizer
+        raise EnvironmentFault(
+            f"{file} is damaged: its metadata make no tokenizer, {error}", "fetch it once more"
+        ) from error
     kinds = own.get("token_type") or [1] * len(tokens)
     made.add_tokens(_added(tokens, kinds, {USER_DEFINED}, special=False))
     made.add_special_tokens(_added(tokens, kinds, {CONTROL, UNKNOWN}, special=True))

@@ -18,6 +18,7 @@ from specbench_cli.report.source import Source, light
 from specbench_cli.report.spec_bench.files import Imported
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.together import join
+from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.run_dir import latest, runs
 from specbench_cli.store.schema import Record
 
@@ -69,7 +70,8 @@ def _given(source: Source) -> str:
 
 def read(run: Source) -> Reading:
     """Read a run's records and compute what there is to report."""
-    found = _Light.of(run)
+    with uncollected():
+        found = _Light.of(run)
     incidents = Incidents()
     for record in found.records:
         incidents.add(record)
@@ -92,7 +94,8 @@ def read_together(runs: Sequence[Source], *, force: bool = False) -> Reading:
     short = short_names([run.path for run in runs])
     differing = differences(runs, short)
     _refuse(differing, runs, force)
-    found = [_Light.of(run) for run in runs]
+    with uncollected():
+        found = [_Light.of(run) for run in runs]
     if not differing:
         differing = _vanilla_parts([own.vanilla for own in found], short)
         _refuse(differing, runs, force)

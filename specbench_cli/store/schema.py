@@ -12,6 +12,7 @@ of each other.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -210,16 +211,17 @@ class Trace:
         depth = max(of_target, default=0) if depth is None else depth
         targets = drafts = 0
         work = 0.0
-        for kind in (self.kinds[at] for at in self.kind):
+        for at, n in Counter(self.kind).items():
+            kind = self.kinds[at]
             if kind.model != "target":
-                drafts += 1
+                drafts += n
                 continue
-            work += kind.share
+            work += n * kind.share
             whole = kind.share == 1 and kind.role == "prefill"
             if kind.role == "verify" or whole:
-                targets += kind.layers[1] == depth
+                targets += n * (kind.layers[1] == depth)
             else:
-                drafts += 1
+                drafts += n
         return targets, drafts, round(work, 6)
 
 

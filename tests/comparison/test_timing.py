@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench_cli.comparison import timing
 from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey, Times
 from specbench_cli.comparison.outcome import Change
+from specbench_cli.comparison.pages import words
 from specbench_cli.comparison.scope import Scope
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.comparison.timing import (
@@ -340,3 +342,14 @@ def change(figure, ratio, *, significant=True):
 )
 def test_slower_needs_both_significance_and_more_than_the_tolerance(given, outcomes):
     assert [found.outcome for found in findings((given,), TOLERANCE)] == outcomes
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.4, 109.8), (-1e9, 1e9), (-math.inf, math.inf)])
+def test_an_interval_whose_ends_are_no_figures_is_not_printed(low, high):
+    ends = timing._ends(low, high)
+    told = {"low": ends[0], "high": ends[1], "significant": False}
+    found = Change(figure=DECODE, ratio=1.25, **told)
+    assert ends == (None, None)
+    assert timing._words(found) == "decode +25.0%"
+    assert words.change(found) == "+25.0%"
+    assert timing._ends(-0.1, 0.1) == (math.exp(-0.1), math.exp(0.1))

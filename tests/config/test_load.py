@@ -287,6 +287,10 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
         ({"sets": ["sps.length="]}, "--set must be METHOD.PARAM=VALUE"),
         ({"sets": ["nope.length=7"]}, "there is no method 'nope'"),
         ({"sets": ["pld.length=7"], "methods": ["sps"]}, "pld.length is for a method that is not"),
+        (
+            {"sets": ["pld.length=7"], "own": "methods: [{name: {x: 1}}]\n"},
+            "not run (vanilla, {'x': 1})",
+        ),
     ],
 )
 def test_error_names_the_place_the_value_and_what_is_allowed(compose, given, says):

@@ -135,7 +135,7 @@ class Records(_Lines):
     name = "records"
     file = "records.jsonl"
     free = (
-        "prompt_id|cluster|task|family|category|turn|method|label|sampling|guarantee|pass|seed",
+        "sampling|guarantee|pass|seed",
         "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version",
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
         r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
@@ -145,6 +145,13 @@ class Records(_Lines):
         r"steps\.(levels|nodes|tested)\.\d+|steps\.relaxed|steps|ns\.(learn|total|prefill|decode)",
         r"ns\.(draft|verify|host)|target_equivalents|origin|target_forwards|draft_forwards",
     )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        run = RunDir.open(self.run)
+        beside = json.loads((PARALLEL / "manifest.json").read_text())["rows"]
+        more = [{"label": f"w {row['label']}", "method": row["method"]} for row in beside]
+        run.update(rows=[*run.manifest["rows"], *more])
 
     def seeds(self) -> list[Any]:
         lines = super().seeds()

@@ -28,6 +28,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import HERE
+from specbench_cli.models.gguf_tokenizer import tokenizer_files
 from specbench_cli.report.terminal.tokens import decoder_of
 from specbench_cli.store.run_dir import RunDir
 
@@ -407,6 +408,21 @@ def test_array_that_claims_to_be_endless_is_damage_and_no_endless_loop(whole):
     at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
     whole.write_bytes(data[:at] + struct.pack("<Q", 1 << 60) + data[at + 8 :])
     with pytest.raises(EnvironmentFault, match="damaged"):
+        resolve(str(whole))
+
+
+def test_tokens_and_merges_that_make_no_tokenizer_are_damage():
+    said = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}
+    facts = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    with pytest.raises(EnvironmentFault, match=r"x\.gguf is damaged: its metadata make no tokeni"):
+        tokenizer_files("x.gguf", facts)
+
+
+def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole):
+    data, key = whole.read_bytes(), b"llama.rope.dimension_count"
+    at = data.index(key) + len(key) + 4
+    whole.write_bytes(data[:at] + struct.pack("<I", 24) + data[at + 4 :])
+    with pytest.raises(EnvironmentFault, match=r"attn_q\.weight has 64 rows, and a head 24"):
         resolve(str(whole))
 
 

@@ -17,6 +17,7 @@ from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import facts
 from specbench_cli.report.numbers.pairing import loss
+from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record, Steps, Trace
 
@@ -35,12 +36,13 @@ def read_run(path: Path) -> Side:
     cells: dict[Key, Cell] = {}
     processes: dict[int, list[Cell]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
-    for record in run.records():
-        cell = cell_of(record)
-        cells[cell.key] = cell
-        processes[record.pass_].append(cell)
-        before = seen.get(record.label)
-        seen[record.label] = _seen(record, before)
+    with uncollected():
+        for record in run.records():
+            cell = cell_of(record)
+            cells[cell.key] = cell
+            processes[record.pass_].append(cell)
+            before = seen.get(record.label)
+            seen[record.label] = _seen(record, before)
     if not cells:
         raise UsageError(
             f"{path} holds no output", hint=f"specbench run --resume {shlex.quote(str(path))}"
