@@ -86,14 +86,15 @@ def run(
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
     from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, remember
 
     with _threads_kept(), make_progress(json=False) if progress else RunProgress() as view:
         plan, run_dir = execute.start(asked, sources, None if out is None else Path(out), view)
         with told_how_to_go_on(run_dir.path, view, part=False):
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
-    if result.exit_code is ExitCode.ENVIRONMENT:
+    remember(run_dir.path)
+    if result.void:
         warnings.warn("; ".join(NOISE), stacklevel=2)
     return found
 

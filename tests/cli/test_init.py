@@ -81,6 +81,6 @@ def test_a_shell_completes_methods_after_a_comma_and_commands(call, capsys, monk
             app._run([])
         return capsys.readouterr().out.split()
 
-    assert completed("specbench run -m sps,pl") == ["sps,pld"]
+    assert "sps,pld" in completed("specbench run -m sps,pl")
     assert completed("specbench ini") == ["init"]
     assert "mini" in completed("specbench run -t mi")

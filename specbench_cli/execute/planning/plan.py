@@ -178,6 +178,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     Args:
         fetch: have heads that are known for the target, and not on this machine, downloaded.
     """
+    _plug_in(config)
     target, draft = _pair(config)
     found: dict[str, str] = {}
     for row in config.methods:
@@ -189,6 +190,17 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     if all(row.label == REFERENCE for row in kept):
         return config, {}
     return config.model_copy(update={"methods": kept}), found
+
+
+def _plug_in(config: RunConfig) -> None:
+    """Register a configuration's plug-ins, each imported in a process of its own first."""
+    isolated = config.isolation == "process"
+    for path in config.plugins:
+        if isolated:
+            rooms.vet(path)
+        registry.load_plugin(path)
+    if isolated:
+        rooms.vet_rows(config.methods, config.plugins)
 
 
 def _pair(config: RunConfig) -> tuple[Checkpoint, str | None]:
@@ -241,13 +253,7 @@ def make_plan(config: RunConfig) -> Plan:
     """
     if config.run_code and not config.uncontained:
         check_containment()
-    isolated = config.isolation == "process"
-    for path in config.plugins:
-        if isolated:
-            rooms.vet(path)
-        registry.load_plugin(path)
-    if isolated:
-        rooms.vet_rows(config.methods, config.plugins)
+    _plug_in(config)
     arms = tuple(
         Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         for row in config.methods
