@@ -36,7 +36,11 @@ def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
             kinds.append(json.loads(line)["event"])
             if kinds[-1] == "cell":
                 break
-        assert [k for k in kinds if k not in ("stage", "prompt", "window")] == ["plan", "start", "cell"]
+        assert [k for k in kinds if k not in ("stage", "prompt", "window")] == [
+            "plan",
+            "start",
+            "cell",
+        ]
         processes = psutil.Process(run.pid).children(recursive=True)
         (pass_,) = (each for each in processes if "--only-pass" in each.cmdline())
         assert len(processes) > 1  # the drafter's
