@@ -102,7 +102,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    own = args is None  # else somebody's program goes on after this, and answers Ctrl-C itself
+    if own and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     for number in _STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
@@ -114,9 +115,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         output.drop_stdout()
-    if (
-        args is None and registry.foreign()
-    ):  # what a plug-in registered for the end could change the exit code
+    if own and registry.foreign():  # what a plug-in registered for the end could change the code
         os._exit(code)
     sys.exit(code)
 

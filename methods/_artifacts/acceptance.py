@@ -76,9 +76,9 @@ class AcceptanceHead(Artifact):
             if trained_for and sha256_of(decoders[role]) not in (None, trained_for):
                 raise EnvironmentFault(f"{folder.name} was trained with another {role}", _ANOTHER)
         weights = Weights(folder)
-        if type(depth) is not int or not 1 <= depth <= MOST_BLOCKS:
+        if type(depth) is not int or not 0 <= depth <= MOST_BLOCKS:
             raise EnvironmentFault(
-                f"{folder.name}: num_layers is {depth!r}; a head has 1 to {MOST_BLOCKS}", _ANOTHER
+                f"{folder.name}: num_layers is {depth!r}; a head has 0 to {MOST_BLOCKS}", _ANOTHER
             )
         held = [at for at in range(depth) if f"model.{at}.linear.weight" in weights]
         try:

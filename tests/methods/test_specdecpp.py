@@ -246,7 +246,7 @@ def test_a_tied_head_is_one_block_applied_three_times(tmp_path, decoders, copies
         ),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), num_layers=2**31),
-            "num_layers is 2147483648; a head has 1 to 64",
+            "num_layers is 2147483648; a head has 0 to 64",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],
