@@ -108,9 +108,8 @@ def load(run: Named = "last") -> Run:
     Raises:
         UsageError: there is no run, or its files are damaged.
     """
-    from specbench_cli.comparison.reading import folder
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, folder
 
     return Run(read(RunDir.open(folder(os.fspath(run)))))
 
@@ -223,7 +222,8 @@ class Run:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are void."""
+        """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
+        void or a method could not run here."""
         from specbench_cli.execute.run import exit_code
 
         return exit_code(self._reading.records, self.manifest)

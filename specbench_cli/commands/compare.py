@@ -193,7 +193,8 @@ def _document(content: dict[str, Any]) -> str:
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
     from specbench_cli.comparison.baselines.baseline import save
-    from specbench_cli.comparison.reading import folder, folders
+    from specbench_cli.comparison.reading import folders
+    from specbench_cli.store.run_dir import folder
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")

@@ -63,10 +63,9 @@ def export(
             "export needs a format: --inspect, --lm-eval, --wandb or --mlflow",
             f"specbench export {run} --inspect",
         )
-    from specbench_cli.comparison.reading import folder
     from specbench_cli.report.samples import export as write
     from specbench_cli.report.trackers import track
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, folder
 
     run_dir = RunDir.open(folder(run))
     place = out or run_dir.path / "export"

@@ -14,7 +14,6 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from specbench_cli.measure.costs import Costs
 
-LAST = "last"
 EXAMPLES = (
     "specbench predict --probe",
     "specbench predict --probe --target embedded-1m --threads 1 --out costs.json",
@@ -152,9 +151,9 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     from specbench_cli.report.numbers.prediction import predict as replay
     from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
     from specbench_cli.report.terminal.prediction_table import print_prediction
-    from specbench_cli.store.run_dir import RunDir, latest
+    from specbench_cli.store.run_dir import RunDir, folder
 
-    run = RunDir.open(latest() if name == LAST else Path(name))
+    run = RunDir.open(folder(name))
     costs = fitting(Costs.load(file), run) if file else own(run)
     against = fitting(Costs.load(other), run) if other else None
     prediction = replay(run.records(), run.manifest, costs, against)

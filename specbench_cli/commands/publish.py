@@ -41,9 +41,9 @@ def publish(
     """
     from specbench_cli.report.gallery.gallery import publish as add
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, folder
 
-    published = add(read(RunDir.open(_folder(run))), to)
+    published = add(read(RunDir.open(folder(run))), to)
     if json:
         entry = published.entry
         output.json_line(
@@ -62,14 +62,3 @@ def publish(
         output.data(str(published.page))
         output.data(str(published.index))
     return ExitCode.OK
-
-
-def _folder(run: str) -> Path:
-    """Where a run is: `last`, a folder, or a name of `specbench list runs`."""
-    from specbench_cli.store.run_dir import RUNS, RunDir, latest
-
-    if run == "last":
-        return latest()
-    path = Path(run)
-    named = RUNS / run
-    return named if not RunDir.holds_run(path) and RunDir.holds_run(named) else path

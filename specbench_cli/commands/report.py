@@ -14,7 +14,6 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from specbench_cli.report.source import Source
 
-LAST = "last"
 SPEC_BENCH = "spec-bench"
 EXAMPLES = (
     "specbench report last",
@@ -132,9 +131,9 @@ def report(
 def _sources(words: list[str]) -> list[Source]:
     """The runs, each once, and answer files as a run of their own."""
     from specbench_cli.report.spec_bench.files import Imported
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, folder
 
-    paths = list({path.resolve(): path for path in map(_path, words)}.values())
+    paths = list({path.resolve(): path for path in map(folder, words)}.values())
     answers = [path for path in paths if path.suffix == ".jsonl"]
     runs: list[Source] = [RunDir.open(path) for path in paths if path not in answers]
     return [*runs, Imported(answers)] if answers else runs
@@ -147,9 +146,9 @@ def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | 
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.terminal.tokens import decoder_of
     from specbench_cli.report.timeline.files import write_lanes
-    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.store.run_dir import RunDir, folder
 
-    run_dir = RunDir.open(_path(run))
+    run_dir = RunDir.open(folder(run))
     target = Facts.of(run_dir.manifest).target
     labels = [] if method is None else [word for word in method.split(",") if word]
     decode = decoder_of(target)
@@ -166,13 +165,6 @@ def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | 
         else:
             output.data(("\n\n" if number else "") + page(comparison))
     return ExitCode.OK
-
-
-def _path(run: str) -> Path:
-    """A run's folder; `last` is the newest one."""
-    from specbench_cli.store.run_dir import latest
-
-    return latest() if run == LAST else Path(run)
 
 
 def _formats(to: str, known: list[str]) -> list[str]:

@@ -365,7 +365,7 @@ def run(
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.outlook import outlook
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, folder, remember
 
     form = "json" if json else form
     with make_progress(json=form == "json", dry_run=dry_run, part=only_pass is not None) as view:
@@ -375,7 +375,7 @@ def run(
             return ExitCode.OK
         part = only_pass is not None
         if resume is not None:
-            plan, run_dir = execute.reopen(_folder(resume), view, part=part, force=force)
+            plan, run_dir = execute.reopen(folder(str(resume)), view, part=part, force=force)
         else:
             plan, run_dir = execute.start(asked, sources, out, view)
         try:
@@ -489,10 +489,3 @@ def _refuse(options: list[str]) -> None:
             f"--resume takes all settings from the run; drop {', '.join(options)}",
             "specbench run --resume RUN",
         )
-
-
-def _folder(run: Path) -> Path:
-    """A run's folder; `last` is the newest one."""
-    from specbench_cli.store.run_dir import latest
-
-    return latest() if str(run) == "last" else run

@@ -9,9 +9,7 @@ from specbench_cli.comparison.baselines.from_run import read_run
 from specbench_cli.comparison.join import join
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
-from specbench_cli.store.run_dir import latest
-
-LAST = "last"
+from specbench_cli.store.run_dir import folder
 
 
 def side(given: str, *, root: Path = baseline.ROOT) -> Side:
@@ -40,11 +38,6 @@ def side(given: str, *, root: Path = baseline.ROOT) -> Side:
         f"{given} is neither a run's folder, nor one of runs, nor a baseline (in {root}: {known})",
         hint="specbench list runs; a baseline is made by specbench compare --save NAME RUN",
     )
-
-
-def folder(given: str) -> Path:
-    """The folder of a run, which `last` stands for too. Raises UsageError where there is none."""
-    return latest() if given == LAST else Path(given)
 
 
 def folders(given: str) -> list[Path]:

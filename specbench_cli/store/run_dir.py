@@ -441,6 +441,15 @@ def runs(root: Path = RUNS) -> list[Path]:
     return [*usual, *sorted(path for path in others if RunDir.holds_run(path))]
 
 
+def folder(given: str) -> Path:
+    """The folder that a command's RUN names: `last` (the newest run), a folder, or the name of one
+    in `RUNS`. Raises UsageError where there is no last one."""
+    if given == "last":
+        return latest()
+    path, named = Path(given), RUNS / given
+    return named if not RunDir.holds_run(path) and RunDir.holds_run(named) else path
+
+
 def latest(root: Path = RUNS) -> Path:
     """The run whose manifest was written last ("last" on the command line), wherever it is.
 

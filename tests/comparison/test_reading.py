@@ -9,6 +9,7 @@ from specbench_cli.comparison import reading
 from specbench_cli.comparison.baselines import baseline
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import machine
+from specbench_cli.store import run_dir
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_last_is_the_run_written_last(make_run, at_root):
         make_run(name).rename(folder)
         os.utime(folder / "manifest.json", ns=(place, place))
     assert reading.side("last").name == "newer"
-    assert reading.folder("last") == Path("results/runs/newer")
+    assert run_dir.folder("last") == Path("results/runs/newer")
 
 
 def test_name_is_this_machines_baseline(two_machines, monkeypatch):

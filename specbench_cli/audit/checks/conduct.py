@@ -31,9 +31,6 @@ CASES = 12
 VARIED = 4
 """The same for each of the parameters that are the defaults but for one."""
 
-SEVERAL = 100
-"""Tokens that four drafts and their bonus need not exceed; one whole draft and its bonus may."""
-
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
@@ -111,8 +108,7 @@ def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
                 yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
             for turn, kind in enumerate(("equal", "near")):
                 sampling = sampling_of(rule, turn)
-                budget = max(levels + 1, min(4 * levels + 1, SEVERAL))
-                yield params, Case(kind, pair(kind, 5), sampling, budget=budget)
+                yield params, Case(kind, pair(kind, 5), sampling, budget=4 * levels + 1)
         for params in subject.variants[:2]:
             yield params, long_of(subject, rule)
         for params in subject.varied:
