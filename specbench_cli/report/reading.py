@@ -72,10 +72,10 @@ def read(run: Source) -> Reading:
     """Read a run's records and compute what there is to report."""
     with uncollected():
         found = _Light.of(run)
-    incidents = Incidents()
-    for record in found.records:
-        incidents.add(record)
-    summary = summarise(found.records, run.manifest)
+        incidents = Incidents()
+        for record in found.records:
+            incidents.add(record)
+        summary = summarise(found.records, run.manifest)
     facts = Facts.of(run.manifest)
     return Reading(run, facts, summary, incidents, found.records, (run,), found.parallel)
 

@@ -53,7 +53,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
             _ensure(getattr(record, name) is not None, name, "missing")
     if record.forwards is not None:
         _validate_columns(record.forwards)
-    _validate_batch(record)
+    counted = None if record.forwards is None else record.forwards.counted()
+    _validate_batch(record, counted)
     _validate_tokens(record)
     if vocabulary is not None:
         _validate_ids(record, vocabulary)
@@ -62,8 +63,11 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     _validate_messages(record)
     _validate_steps(record)
     if not record.peer:
-        _validate_trace(record)
+        _validate_trace(record, counted)
 
+
+Counted = tuple[int, int, float]
+"""What `Trace.counted` finds."""
 
 Asked = tuple[str, str, str, str]
 """Task, cluster, family and category of a prompt."""
@@ -237,12 +241,12 @@ def _validate_columns(trace: Trace) -> None:
         _ensure(kind.layers[0] <= kind.layers[1], "forwards.kinds.layers", "end before they begin")
 
 
-def _validate_trace(record: Record) -> None:
+def _validate_trace(record: Record, counted: Counted | None) -> None:
     """What the trace says of forwards against what steps and counters say."""
     trace, steps = record.forwards, record.steps
-    if trace is None or steps is None:
+    if trace is None or steps is None or counted is None:
         return
-    targets, drafts, _ = trace.counted()
+    targets, drafts, _ = counted
     for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
         told = getattr(record, name)
         _ensure(told == count, name, f"{told}, and the trace has {count}")
@@ -276,17 +280,14 @@ def _validate_drafts(record: Record) -> None:
         _ensure(len(drafted.path) <= committed, "drafts.path", "more than were committed")
 
 
-def _validate_batch(record: Record) -> None:
+def _validate_batch(record: Record, counted: Counted | None) -> None:
     _ensure(record.version is None or record.version >= 0, "version", "negative")
     batch, work = record.batch, record.target_equivalents
     if work is not None:
         _ensure(math.isfinite(work) and work >= 0, "target_equivalents", "not 0 or more")
-        if record.forwards is not None and batch is None:
-            _ensure(
-                abs(work - record.forwards.counted()[2]) < 1e-3,
-                "target_equivalents",
-                "not the sum of their shares",
-            )
+        if counted is not None and batch is None:
+            same = abs(work - counted[2]) < 1e-3
+            _ensure(same, "target_equivalents", "not the sum of their shares")
     for kind in record.forwards.kinds if record.forwards is not None else ():
         _ensure(0 <= kind.share <= 1, "forwards.kinds.share", "not within 0..1")
     if batch is not None:

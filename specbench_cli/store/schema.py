@@ -12,7 +12,6 @@ of each other.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -211,8 +210,8 @@ class Trace:
         depth = max(of_target, default=0) if depth is None else depth
         targets = drafts = 0
         work = 0.0
-        for at, n in Counter(self.kind).items():
-            kind = self.kinds[at]
+        for at, kind in enumerate(self.kinds):
+            n = self.kind.count(at)
             if kind.model != "target":
                 drafts += n
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures import style
@@ -66,5 +67,7 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
     steps = cells.steps(label)
     if not any(any(each.levels) for each in steps):
         return {}
-    counts = Counter(min(n, _LONGEST) for each in steps for n in each.accepted)
+    counts = Counter[int]()
+    for n, times in Counter(chain.from_iterable(each.accepted for each in steps)).items():
+        counts[min(n, _LONGEST)] += times
     return {n: counts[n] / counts.total() for n in sorted(counts)}

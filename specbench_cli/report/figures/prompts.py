@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MARKERS = "oDs^vP*X"
 _LEGEND_IN = 0.13
 _EDGE = 1.25
+_VECTORS = 500
+"""Points of one family that are drawn as lines; more of them are one picture."""
 _DECADE = 30
 """Times that span less have ticks between the powers of ten."""
 
@@ -67,6 +69,7 @@ def draw(cells: Cells) -> Figure | None:
                 linewidth=0.4,
                 zorder=3,
                 label=family.replace("_", " "),
+                rasterized=len(own) > _VECTORS,
             )
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
         for axis in (axes.xaxis, axes.yaxis):

@@ -66,6 +66,8 @@ def _point(prompts: Sequence[tuple[int, int, int]]) -> Point:
 def draw(cells: Cells) -> Figure | None:
     """The figure; None where no row learns from prompt to prompt, or prompts are few."""
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
+    if not any(row.order_matters for row in drafting):
+        return None
     lines = {row.label: found for row in drafting if (found := points(cells, row.label))}
     learning = [row.label for row in drafting if row.order_matters and row.label in lines]
     if not learning:

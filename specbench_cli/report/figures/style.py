@@ -78,7 +78,7 @@ def write(figure: Figure, folder: Path, name: str) -> list[Path]:
     same figure."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.svg", folder / f"{name}.png"]
-    figure.savefig(files[0], metadata={"Date": None, "Creator": None})
+    figure.savefig(files[0], dpi=300, metadata={"Date": None, "Creator": None})
     figure.savefig(files[1], dpi=300, metadata={"Software": None})
     return files
 

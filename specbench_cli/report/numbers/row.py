@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -306,28 +307,38 @@ def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:
 def _reuse_rate(cells: Iterable[Record]) -> float | None:
     counted = Counter[str]()
     for r in cells:
-        counted.update(r.extra or {})
+        if r.extra:
+            counted.update(r.extra)
     return _ratio(counted["reused"], counted["reused"] + counted["missed"])
 
 
 def _by_position(cells: Iterable[Record]) -> tuple[float, ...]:
-    drafted, accepted = Counter[int](), Counter[int]()
-    for r in cells:
-        if r.steps is not None:
-            drafted.update(r.steps.levels)
-            accepted.update(_levels(r.steps, r.origin))
-    deepest = max(drafted, default=0)
-    return tuple(
-        accepted[k] / sum(n for level, n in drafted.items() if level >= k)
-        for k in range(1, deepest + 1)
-    )
+    # Between relaxed levels the accepted ones are not the first: the tokens say which they are.
+    known = [
+        (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
+        for r in cells
+        if r.steps is not None
+    ]
+    drafted = _reaching(chain.from_iterable(steps.levels for steps, _ in known))
+    first = chain.from_iterable(steps.accepted for steps, origin in known if origin is None)
+    accepted = Counter(_reaching(first))
+    for steps, origin in known:
+        if origin is not None:
+            accepted.update(_accepted_levels(steps, origin))
+    return tuple(accepted[level] / n for level, n in drafted.items())
 
 
-def _levels(steps: Steps, origin: Sequence[str] | None) -> Iterable[int]:
-    """The accepted levels of all steps; the first ones, where none is relaxed."""
-    if origin is None or not any(steps.relaxed or ()):
-        yield from (level for n in steps.accepted for level in range(1, n + 1))
-        return
+def _reaching(depths: Iterable[int]) -> dict[int, int]:
+    """How many of some depths reach each level, from 1 to the deepest."""
+    counts, found, n = Counter(depths), dict[int, int](), 0
+    for level in range(max(counts, default=0), 0, -1):
+        n += counts[level]
+        found[level] = n
+    return dict(sorted(found.items()))
+
+
+def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
+    """The accepted levels of all steps, as their tokens say."""
     at = 1  # prefill commits the first token
     for committed in steps.committed:
         for level, word in enumerate(origin[at : at + committed], start=1):
