@@ -36,7 +36,8 @@ from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import Progress, RunView
 from specbench_cli.execute.window import Measurable, Windows
 from specbench_cli.measure.quiet import QuietMeter
-from specbench_cli.store.run_dir import Key, Prompt, RunDir
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Key
 from specbench_cli.tasks.schema import Question
 
 WAVES = 4

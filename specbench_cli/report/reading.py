@@ -139,13 +139,22 @@ class _Light:
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
-        for record in run.records():
-            at = record.prompt_id, record.turn
-            if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
-                vanilla.setdefault(at, hashlib.sha256(repr(record.output_ids).encode()).digest())
-            parallel = parallel or (record.forwards is not None and record.forwards.workers > 1)
-            records.append(light(record))
+        for record, seal, several in run.each(_lightened):
+            if seal is not None:
+                vanilla.setdefault((record.prompt_id, record.turn), seal)
+            parallel = parallel or several
+            records.append(record)
         return cls(records, vanilla, parallel)
+
+
+def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
+    """A record without its bulk, the seal of vanilla's answer, and whether several workers
+    computed."""
+    seal = None
+    if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
+        seal = hashlib.sha256(repr(record.output_ids).encode()).digest()
+    several = record.forwards is not None and record.forwards.workers > 1
+    return light(record), seal, several
 
 
 def _vanilla_parts(

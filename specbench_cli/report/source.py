@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Record
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -23,6 +25,10 @@ class Source(Protocol):
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
         """All records, with their traces and ids, or those of some prompts; may be read again and
         again, and the others are then read over."""
+        ...
+
+    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """What a function of a module makes of every record."""
         ...
 
     def prompts(self) -> Iterator[Prompt]:

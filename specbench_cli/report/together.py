@@ -11,16 +11,18 @@ resampled only if all rows have equally many; where they have not, they count as
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specbench_cli.report.numbers.pairing import RUNS_APART
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.source import Source
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Record
+
+T = TypeVar("T")
 
 _UNFINISHED = ("interrupted", "running")
 
@@ -55,6 +57,10 @@ class Together:
         """Every run's records, renamed; or those of some prompts."""
         for run, names in zip(self.runs, self.names, strict=True):
             yield from map(names.given, run.records(of))
+
+    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """What a function makes of every record."""
+        return map(make, self.records())
 
     def prompts(self) -> Iterator[Prompt]:
         """Every prompt once."""

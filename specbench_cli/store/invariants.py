@@ -101,7 +101,19 @@ class Known:
             _ensure(said == _asked(record), "prompt_id", f"{what} is {said} in prompts.jsonl")
 
 
-def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
+Said = tuple[tuple[str, tuple[object, ...]], ...]
+"""Of what, and what of it: a prompt, and a row."""
+
+
+def said(record: Record) -> Said:
+    """What all records of its prompt, and of its row, must say."""
+    return (
+        (f"prompt {record.prompt_id}", _asked(record)),
+        (f"row {record.label}", (record.method, record.peer)),
+    )
+
+
+def agree(own: Said, told: dict[str, tuple[object, ...]]) -> None:
     """Check that records say the same of a prompt, and of a row.
 
     Args:
@@ -110,12 +122,9 @@ def agree(record: Record, told: dict[str, tuple[object, ...]]) -> None:
     Raises:
         ValueError: names the prompt or the row.
     """
-    for what, said in (
-        (f"prompt {record.prompt_id}", _asked(record)),
-        (f"row {record.label}", (record.method, record.peer)),
-    ):
-        before = told.setdefault(what, said)
-        _ensure(before == said, what, f"{said}, and a record before it says {before}")
+    for what, says in own:
+        before = told.setdefault(what, says)
+        _ensure(before == says, what, f"{says}, and a record before it says {before}")
 
 
 def _asked(record: Record) -> Asked:

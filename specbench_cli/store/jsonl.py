@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,14 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def read(path: Path) -> Iterator[tuple[int, str]]:
-    """The complete lines with their numbers, from 1; nothing where there is no file.
+def read(
+    path: Path, start: int = 0, end: int = sys.maxsize, first: int = 1
+) -> Iterator[tuple[int, str]]:
+    """The complete lines with their numbers; nothing where there is no file.
+
+    Args:
+        start, end: the bytes between which lines begin; a line begins at the first.
+        first: that line's number.
 
     Raises:
         UsageError: a line that is not UTF-8.
@@ -60,7 +67,11 @@ def read(path: Path) -> Iterator[tuple[int, str]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        file.seek(start)
+        for number, line in enumerate(file, first):
+            if start >= end:
+                return
+            start += len(line)
             if not line.endswith(b"\n"):
                 continue
             try:

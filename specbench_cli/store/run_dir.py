@@ -7,24 +7,26 @@ import hashlib
 import json
 import os
 import re
-import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import FULL, UsageError
-from specbench_cli.store import jsonl
-from specbench_cli.store.invariants import Known, agree, validate
+from specbench_cli.store import jsonl, pieces
+from specbench_cli.store.invariants import Known, Said, agree, said, validate
 from specbench_cli.store.lock import LOCK, Lock
 from specbench_cli.store.manifest import damaged, parse
-from specbench_cli.store.schema import STRICT, Count, Family, Name, Record, from_json, to_json
+from specbench_cli.store.pieces import Reader, mend, no_record
+from specbench_cli.store.schema import STRICT, Count, Family, Key, Name, Record, from_json, to_json
+
+T = TypeVar("T")
 
 RUNS = Path("results/runs")
 """Where runs go that are given no folder."""
@@ -83,8 +85,23 @@ class _Slim(TypedDict):
     output_ids: list[Count] | None
 
 
-Key = tuple[str, int, str, int]
-"""What no two records share: prompt, turn, label, pass."""
+class _Order:
+    """What records of a file say of each other."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._seen = set[Key]()
+        self._told: dict[str, tuple[object, ...]] = {}
+
+    def check(self, number: int, key: Key, own: Said) -> None:
+        """Check a line's record against those before it. Raises UsageError."""
+        try:
+            agree(own, self._told)
+        except ValueError as error:
+            raise no_record(self.file, number, error) from error
+        if key in self._seen:
+            raise _twice(self.file, number, key)
+        self._seen.add(key)
 
 
 class RunDir:
@@ -231,7 +248,7 @@ class RunDir:
                 except ValidationError as error:
                     why = first_problem(error)
                     raise UsageError(
-                        f"{file}, line {number} is no record: {why}", hint=_mend(file, number)
+                        f"{file}, line {number} is no record: {why}", hint=mend(file, number)
                     ) from error
                 key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
                 if key in found:
@@ -249,26 +266,31 @@ class RunDir:
                 manifest or its prompt; a second record of the same cell; a token that the target
                 does not have; a damaged prompt.
         """
-        file, seen = self.path / "records.jsonl", set[Key]()
-        told: dict[str, tuple[object, ...]] = {}
-        known = self._known()
-        vocabulary = self._vocabulary()
-        for number, line in jsonl.read(file):
+        reader, order = self._reader(), _Order(self.path / "records.jsonl")
+        for number, line in jsonl.read(order.file):
             if of is not None and not _is_of(line, of):
                 continue
-            try:
-                record = from_json(line)
-                validate(record, vocabulary)
-                known.check(record)
-                agree(record, told)
-            except ValueError as error:
-                raise UsageError(
-                    f"{file}, line {number} is no record: {error}", hint=_mend(file, number)
-                ) from error
-            if record.key in seen:
-                raise _twice(file, number, record.key)
-            seen.add(record.key)
+            record = reader.record(number, line)
+            order.check(number, record.key, said(record))
             yield record
+
+    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """What a function makes of every record, in the order written; a large file is read by
+        several processes.
+
+        Args:
+            make: a function of a module.
+
+        Raises:
+            UsageError: as `records`.
+        """
+        order = _Order(self.path / "records.jsonl")
+        for read in pieces.read(self._reader(), make):
+            order.check(read.line, read.key, read.said)
+            yield read.made
+
+    def _reader(self) -> Reader:
+        return Reader(self.path / "records.jsonl", self._known(), self._vocabulary())
 
     def _known(self) -> Known:
         """What the manifest and the prompts say that records must agree with."""
@@ -312,7 +334,7 @@ class RunDir:
             except ValueError as error:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
-                    f"{file}, line {number} is no prompt: {why}", hint=_mend(file, number)
+                    f"{file}, line {number} is no prompt: {why}", hint=mend(file, number)
                 ) from error
             seen.add((name, turn))
             yield prompt
@@ -388,15 +410,7 @@ def _slims() -> TypeAdapter[_Slim]:
 
 
 def _twice(file: Path, number: int, key: Key) -> UsageError:
-    return UsageError(f"{file}, line {number}: a second record of {key}", hint=_mend(file, number))
-
-
-def _mend(file: Path, number: int) -> str:
-    """What to do about a damaged line: what it held can be made again."""
-    return (
-        f"delete that line: sed -i {number}d {shlex.quote(str(file))}; specbench run --resume"
-        f" {shlex.quote(str(file.parent))} then makes what is missing"
-    )
+    return UsageError(f"{file}, line {number}: a second record of {key}", hint=mend(file, number))
 
 
 def new_path(

@@ -296,6 +296,10 @@ class Batch:
     first: Count | None = None
 
 
+Key = tuple[str, int, str, int]
+"""What no two records of a run share: prompt, turn, label, pass."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
@@ -354,8 +358,7 @@ class Record:
     error: str | None
 
     @property
-    def key(self) -> tuple[str, int, str, int]:
-        """What no two records of a run share."""
+    def key(self) -> Key:
         return self.prompt_id, self.turn, self.label, self.pass_
 
 

@@ -37,12 +37,10 @@ def read_run(path: Path) -> Side:
     processes: dict[int, list[Cell]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
     with uncollected():
-        for record in run.records():
-            cell = cell_of(record)
+        for cell, row in run.each(_cell_and_row):
             cells[cell.key] = cell
-            processes[record.pass_].append(cell)
-            before = seen.get(record.label)
-            seen[record.label] = _seen(record, before)
+            processes[cell.key.pass_].append(cell)
+            seen[row.label] = _joined(seen.get(row.label), row)
     if not cells:
         raise UsageError(
             f"{path} holds no output", hint=f"specbench run --resume {shlex.quote(str(path))}"
@@ -112,30 +110,42 @@ def _counters(record: Record, steps: Steps | None) -> Counters:
 
 
 def _times(record: Record) -> Times:
-    ns, trace = record.ns, record.forwards
+    ns = record.ns
+    draft, verify, fastest = (None,) * 3 if record.forwards is None else _forwards(record.forwards)
     return Times(
         decode=ns.decode,
         draft=ns.draft,
         verify=ns.verify,
         host=ns.host,
-        draft_forward=None if trace is None else _forward(trace, "draft", median),
-        verify_forward=None if trace is None else _forward(trace, "verify", median),
+        draft_forward=draft,
+        verify_forward=verify,
         total=ns.total,
-        draft_fastest=None if trace is None else _forward(trace, "draft", min),
+        draft_fastest=fastest,
     )
 
 
-def _forward(trace: Trace, role: str, of_kind: Callable[[Sequence[int]], float]) -> int | None:
-    """Time of a forward of a role, in ns; null where there was none. Cancelled ones do not count:
-    they were cut short."""
+def _forwards(trace: Trace) -> tuple[int | None, int | None, int | None]:
+    """Time of a draft and of a verify forward, and of the fastest draft one of each kind, in ns;
+    null where there was none. Cancelled ones do not count: they were cut short."""
     cancelled, spans = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
     for place, (kind, n, t0, t1) in enumerate(
         zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
     ):
-        if trace.kinds[kind].role == role and place not in cancelled:
+        if place not in cancelled:
             spans[kind, n].append(t1 - t0)
-    count = sum(map(len, spans.values()))
-    return round(sum(len(own) * of_kind(own) for own in spans.values()) / count) if count else None
+    draft, verify = (
+        [own for (kind, _), own in spans.items() if trace.kinds[kind].role == role]
+        for role in ("draft", "verify")
+    )
+    return _weighted(draft, median), _weighted(verify, median), _weighted(draft, min)
+
+
+def _weighted(
+    spans: Sequence[Sequence[int]], of_kind: Callable[[Sequence[int]], float]
+) -> int | None:
+    """A figure of each kind, weighted by how many there are."""
+    count = sum(map(len, spans))
+    return round(sum(len(own) * of_kind(own) for own in spans) / count) if count else None
 
 
 def _facts(run: RunDir) -> dict[str, str]:
@@ -145,19 +155,26 @@ def _facts(run: RunDir) -> dict[str, str]:
     return found
 
 
-def _seen(record: Record, before: RowFacts | None) -> RowFacts:
-    """A row as its records show it."""
-    models = before.models if before is not None else None
+def _cell_and_row(record: Record) -> tuple[Cell, RowFacts]:
+    """What a comparison needs of a record, and its row as it shows it."""
+    models = None
     if record.forwards is not None:
-        drafting = {kind.model for kind in record.forwards.kinds} - {_TARGET}
-        models = tuple(sorted(drafting | set(models or ())))
-    return RowFacts(
+        models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))
+    return cell_of(record), RowFacts(
         label=record.label,
         method=record.method,
         params=record.params.effective,
         timing_free=None,
         models=models,
     )
+
+
+def _joined(before: RowFacts | None, row: RowFacts) -> RowFacts:
+    """A row as its records show it."""
+    if before is None or before.models is None or row.models == before.models:
+        return row
+    models = before.models if row.models is None else {*before.models, *row.models}
+    return replace(row, models=tuple(sorted(models)))
 
 
 def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specbench_cli import __version__
 from specbench_cli.errors import UsageError
@@ -21,6 +21,8 @@ from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.spec_bench.formulas import Answer
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import FAMILIES, SCHEMA, Family, Ns, Params, Record, Verdict
+
+T = TypeVar("T")
 
 TASK = "spec_bench"
 _CHAT = (
@@ -77,6 +79,10 @@ class Imported:
                     record = _record(label, answer, turn)
                     if of is None or record.prompt_id in of:
                         yield record
+
+    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """What a function makes of every record."""
+        return map(make, self.records())
 
     def prompts(self) -> Iterator[Prompt]:
         """None: the files do not hold them."""

@@ -1,0 +1,185 @@
+"""Records, read a line at a time; those of a large file by several processes, a piece each.
+
+A piece ends with a line. Who reads one says what it makes of each record; what cannot be read is
+read again by the process that asked, which then raises what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, cast
+
+from specbench_cli.errors import UsageError
+from specbench_cli.store import jsonl
+from specbench_cli.store.invariants import Known, Said, said, validate
+from specbench_cli.store.schema import Key, Record, from_json
+
+T = TypeVar("T")
+
+LARGE = 1 << 27
+"""Bytes of a file from which starting processes is worth it: half a minute's reading is a run of a
+gigabyte."""
+_PIECE = 1 << 22
+_MOST = 8
+"""Processes: one alone takes what they make."""
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
+    " from specbench_cli.store.pieces import child; child()"
+)
+
+Span = tuple[int, int]
+"""Bytes of a file: the first one, and the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[T]):
+    """What was made of the record of a line, and what other records must agree with."""
+
+    line: int
+    key: Key
+    said: Said
+    made: T
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a file's lines become records that their run may hold."""
+
+    file: Path
+    known: Known
+    vocabulary: int
+
+    def record(self, number: int, line: str) -> Record:
+        """The record of a line. Raises UsageError: it is none; names the line."""
+        try:
+            record = from_json(line)
+            validate(record, self.vocabulary)
+            self.known.check(record)
+        except ValueError as error:
+            raise no_record(self.file, number, error) from error
+        return record
+
+    def read(
+        self, make: Callable[[Record], T], span: Span = (0, sys.maxsize), first: int = 1
+    ) -> Iterator[Read[T]]:
+        """What is made of the records of a span, whose first line has the number `first`."""
+        for number, line in jsonl.read(self.file, *span, first):
+            record = self.record(number, line)
+            yield Read(number, record.key, said(record), make(record))
+
+
+def no_record(file: Path, number: int, why: object) -> UsageError:
+    """What is said of a line that is no record."""
+    return UsageError(f"{file}, line {number} is no record: {why}", hint=mend(file, number))
+
+
+def mend(file: Path, number: int) -> str:
+    """What to do about a damaged line: what it held can be made again."""
+    return (
+        f"delete that line: sed -i {number}d {shlex.quote(str(file))}; specbench run --resume"
+        f" {shlex.quote(str(file.parent))} then makes what is missing"
+    )
+
+
+def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:
+    """What a function makes of every record, in the order of the file.
+
+    Args:
+        make: a function of a module, for other processes call it.
+
+    Raises:
+        UsageError: as `Reader.record`.
+    """
+    spans, processes = _spans(reader.file), min(_MOST, _cores())
+    if processes < 2 or not spans or spans[-1][1] < LARGE:
+        yield from reader.read(make)
+        return
+    before = 0
+    with ExitStack() as stack:
+        helpers = [
+            stack.enter_context(_Helper(reader, make, spans[place::processes]))
+            for place in range(processes)
+        ]
+        for place, span in enumerate(spans):
+            piece = helpers[place % processes].piece()
+            found = reader.read(make, span, before + 1) if piece is None else _after(before, piece)
+            for each in found:
+                yield each
+                before = each.line
+
+
+def _after(line: int, piece: Iterable[Read[T]]) -> Iterator[Read[T]]:
+    """A piece that was read alone, its lines numbered from those before it."""
+    return (replace(each, line=line + each.line) for each in piece)
+
+
+class _Helper:
+    """A process that reads some pieces, one behind the other."""
+
+    def __init__(self, reader: Reader, make: Callable[[Record], Any], spans: list[Span]) -> None:
+        command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps([*map(str, sys.path)])]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+        self._told = cast(IO[bytes], self._process.stdout)
+        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as asked:
+            pickle.dump((reader, make, spans), asked)
+
+    def __enter__(self) -> _Helper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._told.close()
+        self._process.kill()
+        self._process.wait()
+
+    def piece(self) -> list[Read[Any]] | None:
+        """The next piece; None where it could not be read, or the process died."""
+        try:
+            found: list[Read[Any]] | None = pickle.load(self._told)  # noqa: S301 (our own process sends it)
+        except (EOFError, pickle.UnpicklingError):
+            return None
+        return found
+
+
+def child() -> None:
+    """What such a process does. Ctrl-C is answered by the one that asked, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reader, make, spans = pickle.load(sys.stdin.buffer)  # noqa: S301 (so does this one)
+    with jsonl.uncollected(), suppress(BrokenPipeError):
+        for span in spans:
+            try:
+                found = list(reader.read(make, span))
+            except UsageError:
+                found = None
+            pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+            sys.stdout.buffer.flush()
+
+
+def _spans(file: Path) -> list[Span]:
+    """The pieces of a file; none where there is no file."""
+    if not file.exists():
+        return []
+    ends, size = [0], file.stat().st_size
+    with file.open("rb") as lines:
+        while ends[-1] < size:
+            lines.seek(min(ends[-1] + _PIECE, size))
+            lines.readline()
+            ends.append(min(lines.tell(), size))
+    return list(pairwise(ends))
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    known = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(known(0)) if known else os.cpu_count() or 1

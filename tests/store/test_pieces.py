@@ -1,0 +1,73 @@
+"""A large file's records, read by several processes, are those that one process reads."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.source import light
+from specbench_cli.store import pieces
+from specbench_cli.store.run_dir import RunDir
+
+PIECE = 20_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Of 60 records in a dozen pieces."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scale"))
+    try:
+        write = importlib.import_module("synthetic").write
+    finally:
+        sys.path.pop(0)
+    made: RunDir = write(tmp_path_factory.mktemp("large") / "run", 12, 5, 1)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 1)
+    monkeypatch.setattr(pieces, "_PIECE", PIECE)
+    monkeypatch.setattr(pieces, "_cores", lambda: 2)
+
+
+def refused(run: RunDir) -> str:
+    with pytest.raises(UsageError) as error:
+        list(run.each(light))
+    return str(error.value)
+
+
+def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
+    file = run.path / "records.jsonl"
+    spans = pieces._spans(file)
+    whole = file.read_bytes()
+    assert len(spans) > 8
+    assert b"".join(whole[start:end] for start, end in spans) == whole
+    assert all(whole[end - 1 : end] == b"\n" for _, end in spans)
+
+
+def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
+    run: RunDir, tmp_path: Path
+) -> None:
+    assert list(run.each(light)) == [light(record) for record in run.records()]
+
+    lines = (run.path / "records.jsonl").read_text().splitlines(keepends=True)
+    damaged = json.loads(lines[50]) | {"n_tokens": -1}
+    bad = [*lines[:20], lines[3], *lines[20:50], json.dumps(damaged) + "\n", *lines[51:]]
+    for name in ("manifest.json", "prompts.jsonl"):
+        (tmp_path / name).write_bytes((run.path / name).read_bytes())
+    (tmp_path / "records.jsonl").write_text("".join(bad))
+    other = RunDir.open(tmp_path)
+    assert "line 21: a second record of" in refused(other)
+    (tmp_path / "records.jsonl").write_text("".join([*bad[:20], *bad[21:]]))
+    assert "line 51 is no record: n_tokens" in refused(other)
+
+
+def test_what_a_process_that_died_should_have_read_is_read_all_the_same(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_PROGRAM", "import os; os._exit(9)")
+    assert list(run.each(light)) == [light(record) for record in run.records()]
