@@ -1,5 +1,6 @@
 """The repository as a whole: what README says is there, and what a wheel holds."""
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -16,6 +17,8 @@ from specbench_cli.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
+CODELESS = ("PreTrainedTokenizerFast", "GenerationConfig")
+"""Classes of transformers that read data alone."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -155,6 +158,31 @@ def test_plugin_of_readme_registers(tmp_path, monkeypatch):
     (tmp_path / "repeat_last.py").write_text(code)
     assert registry.load_plugin(str(tmp_path / "repeat_last.py")) == ["repeat-last"]
     assert registry.build("repeat-last", {"times": 5}).params.times == 5
+
+
+def test_no_checkpoints_own_code_is_ever_trusted():
+    """The classes named Auto... take a checkpoint's own code, unless they are told not to."""
+    files = [
+        path for folder in ("specbench_cli", "methods") for path in (ROOT / folder).rglob("*.py")
+    ]
+    calls = [
+        call
+        for path in files
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("from_pretrained", "from_config")
+        and not (isinstance(call.func.value, ast.Name) and call.func.value.id in CODELESS)
+    ]
+    trusting = [
+        ast.unparse(call)
+        for call in calls
+        if not any(
+            k.arg == "trust_remote_code" and ast.unparse(k.value) == "False" for k in call.keywords
+        )
+    ]
+    assert len(calls) >= 9
+    assert not trusting
 
 
 def test_versions_agree():

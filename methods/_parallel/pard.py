@@ -82,7 +82,7 @@ class PardDraft(FusedDecoder, Artifact):
             max_position_embeddings=target.max_positions,
         )
         config.pard_token = target.vocab_size - 1
-        module = drawn(AutoModelForCausalLM.from_config(config), seed)
+        module = drawn(AutoModelForCausalLM.from_config(config, trust_remote_code=False), seed)
         return cls.of(config, module.state_dict(), target)
 
 
@@ -93,7 +93,7 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
     weights = Weights(folder)
     weights.check_layers(config)
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
+        module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     due = {name: tuple(part.shape) for name, part in module.named_parameters()}
     return checked(folder.name, weights, due, PardDraft.kind, whole=False)
 

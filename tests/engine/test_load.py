@@ -279,6 +279,30 @@ def test_config_that_describes_other_weights_is_refused(
         assert config_facts(folder) and load_decoder(folder, name="target")
 
 
+@pytest.mark.parametrize("model_type", ["llama", "theirs"])
+def test_code_beside_a_checkpoints_weights_never_runs(
+    tiny_checkpoint: Maker,
+    copy_of: Callable[[Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+) -> None:
+    """Not even where somebody, or a pipe, would answer that it may."""
+    folder = copy_of(tiny_checkpoint("llama"))
+    ran = folder / "ran"
+    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\nConfig = Model = object\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = model_type
+    config["auto_map"] = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    if model_type == "theirs":
+        with pytest.raises(EnvironmentFault, match="cannot read"):
+            config_facts(folder)
+    else:
+        assert load_decoder(folder, name="target")
+    assert not ran.exists()
+
+
 def test_hosted_model_is_not_completed_by_chance(
     tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
 ) -> None:
