@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report import columns
+from specbench_cli.report.columns import COST
 from specbench_cli.report.html.tables import overall
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import text
-from specbench_cli.report.terminal.grids import COST, grid
+from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
@@ -201,7 +203,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert {line[0]: line[at] for line in shown.rows}["staged"] == f"{work:.2f}"
     (table,) = overall(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
-    assert f" work: {column.title}" == note
+    assert f" work: {column.meaning}" == note
 
 
 def test_pipe_gets_the_table_of_a_terminal(make_reading, capsys, monkeypatch):
@@ -306,3 +308,37 @@ def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, cap
     out = capsys.readouterr().out
     assert "math_reasoning(8)" in out
     assert "(n): questions of the family; of fewer than 20 a figure is an example" in out
+
+
+def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
+    make_reading,
+):
+    reading = make_reading()
+    row = reading.summary.rows[0]
+    (page, *_) = overall(reading.summary)
+    on_page = {
+        head.heading: cell.shown for head, cell in zip(page.columns, page.rows[0], strict=True)
+    }
+    drawn = _text(reading).splitlines()
+    heading = next(line for line in drawn if "speedup" in line)
+    written = next(line for line in drawn if f" {row.label} " in line)
+    for chosen in (columns.SPEED, columns.COST):
+        found = grid(chosen, reading.summary.rows)
+        for head, said in zip(found.headings, found.rows[0], strict=True):
+            assert said == on_page.get(head, said)
+        assert len(set(found.headings)) == len(found.headings)
+    for column in columns.of(columns.TERMINAL, reading.summary.rows)[2:]:
+        assert column.heading in heading and column.heading in on_page
+        assert column is columns.TIME or column.shown(row) in written
+
+
+@pytest.mark.parametrize(
+    "chosen", [columns.TERMINAL, columns.PAGE, columns.DETAIL, columns.EQUIVALENCE, columns.SPEED]
+)
+def test_columns_show_every_row_and_sort_by_what_they_show(make_reading, chosen):
+    names = [name for column in chosen for name in column.data]
+    assert len(names) == len(set(names))
+    for row in make_reading().summary.rows:
+        for column in chosen:
+            nothing = column.shown(row) in ("", text.NONE)
+            assert (column.value(row) is None) is nothing

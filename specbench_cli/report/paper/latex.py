@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specbench_cli.report.columns import COST, SPEED, swept
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
@@ -24,7 +25,7 @@ from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.terminal import claims, text
-from specbench_cli.report.terminal.grids import COST, SPEED, Grid, by_family, grid, sweep_grid
+from specbench_cli.report.terminal.grids import Grid, by_family, grid
 
 _UNBROKEN = 10_000
 """A width that no line of the header reaches: LaTeX breaks lines itself."""
@@ -171,7 +172,10 @@ def _under(row: Row | None) -> Tex:
 
 def _sweep(reading: Reading) -> str:
     sweep = sweep_of(reading.summary, reading.run.manifest)
-    return "" if sweep is None else _table("sweep", _SWEEP, _split(sweep_grid(sweep)))
+    if sweep is None:
+        return ""
+    rows = [point.row for point in sweep.points]
+    return _table("sweep", _SWEEP, _split(grid(swept(sweep), rows, apart=False)))
 
 
 def _claims(reading: Reading) -> str:

@@ -15,6 +15,8 @@ RUN_SCOPE = (
     "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
 )
 LOSSY_RUN_SCOPE = "lossy, and run scope: figures depend on the order of the prompts"
+WORK = "target forwards a token, parts of one by the share of its weights that they read"
+"""What the column of that name means."""
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
 _ROUNDING = 1e-6
@@ -53,11 +55,14 @@ def speedup(row: Row) -> str:
     return "BROKEN" if row.broken else ratio(row.speedup)
 
 
+def between(low: float | None, high: float | None) -> str:
+    """An interval."""
+    return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+
+
 def interval(row: Row) -> str:
     """The 95% interval of a row's speedup."""
-    if row.speedup_low is None or row.speedup_high is None:
-        return NONE
-    return f"[{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
+    return between(row.speedup_low, row.speedup_high)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -97,11 +102,7 @@ def has_partial(rows: Iterable[Row]) -> bool:
 
 def work(summary: Summary) -> list[str]:
     """What the column of that name means, where it is shown."""
-    if not has_partial(summary.rows):
-        return []
-    return [
-        "work: target forwards a token, parts of one by the share of its weights that they read"
-    ]
+    return [f"work: {WORK}"] if has_partial(summary.rows) else []
 
 
 def shares(row: Row) -> dict[str, int]:
