@@ -106,11 +106,12 @@ def _positions(row: Row) -> str:
 _whole, _tenths, _thousandths = (partial(text.number, digits=n) for n in (0, 1, 3))
 
 METHOD = _words("method", "method", lambda row: row.label)
-GROUP = _words(
+GROUP = Column(
     "group",
-    "group",
-    lambda row: row.letters,
     "rows that share a letter do not differ significantly; letters compare all pairs at once",
+    "l",
+    shown=text.group,
+    data={"group": lambda row: row.letters},
 )
 GUARANTEE = Column(
     "guarantee",

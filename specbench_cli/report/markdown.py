@@ -74,6 +74,7 @@ def report(
         *_figures_of(summary.rows),
         "## By task family",
         _grid(by_family(summary, _speedup)),
+        *filter(None, [text.prose(text.small_families(summary))]),
         *(part for name, rows in summary.families.items() for part in _family(name, rows)),
         *_figures([path for path in figures if _name(path) not in ("speedup", "pareto")]),
         *_modelled(in_parallel),
@@ -96,7 +97,7 @@ def report(
 
 def _family(name: str, rows: Sequence[Row]) -> list[str]:
     """All figures of a family's rows."""
-    return [f"### {name}", *_figures_of(rows)]
+    return [f"### {text.family(name, rows)}", *_figures_of(rows)]
 
 
 def _figures_of(rows: Sequence[Row]) -> list[str]:
@@ -129,7 +130,7 @@ def _parted(rows: Sequence[T], kinds: text.Sections, draw: Callable[[Sequence[T]
 
 def _speedup(row: Row) -> str:
     """With the group it is in and its interval, as far as it has them."""
-    words = (text.speedup(row), row.letters, text.interval(row))
+    words = (text.speedup(row), text.group(row), text.interval(row))
     return " ".join(word for word in words if word and word != text.NONE) or text.NONE
 
 
@@ -150,8 +151,7 @@ def _claims(found: Sequence[claims.Line]) -> list[str]:
 def _spec_bench(found: SpecBench | None) -> list[str]:
     if found is None:
         return []
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in found.notes)
-    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, notes]
+    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, text.prose(found.notes)]
     parts += [_grid(found.overall()), _grid(found.by_family())]
     return [part for part in parts if part]
 

@@ -99,7 +99,7 @@ def boards(places: Iterable[Place]) -> list[Board]:
         found.append(
             Board(
                 heading=f"{entry.target} on {entry.tasks}",
-                note="; ".join(_note(entry)),
+                note="; ".join([*_note(entry), *_few(own)]),
                 tables=tuple(_ranked(own, f"board-{number_}")),
             )
         )
@@ -113,6 +113,13 @@ def _note(entry: Entry) -> Iterator[str]:
     if entry.plumbing:
         beyond = ", ".join(entry.plumbing)
         yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
+
+
+def _few(places: Sequence[Place]) -> list[str]:
+    """The runs that are too small to rank by."""
+    few = [place.entry for place in places if sum(place.entry.prompts.values()) < text.FEW]
+    names = ", ".join(entry.name for entry in few)
+    return [f"fewer than {text.FEW} questions, too few to rank by: {names}"] if few else []
 
 
 def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:

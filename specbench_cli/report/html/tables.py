@@ -48,8 +48,21 @@ class Table:
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together, and
     those of run scope apart from both, as their figures depend on the order of the prompts."""
+    letters = text.prose(
+        [
+            *text.letter_ranges(summary),
+            *text.two_intervals(summary),
+            *text.one_process(summary),
+        ]
+    )
     return [
-        _table(f"overall-{key}", caption, rows, columns.PAGE, note)
+        _table(
+            f"overall-{key}",
+            caption,
+            rows,
+            columns.PAGE,
+            f"{note} {letters if key == 'lossless' else ''}".rstrip(),
+        )
         for key, caption, note in _KINDS
         if (rows := [row for row in summary.rows if _key(row) == key])
     ]
@@ -93,14 +106,16 @@ def by_family(summary: Summary) -> list[Table]:
         }
         shown = columns.of(columns.PAGE, [row for rows in of_family.values() for row in rows])
         rows = tuple(
-            (word(family), *(_cell(column, row) for column in shown))
+            (word(family), _cell(columns.QUESTIONS, row), *(_cell(column, row) for column in shown))
             for family, own in of_family.items()
             for row in own
         )
         if rows:
             family = Heading("family", "task family", "l", choose=True)
             name = f"By task family, {caption.lower()}"
-            tables.append(Table(f"family-{key}", name, (family, *shown), rows, heads=3))
+            heads = (family, columns.QUESTIONS, *shown)
+            note = text.prose(text.small_families(summary, "questions"))
+            tables.append(Table(f"family-{key}", name, heads, rows, note, heads=4))
     return tables
 
 

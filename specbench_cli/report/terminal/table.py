@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,7 +73,8 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
         if facts.forced
         else f"same letter = no significant difference (simultaneous 95%, {processes})",
-        *([] if facts.forced else [*text.two_intervals(summary), *text.one_process(summary)]),
+        *text.letter_ranges(summary),
+        *([] if facts.forced else [*text.two_intervals(summary), *_one_process(summary)]),
         *text.few_questions(summary),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
@@ -87,6 +89,11 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.controls(summary),
         *text.warnings(summary, facts),
     ]
+
+
+def _one_process(summary: Summary) -> list[str]:
+    said = (textwrap.wrap(note, WIDTH - 1) for note in text.one_process(summary))
+    return [f"{'  ' * bool(at)}{line}" for lines in said for at, line in enumerate(lines)]
 
 
 _OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
@@ -123,7 +130,7 @@ def _drawn(summary: Summary) -> list[Text]:
 def _column(column: Column) -> _Column:
     """A column as it is drawn: the first two go without a heading."""
     looks: dict[Column, Callable[[Row], Text]] = {
-        columns.GROUP: lambda row: Text(row.letters, "bold"),
+        columns.GROUP: lambda row: Text(text.group(row), "bold"),
         columns.METHOD: lambda row: Text(output.plain(row.label)),
         columns.SPEEDUP: lambda row: Text(text.speedup(row), "bold red" if row.broken else "bold"),
         columns.TIME: _bar,
