@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from specbench_cli import output
-from specbench_cli.config.sweep import settings
+from specbench_cli.report import columns
+from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
 from specbench_cli.report.markdown_table import table
@@ -23,10 +24,11 @@ from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
 from specbench_cli.report.terminal import claims, text
-from specbench_cli.report.terminal.grids import COST, SPEED, Grid, by_family, grid
+from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
 
+T = TypeVar("T")
 _LISTED = 50
 """Cells of a kind that are listed one by one."""
 
@@ -69,19 +71,19 @@ def report(
         *(sweep_part(sweep, plots) if sweep is not None else ()),
         *tuning_part(manifest.get("tuning")),
         "## All families",
-        _grid(grid(SPEED, summary.rows)),
-        _grid(grid(COST, summary.rows)),
+        *_figures_of(summary.rows),
         "## By task family",
         _grid(by_family(summary, _speedup)),
+        *filter(None, [text.prose(text.small_families(summary))]),
         *(part for name, rows in summary.families.items() for part in _family(name, rows)),
         *_figures([path for path in figures if _name(path) not in ("speedup", "pareto")]),
         *_modelled(in_parallel),
         *_claims(claims.lines(summary, facts)),
         *_spec_bench(spec_bench),
         "## In detail",
-        table(_DETAIL_HEADINGS, map(_detail, summary.rows)),
+        _rows(columns.DETAIL, summary.rows),
         "## Equivalence",
-        table(_EQUIVALENCE_HEADINGS, map(_equivalence, summary.rows)),
+        _rows(columns.EQUIVALENCE, summary.rows),
         *_evidence(summary),
         "## How it was measured",
         " ".join(sentences(summary, manifest)),
@@ -95,27 +97,40 @@ def report(
 
 def _family(name: str, rows: Sequence[Row]) -> list[str]:
     """All figures of a family's rows."""
-    return [f"### {name}", _grid(grid(SPEED, rows)), _grid(grid(COST, rows))]
+    return [f"### {text.family(name, rows)}", *_figures_of(rows)]
+
+
+def _figures_of(rows: Sequence[Row]) -> list[str]:
+    """How fast and at what cost; rows of another kind in tables of their own."""
+    kinds = text.sections(rows)
+    return [
+        _parted(rows, kinds, partial(_rows, chosen)) for chosen in (columns.SPEED, columns.COST)
+    ]
+
+
+def _rows(chosen: Sequence[Column], rows: Sequence[Row]) -> str:
+    found = grid(chosen, rows)
+    return table(found.headings, found.rows)
 
 
 def _grid(found: Grid) -> str:
-    """A grid's table; rows of another kind in one of their own, under a line that says which."""
-    starts = [(0, ""), *found.sections, (len(found.rows), "")]
+    return _parted(found.rows, found.sections, partial(table, found.headings))
+
+
+def _parted(rows: Sequence[T], kinds: text.Sections, draw: Callable[[Sequence[T]], str]) -> str:
+    """A table of the rows; those of another kind in one of their own, under a line that says
+    which."""
+    starts = [(0, ""), *kinds, (len(rows), "")]
     parts = []
     for (first, kind), (end, _) in pairwise(starts):
         parts += [f"{kind.capitalize()}."] * bool(kind)
-        parts += [_part(found, found.rows[first:end])] * (first < end)
+        parts += [draw(rows[first:end])] * (first < end)
     return "\n\n".join(parts)
-
-
-def _part(found: Grid, rows: tuple[tuple[str, ...], ...]) -> str:
-    own = replace(found, rows=rows).trimmed()
-    return table(own.headings, own.rows)
 
 
 def _speedup(row: Row) -> str:
     """With the group it is in and its interval, as far as it has them."""
-    words = (text.speedup(row), row.letters, text.interval(row))
+    words = (text.speedup(row), text.group(row), text.interval(row))
     return " ".join(word for word in words if word and word != text.NONE) or text.NONE
 
 
@@ -136,8 +151,7 @@ def _claims(found: Sequence[claims.Line]) -> list[str]:
 def _spec_bench(found: SpecBench | None) -> list[str]:
     if found is None:
         return []
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in found.notes)
-    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, notes]
+    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, text.prose(found.notes)]
     parts += [_grid(found.overall()), _grid(found.by_family())]
     return [part for part in parts if part]
 
@@ -155,99 +169,12 @@ def _name(path: str) -> str:
 
 _DIFFERENCE = ("verdict", "position", "gap", "explained by width")
 
-_EQUIVALENCE_HEADINGS = (
-    "method",
-    "guarantee",
-    "outputs",
-    "questions checked",
-    "mismatched",
-    "at most (95%)",
-    "near-ties",
-    "expected at most",
-    "p",
-    "explained by width",
-    "broken",
-)
-
-_EVIDENCE_HEADINGS = ("method", "log-likelihood a token", "p", "length", "p")
-
-
-def _equivalence(row: Row) -> Sequence[object]:
-    return (
-        row.label,
-        row.guarantee,
-        text.verdicts(row),
-        row.questions_checked,
-        row.questions_mismatched,
-        text.percent(row.mismatch_bound, 2),
-        row.near_tie,
-        text.number(row.near_tie_expected),
-        text.number(row.near_tie_p, 3),
-        row.near_tie_explained,
-        row.broken_why,
-    )
-
 
 def _evidence(summary: Summary) -> list[str]:
     """Sampled outputs against vanilla's; nothing where none were compared."""
-    rows = [
-        (
-            row.label,
-            text.number(row.log_likelihood_difference, 4),
-            text.number(row.log_likelihood_p, 3),
-            text.number(row.length_difference),
-            text.number(row.length_p, 3),
-        )
-        for row in summary.rows
-        if row.log_likelihood_difference is not None
-    ]
-    if not rows:
-        return []
+    rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     title = "## Sampled outputs, less vanilla's: evidence and no proof"
-    return [title, table(_EVIDENCE_HEADINGS, rows)]
-
-
-_DETAIL_HEADINGS = (
-    "method",
-    "parameters",
-    "from",
-    "guarantee",
-    "MAT",
-    "macro",
-    "full steps",
-    "alpha",
-    "accepted at level 1, 2, ...",
-    "nodes a step",
-    "node yield",
-    "relaxed",
-    "rule rate",
-    "reused",
-    "target / draft forwards",
-    "void",
-)
-
-
-def _detail(row: Row) -> Sequence[object]:
-    positions = ", ".join(text.percent(rate) for rate in row.acceptance_by_position[:8])
-    forwards = (row.target_forwards, row.draft_forwards)
-    return (
-        row.label,
-        " ".join(settings(row.params)) or text.NONE,
-        row.params_from,
-        row.guarantee,
-        text.number(row.mat) if row.mat_note is None else f"{text.NONE} ({row.mat_note})",
-        text.number(row.mat_macro),
-        text.number(row.mat_full),
-        text.percent(row.alpha),
-        positions or text.NONE,
-        text.number(row.nodes_per_step, 1),
-        text.percent(row.node_yield),
-        text.percent(row.relaxed),
-        text.percent(row.rule_rate),
-        text.percent(row.reuse_rate),
-        " / ".join(text.number(count, 0) for count in forwards),
-        f"{row.n_void} of {row.n_cells}",
-    )
+    return [title, _rows(columns.EVIDENCE, rows)] if rows else []
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:

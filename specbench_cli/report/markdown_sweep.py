@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_cli.config.sweep import settings
+from specbench_cli.report.columns import swept
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.pareto import Sweep
 from specbench_cli.report.terminal import text
-from specbench_cli.report.terminal.grids import sweep_grid
+from specbench_cli.report.terminal.grids import grid
 
 
 def sweep_part(sweep: Sweep, figures: Sequence[str]) -> list[str]:
     """The swept rows in the order of their parameters, and the plots of them."""
-    found = sweep_grid(sweep)
+    found = grid(swept(sweep), [point.row for point in sweep.points])
     plots = [f"![discard and verification rates]({path})" for path in figures]
     return ["## Sweep", table(found.headings, found.rows), *plots]
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report.columns import SPEED
 from specbench_cli.report.export import row_dicts
 from specbench_cli.report.markdown import report
 from specbench_cli.report.numbers.comparison import compare
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.terminal import text
-from specbench_cli.report.terminal.grids import SPEED, grid
+from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text

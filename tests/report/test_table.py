@@ -10,12 +10,19 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report import columns
+from specbench_cli.report.columns import COST
+from specbench_cli.report.html import tables
+from specbench_cli.report.html.page import warned
 from specbench_cli.report.html.tables import overall
+from specbench_cli.report.markdown import report
 from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.row import alike
 from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import text
-from specbench_cli.report.terminal.grids import COST, grid
+from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
@@ -201,7 +208,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert {line[0]: line[at] for line in shown.rows}["staged"] == f"{work:.2f}"
     (table,) = overall(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
-    assert f" work: {column.title}" == note
+    assert f" work: {column.meaning}" == note
 
 
 def test_pipe_gets_the_table_of_a_terminal(make_reading, capsys, monkeypatch):
@@ -293,6 +300,48 @@ def test_it_is_said_which_interval_is_at_once_over_all_rows(make_reading):
     assert any(line.startswith("the 95% CI is one row's against vanilla") for line in lines)
 
 
+def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
+    make_reading, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(text, "FEW", 49)
+    reading = make_reading()
+    whose = text.two_intervals(reading.summary)[0][1:]
+    few = text.few_questions(reading.summary, then="")[0][1:]
+    write_latex(reading, tmp_path)
+    tex = (tmp_path / "latex" / "overall.tex").read_text().replace(r"\%", "%")
+    by_family = (tmp_path / "latex" / "families.tex").read_text()
+    assert whose in tex and few in tex and "--limit" not in tex
+    assert "qa (8) &" in by_family and "of fewer than 49 a figure is an example" in by_family
+    page = report(reading.summary, reading.run.manifest, Incidents(), [])
+    assert whose in page and few in page and "### qa (8)" in page
+    assert "Of fewer than" not in page and "of fewer than 49 a figure is an example" in page
+    (table, *_), (families, *_) = overall(reading.summary), tables.by_family(reading.summary)
+    assert whose in table.note and any(few in line for line in warned(reading))
+    assert families.columns[1] is columns.QUESTIONS
+    assert {row[1].shown for row in families.rows} == {"8"}
+    assert "of fewer than 49 a figure is an example" in families.note
+
+
+def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(make_reading):
+    row = make_reading().summary.rows[0]
+    for letters, shown in (
+        ("", ""),
+        ("ABC", "ABC"),
+        ("ABCD", "A-D"),
+        ("ACDEFXYZabcd", "AC-FXYZa-d"),
+        ("yzA'B'C'D'F'", "yzA'-D'F'"),
+    ):
+        own = replace(row, letters=letters)
+        assert text.group(own) == columns.GROUP.shown(own) == shown
+        assert columns.GROUP.data["group"](own) == letters
+
+
+def test_groups_beyond_the_alphabet_are_groups_of_their_own(make_reading):
+    row = make_reading().summary.rows[0]
+    rows = [replace(row, letters=letters) for letters in ("A", "A'", "B'A")]
+    assert [len(alike(own, rows)) for own in rows] == [1, 0, 1]
+
+
 def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
     reading = make_reading()
     assert text.few_questions(reading.summary) == []
@@ -306,3 +355,36 @@ def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, cap
     out = capsys.readouterr().out
     assert "math_reasoning(8)" in out
     assert "(n): questions of the family; of fewer than 20 a figure is an example" in out
+
+
+def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
+    make_reading,
+):
+    reading = make_reading()
+    row = reading.summary.rows[0]
+    (page, *_) = overall(reading.summary)
+    on_page = {
+        head.heading: cell.shown for head, cell in zip(page.columns, page.rows[0], strict=True)
+    }
+    drawn = _text(reading).splitlines()
+    heading = next(line for line in drawn if "speedup" in line)
+    written = next(line for line in drawn if f" {row.label} " in line)
+    for chosen in (columns.SPEED, columns.COST):
+        found = grid(chosen, reading.summary.rows)
+        for head, said in zip(found.headings, found.rows[0], strict=True):
+            assert said == on_page.get(head, said)
+        assert len(set(found.headings)) == len(found.headings)
+    for column in columns.of(columns.TERMINAL, reading.summary.rows)[2:]:
+        assert column.heading in heading and column.heading in on_page
+        assert column is columns.TIME or column.shown(row) in written
+
+
+def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
+    rows = make_reading().summary.rows
+    for chosen in (columns.TERMINAL, columns.PAGE, columns.DETAIL, columns.EQUIVALENCE):
+        names = [name for column in chosen for name in column.data]
+        assert len(names) == len(set(names))
+        for row in rows:
+            for column in chosen:
+                nothing = column.shown(row) in ("", text.NONE)
+                assert (column.value(row) is None) is nothing

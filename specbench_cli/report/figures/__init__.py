@@ -13,7 +13,6 @@ from specbench_cli.report.figures import (
     lanes,
     lengths,
     pareto,
-    positions,
     prompts,
     seen,
     speedup,
@@ -38,8 +37,8 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "pareto": _pareto,
     "waterfall": waterfall.draw,
     "cost": cost.draw,
-    "positions": positions.draw,
-    "accepted": accepted.draw,
+    "positions": accepted.draw_levels,
+    "accepted": accepted.draw_counts,
     "lengths": lengths.draw,
     "contexts": contexts.draw,
     "seen": seen.draw,
@@ -47,10 +46,12 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "lanes": lanes.draw,
 }
 CAPTIONS = {
-    "speedup": "Speedup over vanilla, a bar a method, with its 95% interval; marks are families,"
+    "speedup": "Speedup over vanilla, a bar a method, with its own 95% interval (an arrowhead: it"
+    " goes on); marks are families,"
     " the grey band is A/A noise. Below a broken line: what is lossy, and what learns over the run,"
     " so that its figures depend on the order of the prompts.",
-    "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter.",
+    "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter,"
+    " with its 95% interval (an arrowhead: it goes on).",
     "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"
     " long as a plain forward, down to the measured one.",
     "cost": "Tokens a step against the cost of a step; along a grey line the decode speedup is the"
@@ -58,9 +59,10 @@ CAPTIONS = {
     "positions": "Acceptance by position: of the steps that drafted a level, the share that"
     " accepted it.",
     "accepted": "How many drafted tokens a step accepts, as a share of steps.",
-    "lengths": "Speedup against the number of levels drafted a step, with its 95% interval.",
-    "contexts": "Decode speedup against the length of the context, with its 95% interval; grey:"
-    " the other methods.",
+    "lengths": "Speedup against the number of levels drafted a step, with its 95%"
+    " interval (an arrowhead: it goes on).",
+    "contexts": "Decode speedup against the length of the context, with its 95% interval (an"
+    " arrowhead: it goes on); grey: the other methods.",
     "seen": "MAT along a pass, of the methods that learn from one prompt for the next: of some"
     " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines say"
     " how hard the prompts were.",

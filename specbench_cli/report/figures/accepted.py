@@ -1,4 +1,8 @@
-"""How many drafted tokens a step commits: a histogram a method."""
+"""How drafts are accepted: how many tokens of one, a histogram a method, and how often each level.
+
+Of the steps that drafted level k, the share that accepted it. The darker a field, the higher; the
+percentage is in it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW_IN, _FULL = 0.3, 0.82
-"""Height of a row, and of its tallest bar as a part of it."""
+"""Of the histogram: height of a row, and of its tallest bar as a part of it."""
 _LONGEST = 16
 """The last bar stands for this many and more."""
+_FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
+"""Height of a field, and its least width; levels that find no room are left out, and the axis says
+so."""
+_LIGHT, _DARK = "#f3f7fb", "#0b3c66"
+_PAPER = 0.58
+"""Rates above it are written in white."""
 
 
-def draw(cells: Cells) -> Figure | None:
-    """The figure; None where no method drafts, or none says what it accepted."""
+def draw_counts(cells: Cells) -> Figure | None:
+    """Histograms of accepted tokens; None where no method drafts, or none says what it accepted."""
     shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
     shares = {label: own for label, own in shares.items() if own}
     if not shares:
@@ -71,3 +81,40 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
     for n, times in Counter(chain.from_iterable(each.accepted for each in steps)).items():
         counts[min(n, _LONGEST)] += times
     return {n: counts[n] / counts.total() for n in sorted(counts)}
+
+
+def draw_levels(cells: Cells) -> Figure | None:
+    """Acceptance by level; None where no method drafts, or none says what it drafted."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    rows = [row for row in cells.summary.rows if row.acceptance_by_position]
+    if not rows:
+        return None
+    deepest = max(len(row.acceptance_by_position) for row in rows)
+    left = style.room_for(row.label for row in rows)
+    room = style.COLUMN_IN - left - 0.06
+    columns = min(deepest, int(room / _FIELD_IN))
+    figure = style.blank(style.COLUMN_IN, _FIELD_HIGH_IN * len(rows) + 0.36)
+    axes = style.frame(figure, left, 0.06, 0.05, 0.31)
+    shades = LinearSegmentedColormap.from_list("rates", (_LIGHT, _DARK))
+    points = min(6.5, room / columns / (1.15 * style.width_of(["100"], 1)))
+    for place, row in enumerate(rows):
+        for level, rate in enumerate(row.acceptance_by_position[:columns], start=1):
+            axes.barh(place, 0.96, 0.88, level - 0.48, color=shades(rate))
+            axes.text(
+                level,
+                place,
+                f"{100 * rate:.0f}",
+                ha="center",
+                va="center_baseline",
+                fontsize=points,
+                color="white" if rate > _PAPER else style.INK,
+            )
+    axes.set(xlim=(0.5, columns + 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(1, columns + 1))
+    style.strip(axes)
+    axes.tick_params(axis="x", length=0)
+    style.name_rows(axes, [row.label for row in rows], range(len(rows)))
+    cut = f" (the first {columns} of {deepest})" if deepest > columns else ""
+    style.name_x(axes, f"level of the draft{cut}: % accepted")
+    return figure

@@ -73,6 +73,8 @@ def draw(cells: Cells) -> Figure | None:
             axes.plot(x, y, color=style.BAND, lw=0.5, zorder=1)
         _own(axes, found, label)
         axes.set(ylim=(0, top), xlim=(0, 1.08 * found[-1].context))
+        own = [(group.context, group.speedups[label]) for group in found if _known(group, label)]
+        style.mark_cut(axes, [(context, _ends(speedup)[1]) for context, speedup in own])
         axes.yaxis.set_major_formatter(style.as_ratio)
         axes.locator_params(nbins=4)
     drawn.finish("context (tokens)", "decode speedup", 0.02)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE_IN = 2.75
+_ROUND_IN, _MANY_IN = 0.25, 16
+"""Inches around a name, and of names one after another; more need the width of a page."""
 _LINES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _BEYOND = 1.5
 """Lines are drawn as far as this factor beyond the points' speedups."""
@@ -40,7 +42,9 @@ def draw(cells: Cells) -> Figure | None:
     rows = [row for row in cells.summary.rows if row.label in found]
     if len(rows) < 2:
         return None
-    figure = style.blank(style.COLUMN_IN, _SIDE_IN)
+    names = [style.width_of([style.short(row.label)], style.SMALL) for row in rows]
+    many = sum(names) + _ROUND_IN * len(names) > _MANY_IN
+    figure = style.blank(style.PAGE_IN if many else style.COLUMN_IN, _SIDE_IN * (1 + 0.3 * many))
     axes = style.frame(figure, 0.36, 0.3, 0.16, 0.36)
     words = [_point(axes, row, found[row.label]) for row in rows]
     right, top = 1.1 * max(found.values()), 1.1 * max(row.mat or 0.0 for row in rows)

@@ -1,91 +1,224 @@
-"""Words beside the points of a plot, where they hide neither points nor each other."""
+"""Words beside the points of a plot, where they hide neither points nor each other.
+
+Each word has spots on rings around its point. One after another goes to where it costs least
+(`_cost`), again and again until none moves. adjustText and textalloc were tried on the figures of
+the kept runs: they leave words on points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench_cli.report.figures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIZE, _WIDE = 6, 0.62
-"""Of the letters: height in points, and width as a part of it."""
-_GAP = 3.5
-_AWAY, _FAR = 6, 12
-"""Lines of words that one may be away from its point; points beyond which a line leads to it."""
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+_GAP, _RINGS, _TURNS = 3.8, (0.0, 5.0, 11.0, 18.0, 26.0, 36.0), 16
+"""Points of paper between a point and the nearest ring, and from there; spots on a ring."""
+_MARKER, _CLEAR = 2.8, 0.8
+"""Half a point's side; the least room between words."""
+_LINE = 1.2
+"""Height of a line, in sizes of its letters."""
+_OUTSIDE, _HIDES, _CROSSES, _MISLEADS, _COVERS = 1e5, 1e4, 1e2, 30.0, 4.0
+"""What it costs to lie outside the axes; on a word or a point; to meet a line that leads to a
+point; to lie nearest to another's point; on a line of the plot."""
+_ROUNDS = 30
+_APART = 2.0
+"""Points of paper between the places at which a line of the plot is looked at."""
+_PARTS = 9
+"""Places at which a line that leads to a point is looked at."""
 
 
 class Word(NamedTuple):
-    """A word and the point of the data that it belongs to."""
+    """A word and the point of the data that it belongs to; without text, a point to keep clear."""
 
     text: str
     at: tuple[float, float]
     colour: str
 
 
-class _Box(NamedTuple):
-    left: float
-    low: float
-    right: float
-    high: float
+class _Spots(NamedTuple):
+    """Places of words, in points of paper: boxes [..., left, low, right, high], the lines that lead
+    from them to the word's point [..., parts, 2], which only those far from it have, and how far
+    they are from it."""
 
-    def within(self, other: _Box) -> bool:
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.low <= self.low
-            and self.high <= other.high
-        )
-
-    def meets(self, other: _Box) -> bool:
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.low < other.high
-            and other.low < self.high
-        )
+    boxes: Floats
+    lines: Floats
+    far: Floats
 
 
 def write_beside(axes: Axes, words: Sequence[Word]) -> None:
-    """Write each word at the first place around its point that is free, or least crowded.
+    """Write each word beside its point; a line leads there from those that are not next to it.
 
     Args:
         axes: of a figure whose layout is settled.
     """
     from matplotlib.patheffects import withStroke
 
+    named = [word for word in words if word.text]
+    words = [*named, *(word for word in words if not word.text)]
     halo = [withStroke(linewidth=1.2, foreground="white")]
     scale = 72 / axes.figure.dpi
-    points = [tuple(scale * axes.transData.transform(word.at)) for word in words]
-    taken = [_Box(x - 2, y - 2, x + 2, y + 2) for x, y in points]
-    inside = _Box(*(scale * edge for edge in axes.bbox.extents))
-    for word, (x, y) in zip(words, points, strict=True):
-        spots = _spots(x, y, _SIZE * _WIDE * len(word.text))
-        free = [spot for spot in spots if spot.within(inside)]
-        best = min(free or spots, key=lambda spot: sum(spot.meets(other) for other in taken))
-        taken.append(best)
-        far = abs((best.low + best.high) / 2 - y) > _FAR
+    points = scale * axes.transData.transform([word.at for word in words])
+    inside = scale * np.array(axes.bbox.extents)
+    widths = [72 * style.width_of([word.text], style.SMALL) for word in named]
+    spots = [_spots(point, wide) for point, wide in zip(points, widths, strict=False)]
+    for word, point, own, spot in zip(
+        named, points, spots, _choose(spots, points, inside, _lines(axes, scale)), strict=False
+    ):
+        corner, size = own.boxes[spot, :2], np.ptp(own.boxes[spot].reshape(2, 2), 0)
+        lead = {
+            "arrowstyle": "-",
+            "lw": 0.4,
+            "color": word.colour,
+            "relpos": tuple((own.lines[spot, 0] - corner) / size),
+            "shrinkA": 0,
+            "shrinkB": 1.5,
+        }
         axes.annotate(
             word.text,
             word.at,
-            xytext=(best.left - x, best.low - y),
+            xytext=corner + _CLEAR / 2 - point,
             textcoords="offset points",
-            fontsize=_SIZE,
+            fontsize=style.SMALL,
+            va="bottom",
             color=word.colour,
             zorder=4,
             path_effects=halo,
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": word.colour, "shrinkB": 2}
-            if far
-            else None,
+            arrowprops=lead if own.far[spot] else None,
         )
 
 
-def _spots(x: float, y: float, wide: float) -> list[_Box]:
-    """Places for a word around a point, the nearest first."""
-    rows = [y + sign * (3 + _SIZE / 2 + _SIZE * away) for away in range(_AWAY) for sign in (1, -1)]
-    return [
-        _Box(left, middle - _SIZE / 2, left + wide, middle + _SIZE / 2)
-        for middle in [*rows[:2], y, *rows[2:]]
-        for left in (x + _GAP, x - _GAP - wide, x - wide / 2)
-        if middle != y or left != x - wide / 2
+def _spots(point: Floats, wide: float) -> _Spots:
+    """The places for a word around its point, the nearest first."""
+    turns = 2 * np.pi * np.arange(_TURNS) / _TURNS + np.pi / 8
+    ways = np.stack([np.cos(turns), np.sin(turns)], -1)
+    half = np.array([wide, _LINE * style.SMALL]) / 2
+    rings = np.repeat(_RINGS, _TURNS)[:, None]
+    ways = np.tile(ways, (len(_RINGS), 1))
+    middles = point + ways * (_GAP + rings) + np.clip(1.6 * ways, -1, 1) * half
+    boxes = np.concatenate([middles - half - _CLEAR / 2, middles + half + _CLEAR / 2], -1)
+    near = np.clip(point, boxes[:, :2], boxes[:, 2:])
+    parts = np.linspace(0, 1, _PARTS)[:, None]
+    lines = near[:, None] + parts * (point - near)[:, None]
+    return _Spots(boxes, lines, rings[:, 0])
+
+
+def _lines(axes: Axes, scale: float) -> list[Floats]:
+    """Of each line of the plot, points of paper all along it: [1, points, 2]."""
+    found = []
+    for line in axes.get_lines():
+        corners = scale * axes.transData.transform(np.asarray(line.get_xydata()))
+        legs = [
+            np.linspace(a, b, 2 + int(np.hypot(*(b - a)) / _APART)) for a, b in pairwise(corners)
+        ]
+        found += [np.concatenate(legs)[None]] if legs else []
+    return found
+
+
+def _choose(
+    spots: Sequence[_Spots], points: Floats, inside: Floats, lines: Sequence[Floats]
+) -> list[int]:
+    """Each word's spot. Words that are put down in another order come to other spots: orders are
+    tried until one hides nothing."""
+    alone = [
+        _alone(own, at, points, inside)
+        + _COVERS * np.any([_through(line, own.boxes)[0] for line in lines], 0)
+        for at, own in enumerate(spots)
     ]
+    best, least = list[int](), np.inf
+    x, y = points[: len(spots)].T
+    for along in (x, -x, y, -y):
+        chosen, cost = _settle(spots, alone, np.argsort(along))
+        if cost < least:
+            best, least = [chosen[at] for at in range(len(spots))], cost
+        if least < _HIDES:
+            break
+    return best
+
+
+def _settle(
+    spots: Sequence[_Spots], alone: Sequence[Floats], order: Iterable[int]
+) -> tuple[dict[int, int], float]:
+    """The spots at which no word moves any more, and what they cost together."""
+    chosen: dict[int, int] = {}
+    total = 0.0
+    for _ in range(_ROUNDS):
+        before, total = dict(chosen), 0.0
+        for at in order:
+            others = [(spots[other], spot) for other, spot in chosen.items() if other != at]
+            costs = alone[at] + (_among(spots[at], others) if others else 0.0)
+            chosen[at] = int(np.argmin(costs))
+            total += costs[chosen[at]]
+        if chosen == before:
+            break
+    return chosen, total
+
+
+def _alone(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
+    """What each spot of the word costs by itself: where the axes end, and among all points."""
+    marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
+    outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
+    hides = _meets(own.boxes, marks).sum(1)
+    led = own.far > 0
+    crosses = led * _through(own.lines, np.delete(marks, at, 0)).sum(1)
+    away = _away(own.boxes, points)
+    misleads = ~led * (np.delete(away, at, 1) < away[:, at : at + 1] + 1).sum(1)
+    costs = _OUTSIDE * outside + _HIDES * hides + _CROSSES * crosses + _MISLEADS * misleads
+    return np.asarray(costs + own.far)
+
+
+def _among(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
+    """What each spot of the word costs where the others are."""
+    boxes = np.array([other.boxes[spot] for other, spot in others])
+    lines = np.array([other.lines[spot] for other, spot in others if other.far[spot]])
+    led = own.far > 0
+    crosses = led * _through(own.lines, boxes).sum(1)
+    if len(lines):
+        crosses = crosses + _through(lines, own.boxes).sum(0) + led * _meet(own.lines, lines)
+    return np.asarray(_HIDES * _meets(own.boxes, boxes).sum(1) + _CROSSES * crosses)
+
+
+def _meets(some: Floats, others: Floats) -> Flags:
+    """Which boxes [n, 4] and [m, 4] overlap: [n, m]."""
+    a, b = some[:, None], others[None]
+    return _all(a[..., :2] < b[..., 2:], b[..., :2] < a[..., 2:])
+
+
+def _through(lines: Floats, boxes: Floats) -> Flags:
+    """Which lines [n, parts, 2] go through which boxes [m, 4]: [n, m]."""
+    at = lines[:, :, None]
+    return np.asarray(np.any(_all(boxes[:, :2] < at, at < boxes[:, 2:]), 1))
+
+
+def _all(low: Flags, high: Flags) -> Flags:
+    """Where both hold, of both coordinates."""
+    return np.asarray(np.all(low & high, -1))
+
+
+def _meet(some: Floats, others: Floats) -> NDArray[np.int_]:
+    """How many of the other lines [m, parts, 2] each line [n, parts, 2] crosses."""
+    a, b, c, d = some[:, None, 0], some[:, None, -1], others[None, :, 0], others[None, :, -1]
+    apart = (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
+    return np.asarray(np.sum(apart, 1))
+
+
+def _side(a: Floats, b: Floats, c: Floats) -> Floats:
+    """On which side of the line from a to b a point c lies, by the sign."""
+    (x, y), (u, v) = np.moveaxis(b - a, -1, 0), np.moveaxis(c - a, -1, 0)
+    return np.asarray(x * v - y * u)
+
+
+def _away(boxes: Floats, points: Floats) -> Floats:
+    """Distances of boxes [n, 4] and points [m, 2]: [n, m]."""
+    near = np.clip(points, boxes[:, None, :2], boxes[:, None, 2:])
+    return np.asarray(np.linalg.norm(near - points, axis=-1))

@@ -57,6 +57,9 @@ def draw(cells: Cells) -> Figure | None:
     highs = [row.speedup_high for row in rows if row.speedup_high is not None]
     axes.set_xlim(left=0)
     axes.set_ylim(0.95 * min(1.0, *sped, *lows), style.reach([1.0, *sped], highs))
+    for place, points in enumerate(found.values()):
+        ends = ((length, row.speedup_high or 0.0) for length, row in points)
+        style.mark_cut(axes, ends, style.look(place)[0])
     axes.yaxis.set_major_formatter(style.as_ratio)
     axes.set_xlabel("levels drafted a step (mean)", labelpad=2)
     axes.set_ylabel("speedup, 95% interval", labelpad=2)

@@ -65,10 +65,13 @@ def _rates(axes: Axes, series: Series, looks: dict[str, tuple[str, str]]) -> lis
     Returns:
         What is to be written beside the points.
     """
+    from matplotlib.cbook import pts_to_poststep
+
     words: list[Word] = []
     front = sorted(_rate(p) for points in series.values() for p in points if p.front)
     edge = _ROOM * max(_rate(p)[0] for points in series.values() for p in points if _inside(p))
-    axes.plot(*_split(front), drawstyle="steps-post", color=_FRONT, lw=2.2, label="Pareto front")
+    if front:
+        axes.plot(*pts_to_poststep(*_split(front)), color=_FRONT, lw=2.2, label="Pareto front")
     for name, points in series.items():
         colour, marker = looks[name]
         line = [p for p in points if p.along and is_number(p.swept[p.along])]
@@ -94,6 +97,8 @@ def _rates(axes: Axes, series: Series, looks: dict[str, tuple[str, str]]) -> lis
                 words.append(Word(written(p.swept[p.along]), (discard, verified), colour))
             elif discard > edge > 0:
                 words.append(Word(f"at {discard:.2g}", (edge, verified), colour))
+            else:
+                words.append(Word("", (discard, verified), colour))
     axes.set_xlabel("discard rate (drafted, not accepted / generated)")
     axes.set_ylabel("verification rate\n(target forwards / generated)")
     style.strip(axes, "left", "bottom")
@@ -129,9 +134,12 @@ def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, st
             fontsize=6,
             color=MUTED,
         )
-    for shift, (key, own) in enumerate(series.items()):
+    aside = {
+        key: 0.008 * max(places.values()) * (shift - (len(series) - 1) / 2)
+        for shift, key in enumerate(series)
+    }
+    for key, own in series.items():
         colour, marker = looks[key]
-        aside = 0.008 * max(places.values()) * (shift - (len(series) - 1) / 2)
         for line, face, kind in (
             ("-", colour, (True, True)),
             ("none", colour, (False, True)),
@@ -139,7 +147,7 @@ def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, st
             ("none", "white", (False, False)),
         ):
             known = [
-                (places[written(p.swept[name])] + aside, *value)
+                (places[written(p.swept[name])] + aside[key], *value)
                 for p in own
                 if (is_number(p.swept[name]), is_ranked(p.row)) == kind
                 and (value := _time(p, sped)) is not None
@@ -174,6 +182,12 @@ def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, st
         heights = [1.0, *(p.row.speedup for p in points if p.row.speedup is not None)]
         ends = [p.row.speedup_high for p in points if p.row.speedup_high is not None]
         axes.set_ylim(top=min(axes.get_ylim()[1], style.reach(heights, ends)))
+        for key, own in series.items():
+            highs = [
+                (places[written(p.swept[name])] + aside[key], p.row.speedup_high or 0.0)
+                for p in own
+            ]
+            style.mark_cut(axes, highs, looks[key][0])
     style.strip(axes, "left", "bottom")
     style.grid(axes)
 

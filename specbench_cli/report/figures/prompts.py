@@ -41,7 +41,7 @@ def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
 
 def draw(cells: Cells) -> Figure | None:
     """The figure; None where no method is paired with vanilla."""
-    from matplotlib.ticker import FixedLocator, LogLocator
+    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
     by_row = {row.label: found for row in cells.sped if (found := times(cells, row.label))}
     if not by_row:
@@ -75,7 +75,9 @@ def draw(cells: Cells) -> Figure | None:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(FixedLocator(ticks))
             axis.set_major_formatter(_seconds)
-        axes.minorticks_off()
+            axis.set_minor_locator(LogLocator(subs=range(2, 10)))
+            axis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="minor", length=1.2, width=0.4)
     drawn.finish("vanilla: seconds", "method: seconds", legend)
     if len(families) > 1:
         handles, labels = next(iter(drawn.axes.values())).get_legend_handles_labels()

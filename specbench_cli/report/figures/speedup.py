@@ -6,6 +6,7 @@ families by the shape of their dots. The files are the same bytes for the same r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli.report.figures import style
@@ -23,6 +24,7 @@ _ROW_IN, _LEGEND_IN, _BAR = 0.225, 0.13, 0.7
 _WHISKER, _DOT = -0.13, 0.17
 """Where in a bar the interval and the families' dots lie, from its middle downwards."""
 _DOTS = "oDs^vP*X"
+_DOT_IN = 0.03
 _GAP = 0.7
 """Between rows of one kind and of the next, in rows."""
 _WORDS = {text.LOSSY: "lossy", text.RUN_SCOPE: "run", text.LOSSY_RUN_SCOPE: "both"}
@@ -48,27 +50,37 @@ def draw(summary: Summary) -> Figure | None:
         floor = summary.noise_floor
         axes.axvspan(1 - floor, 1 + floor, color=style.BAND, linewidth=0, zorder=0)
     axes.axvline(1, color=INK, linewidth=0.5, zorder=1)
+    by_row = {
+        row.label: [
+            of_row.speedup
+            for family in families
+            for of_row in summary.families[family]
+            if of_row.label == row.label and of_row.speedup is not None
+        ]
+        for row in summary.rows
+    }
+    overall = [row.speedup for row in summary.rows if row.speedup is not None]
+    of_families = [speedup for speedups in by_row.values() for speedup in speedups]
+    ends = [row.speedup_high for row in summary.rows if row.speedup_high is not None]
+    axes.set_xlim(0, style.reach([1.0, *overall, *of_families], ends))
     for row in summary.rows:
-        _bar(axes, row, places[row.label])
+        _bar(axes, row, places[row.label], by_row[row.label])
+    cut = ((places[row.label] + _WHISKER, row.speedup_high or 0.0) for row in summary.rows)
+    style.mark_cut(axes, cut, along_x=True)
     for family, marker in zip(families, _DOTS, strict=False):
         _dots(axes, summary.families[family], places, family, marker)
     for number, (start, kind) in enumerate(kinds):
         border = start - 0.5 + _GAP * (number + 0.5)
         axes.axhline(border, color=MUTED, linewidth=0.5, dashes=(2, 2))
         _beside(axes, _WORDS[kind], border, fontsize=6.5, color=MUTED)
-    overall = [row.speedup for row in summary.rows if row.speedup is not None]
-    of_families = [
-        row.speedup for family in families for row in summary.families[family] if row.speedup
-    ]
-    ends = [row.speedup_high for row in summary.rows if row.speedup_high is not None]
-    axes.set_xlim(0, style.reach([1.0, *overall, *of_families], ends))
     _dress(axes, places)
     if families:
         style.legend_below(figure, *axes.get_legend_handles_labels(), columns=3)
     return figure
 
 
-def _bar(axes: Axes, row: Row, place: float) -> None:
+def _bar(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
+    """A row's bar with its interval and its figures; the families' marks are drawn elsewhere."""
     if row.speedup is None:
         words = "BROKEN" if row.broken else "no speedup"
         axes.text(0.03, place, words, va="center", fontsize=6, color=MUTED, style="italic")
@@ -81,7 +93,8 @@ def _bar(axes: Axes, row: Row, place: float) -> None:
         axes.barh(
             place, row.speedup, _BAR, color=colour, hatch=hatch, edgecolor="white", lw=0, zorder=2
         )
-        _value(axes, text.ratio(row.speedup), place)
+        seen = [at for at in (row.speedup_low, row.speedup_high, *families) if at is not None]
+        _value(axes, text.ratio(row.speedup), place, [row.speedup, *seen])
     if row.speedup is not None and row.speedup_low is not None and row.speedup_high is not None:
         whiskers = [[row.speedup - row.speedup_low], [row.speedup_high - row.speedup]]
         axes.errorbar(
@@ -98,13 +111,16 @@ def _bar(axes: Axes, row: Row, place: float) -> None:
     _beside(axes, text.number(row.mat), place)
 
 
-def _value(axes: Axes, word: str, place: float) -> None:
-    """A bar's own figure, at its foot, where dots are rare; on any shade of bar."""
+def _value(axes: Axes, word: str, place: float, seen: Sequence[float]) -> None:
+    """A bar's own figure, on any shade of bar: at its foot, or beyond all that is drawn of the row
+    where that begins there."""
     from matplotlib.patheffects import withStroke
 
+    inches = axes.bbox.width / axes.figure.dpi
+    wide = (style.width_of([word], style.SMALL) + 0.08) / inches * axes.get_xlim()[1]
     axes.annotate(
         word,
-        (0, place),
+        (0 if wide < min(seen) else max(seen) + _DOT_IN / inches * axes.get_xlim()[1], place),
         xytext=(2, 0),
         textcoords="offset points",
         va="center_baseline",

@@ -180,6 +180,23 @@ def reach(points: Iterable[float], ends: Iterable[float]) -> float:
     return min(1.04 * max([farthest, *ends]), _REACH * farthest)
 
 
+def mark_cut(
+    axes: Axes, ends: Iterable[tuple[float, float]], colour: str = INK, *, along_x: bool = False
+) -> None:
+    """Arrowheads where intervals go on beyond the axes.
+
+    Args:
+        ends: of each interval, where it stands on the other axis, and its upper end.
+    """
+    edge = axes.get_xlim()[1] if along_x else axes.get_ylim()[1]
+    places = [place for place, end in ends if end > edge]
+    edges = [edge] * len(places)
+    at = (edges, places) if along_x else (places, edges)
+    axes.scatter(
+        *at, s=8, marker=">" if along_x else "^", color=colour, lw=0, clip_on=False, zorder=6
+    )
+
+
 def legend_below(
     figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int
 ) -> None:

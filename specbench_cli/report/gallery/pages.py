@@ -12,14 +12,15 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from specbench_cli import output
+from specbench_cli.report import columns
+from specbench_cli.report.columns import Heading
 from specbench_cli.report.gallery.entry import Entry, Line
 from specbench_cli.report.html import tables
-from specbench_cli.report.html.columns import Cell, Column, number, word
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.html.figures import Inlined
 from specbench_cli.report.html.page import NAME as REPORT
 from specbench_cli.report.html.page import asset, environment, heading, lead, policy, warned
-from specbench_cli.report.html.tables import Table
+from specbench_cli.report.html.tables import Cell, Table, word
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import GUARANTEES
@@ -37,15 +38,10 @@ _GUARANTEES = {
 }
 """What a guarantee is, in words; the order is that of the boards."""
 _COLUMNS = (
-    Column("method", numeric=False),
-    Column("speedup", "vanilla's time / the method's, paired on prompts of the same run"),
-    Column("95% CI", "interval of the speedup, by bootstrap-t over questions"),
-    Column("MAT", "mean accepted tokens: committed a step"),
-    Column("tok/s", "tokens / wall time"),
-    Column("draft", "the draft model of the run", numeric=False),
-    Column("questions"),
-    Column("output", "verdicts on the outputs", numeric=False),
-    Column("run", numeric=False),
+    *(columns.METHOD, columns.SPEEDUP, columns.INTERVAL, columns.MAT, columns.TOKENS),
+    Heading("draft", "the draft model of the run", "l"),
+    *(columns.QUESTIONS, columns.OUTPUT),
+    Heading("run", align="l"),
 )
 
 
@@ -103,7 +99,7 @@ def boards(places: Iterable[Place]) -> list[Board]:
         found.append(
             Board(
                 heading=f"{entry.target} on {entry.tasks}",
-                note="; ".join(_note(entry)),
+                note="; ".join([*_note(entry), *_few(own)]),
                 tables=tuple(_ranked(own, f"board-{number_}")),
             )
         )
@@ -117,6 +113,13 @@ def _note(entry: Entry) -> Iterator[str]:
     if entry.plumbing:
         beyond = ", ".join(entry.plumbing)
         yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
+
+
+def _few(places: Sequence[Place]) -> list[str]:
+    """The runs that are too small to rank by."""
+    few = [place.entry for place in places if sum(place.entry.prompts.values()) < text.FEW]
+    names = ", ".join(entry.name for entry in few)
+    return [f"fewer than {text.FEW} questions, too few to rank by: {names}"] if few else []
 
 
 def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
@@ -139,13 +142,12 @@ def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
 
 def _cells(place: Place, line: Line) -> tuple[Cell, ...]:
     entry = place.entry
-    known = line.low is not None and line.high is not None
     return (
         word(line.label, "peer" if line.peer else ""),
         Cell(text.ratio(line.speedup), line.speedup, "strong"),
-        Cell(f"[{line.low:.2f}, {line.high:.2f}]" if known else text.NONE, line.low),
-        number(line.mat),
-        number(line.tokens_per_s, 0),
+        Cell(text.between(line.low, line.high), line.low),
+        Cell(text.number(line.mat), line.mat),
+        Cell(text.number(line.tokens_per_s, 0), line.tokens_per_s),
         word(entry.draft or text.NONE),
         Cell(str(sum(entry.prompts.values())), sum(entry.prompts.values())),
         word(line.output),

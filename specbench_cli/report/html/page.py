@@ -202,7 +202,11 @@ def lead(reading: Reading) -> str:
 def warned(reading: Reading) -> list[str]:
     """What must be known before a figure is used."""
     forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
-    return forced + text.warnings(reading.summary, reading.facts)
+    return [
+        *forced,
+        *text.few_questions(reading.summary),
+        *text.warnings(reading.summary, reading.facts),
+    ]
 
 
 def _more(reading: Reading) -> list[tables.Table]:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from specbench_cli.report.html.columns import (
-    DETAILS,
-    EQUIVALENCE,
-    EVIDENCE,
-    FIGURES,
-    GROUP,
-    LOSSY,
-    METHOD,
-    RANK,
-    SWEEP,
-    Cell,
-    Column,
-    Figure,
-    number,
-    param,
-    percent,
-    word,
-)
+from specbench_cli.report import columns
+from specbench_cli.report.columns import Column, Heading, Value, swept
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
@@ -39,12 +22,24 @@ _SHORT = 32
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell shows and is sorted by. kind: its look. shares: of a bar; their sum is 1. link:
+    where it leads, if anywhere."""
+
+    shown: str
+    value: Value = None
+    kind: str = ""
+    shares: tuple[float, ...] = ()
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table; the first `heads` cells of a row name it."""
 
     id: str
     caption: str
-    columns: tuple[Column, ...]
+    columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     heads: int = 1
@@ -53,10 +48,22 @@ class Table:
 def overall(summary: Summary) -> list[Table]:
     """All prompts together; lossless and lossy rows apart, as they are never ranked together, and
     those of run scope apart from both, as their figures depend on the order of the prompts."""
-    rest = (*_work(summary), *_quality(summary))
+    letters = text.prose(
+        [
+            *text.letter_ranges(summary),
+            *text.two_intervals(summary),
+            *text.one_process(summary),
+        ]
+    )
     return [
-        _table(f"overall-{key}", caption, rows, (*RANK, *figures, *rest), note)
-        for key, caption, figures, note in _KINDS
+        _table(
+            f"overall-{key}",
+            caption,
+            rows,
+            columns.PAGE,
+            f"{note} {letters if key == 'lossless' else ''}".rstrip(),
+        )
+        for key, caption, note in _KINDS
         if (rows := [row for row in summary.rows if _key(row) == key])
     ]
 
@@ -68,20 +75,18 @@ _KINDS = (
     (
         "lossless",
         "Lossless methods",
-        FIGURES,
         "Same letter: no significant difference (simultaneous 95%). Peers are other"
         " implementations, measured in the same run.",
     ),
-    ("run", "Lossless methods, run scope", FIGURES, f"{_ORDER} Letters are those of all."),
+    ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
     (
         "lossy",
         "Lossy methods",
-        LOSSY,
         "The output is not vanilla's; these rows are not ranked with the lossless ones.",
     ),
-    ("lossy-run", "Lossy methods, run scope", LOSSY, f"{_ORDER} The output is not vanilla's."),
+    ("lossy-run", "Lossy methods, run scope", f"{_ORDER} The output is not vanilla's."),
 )
-"""The kinds of rows, each with a table of its own: its key, caption, columns and note."""
+"""The kinds of rows, each with a table of its own: its key, caption and note."""
 
 
 def _key(row: Row) -> str:
@@ -93,33 +98,38 @@ def _key(row: Row) -> str:
 
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; the kinds of rows apart, as in `overall`."""
-    rest = (*_work(summary), *_quality(summary))
     tables = []
-    for key, caption, figures, _ in _KINDS:
-        shown = (*RANK, *figures, *rest)
+    for key, caption, _ in _KINDS:
+        of_family = {
+            family.replace("_", " "): [row for row in rows if _key(row) == key]
+            for family, rows in summary.families.items()
+        }
+        shown = columns.of(columns.PAGE, [row for rows in of_family.values() for row in rows])
         rows = tuple(
-            (word(family.replace("_", " ")), *(cell(row) for _, cell in shown))
-            for family, of_family in summary.families.items()
-            for row in of_family
-            if _key(row) == key
+            (word(family), _cell(columns.QUESTIONS, row), *(_cell(column, row) for column in shown))
+            for family, own in of_family.items()
+            for row in own
         )
         if rows:
-            family = Column("family", "task family", numeric=False, choose=True)
-            columns = (family, *(column for column, _ in shown))
+            family = Heading("family", "task family", "l", choose=True)
             name = f"By task family, {caption.lower()}"
-            tables.append(Table(f"family-{key}", name, columns, rows, heads=3))
+            heads = (family, columns.QUESTIONS, *shown)
+            note = text.prose(text.small_families(summary, "questions"))
+            tables.append(Table(f"family-{key}", name, heads, rows, note, heads=4))
     return tables
 
 
 def in_detail(summary: Summary) -> Table:
     """What a row was run with, and its counters."""
-    return _table("detail", "Parameters and counters", summary.rows, DETAILS)
+    return _table("detail", "Parameters and counters", summary.rows, columns.DETAIL)
 
 
 def equivalence(summary: Summary) -> Table:
     """What became of the outputs, and what that proves."""
     note = text.proof(summary)
-    return _table("equivalence", "Outputs against vanilla's", summary.rows, EQUIVALENCE, note)
+    return _table(
+        "equivalence", "Outputs against vanilla's", summary.rows, columns.EQUIVALENCE, note
+    )
 
 
 def evidence(summary: Summary) -> Table | None:
@@ -128,27 +138,17 @@ def evidence(summary: Summary) -> Table | None:
     note = "Evidence, not proof: the proof of a law is its audit (specbench audit)."
     if not rows:
         return None
-    return _table("evidence", "Sampled outputs, less vanilla's", rows, EVIDENCE, note)
+    return _table("evidence", "Sampled outputs, less vanilla's", rows, columns.EVIDENCE, note)
 
 
 def sweep_table(sweep: Sweep) -> Table:
     """The rows of a sweep by parameter."""
-    swept: tuple[Figure, ...] = tuple(
-        (Column(name), partial(param, name=name)) for name in sweep.params
-    )
-    columns = (METHOD[0], *(column for column, _ in (*swept, *SWEEP)), Column("Pareto front"))
-    rows = tuple(
-        (
-            *(cell(point.row) for _, cell in (METHOD, *swept, *SWEEP)),
-            word("yes" if point.front else text.NONE),
-        )
-        for point in sweep.points
-    )
     note = (
         "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
         " tokens. The front: no other row has less of one and as little of the other."
     )
-    return Table("sweep", "Sweep", columns, rows, note)
+    rows = [point.row for point in sweep.points]
+    return _table("sweep", "Sweep", rows, swept(sweep), note)
 
 
 def incidents(reading: Reading) -> list[Table]:
@@ -159,25 +159,23 @@ def incidents(reading: Reading) -> list[Table]:
             "differing",
             "Outputs that differ",
             (
-                Column("verdict", numeric=False, choose=True),
-                Column("position", "index of the first token that differs"),
-                Column("gap", "what the worst token lacks of the best decision score"),
-                Column("explained by width", "whether vanilla's forward chooses the same tokens at"
-                       " the method's verify width", numeric=False),
+                Heading("verdict", align="l", choose=True),
+                Heading("position", "index of the first token that differs"),
+                Heading("gap", "what the worst token lacks of the best decision score"),
+                Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
+                       " the method's verify width", align="l"),
             ),
             found.differing,
         ),
-        ("failed", "Failed cells", (Column("error", numeric=False),), found.failed),
+        ("failed", "Failed cells", (Heading("error", align="l"),), found.failed),
         (
             "void",
             "Void cells",
-            (Column("other processes' CPU", "the machine was not quiet: times do not count"),),
+            (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
             found.void,
         ),
     )  # fmt: skip
-    return [
-        _listed(key, caption, columns, cells) for key, caption, columns, cells in kinds if cells
-    ]
+    return [_listed(*kind) for kind in kinds if kind[-1]]
 
 
 def claimed(reading: Reading) -> Table | None:
@@ -201,28 +199,56 @@ def _said(
 ) -> Table:
     """A table of what is written out already."""
     rows = tuple(tuple(map(_plain, line)) for line in lines)
-    columns = tuple(
-        Column(heading, numeric=all(isinstance(row[at].value, float | None) for row in rows))
-        for at, heading in enumerate(headings)
+    numeric = [
+        all(isinstance(row[at].value, float | None) for row in rows) for at in range(len(headings))
+    ]
+    heads = (
+        Heading(heading, align="r" if figures else "l")
+        for heading, figures in zip(headings, numeric, strict=True)
     )
-    return Table(key, caption, columns, rows, note)
+    return Table(key, caption, tuple(heads), rows, note)
 
 
 def _listed(
-    key: str, caption: str, columns: Sequence[Column], cells: Sequence[Sequence[object]]
+    key: str, caption: str, headings: Sequence[Heading], cells: Sequence[Sequence[object]]
 ) -> Table:
     rows = tuple(tuple(_plain(value) for value in cell) for cell in cells[:_MOST])
     more = len(cells) - _MOST
     note = f"And {more} more, in records.jsonl." if more > 0 else ""
-    return Table(key, caption, (*_CELL, *columns), rows, note, heads=2)
+    return Table(key, caption, (*_OUTPUT, *headings), rows, note, heads=2)
 
 
 def _table(
-    key: str, caption: str, rows: Iterable[Row], figures: Sequence[Figure], note: str = ""
+    key: str, caption: str, rows: Sequence[Row], chosen: Sequence[Column], note: str = ""
 ) -> Table:
-    shown = tuple(tuple(cell(row) for _, cell in figures) for row in rows)
-    heads = 2 if figures[0] is GROUP else 1
-    return Table(key, caption, tuple(column for column, _ in figures), shown, note, heads)
+    shown = columns.of(chosen, rows)
+    cells = tuple(tuple(_cell(column, row) for column in shown) for row in rows)
+    heads = 2 if shown[0] is columns.GROUP else 1
+    return Table(key, caption, tuple(shown), cells, note, heads)
+
+
+_LOOKS: dict[Column, Callable[[Row], str]] = {
+    columns.GROUP: lambda row: "letters",
+    columns.METHOD: lambda row: "peer" if row.peer else "bound" if row.upper_bound else "",
+    columns.SPEEDUP: lambda row: "broken" if row.broken else "strong",
+    columns.OUTPUT: lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
+    columns.PARAMETERS: lambda row: "long",
+}
+
+
+def _cell(column: Column, row: Row) -> Cell:
+    """A row's cell; of where time goes a bar."""
+    look = _LOOKS[column](row) if column in _LOOKS else ""
+    shown, value = column.shown(row), column.value(row)
+    if column is columns.TIME and value is not None:
+        shares = (row.share_target, row.share_draft, row.share_host)
+        return Cell(shown, value, "time", tuple(share for share in shares if share is not None))
+    return Cell(shown, value, look)
+
+
+def word(shown: str, kind: str = "") -> Cell:
+    """A text, sorted as it reads; none has no place."""
+    return Cell(shown, None if shown == text.NONE else shown, kind)
 
 
 def _plain(value: object) -> Cell:
@@ -236,24 +262,9 @@ def _plain(value: object) -> Cell:
         return word(shown, "long" if len(shown) > _SHORT else "")
 
 
-def _work(summary: Summary) -> tuple[Figure, ...]:
-    """The target's work, where parts of it drafted."""
-    return tuple(
-        (Column("work", note.removeprefix("work: ")), lambda row: number(row.work))
-        for note in text.work(summary)
-    )
-
-
-def _quality(summary: Summary) -> tuple[Figure, ...]:
-    """Accuracy, where answers are scored."""
-    if all(row.score is None for row in summary.rows):
-        return ()
-    return ((Column("accuracy", "mean score of the answers"), lambda r: percent(r.score)),)
-
-
-_CELL = (
-    Column("method", numeric=False, choose=True),
-    Column("prompt", numeric=False),
-    Column("turn"),
-    Column("pass"),
+_OUTPUT = (
+    Heading("method", align="l", choose=True),
+    Heading("prompt", align="l"),
+    Heading("turn"),
+    Heading("pass"),
 )

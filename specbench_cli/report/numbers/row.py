@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _CONTROL = "random("
 COMPARED = ("greedy", "coupled")
 """The decoding rules whose outputs are compared token by token; lossless rows that were not are
 ranked with none."""
+_LETTER = re.compile("[A-Za-z]'*")
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
 
 
@@ -161,8 +163,15 @@ class Row:
 
 def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
     """The labels of those rows that do not differ significantly from one of them."""
-    letters = set(row.letters)
-    return [other.label for other in ranked if other is not row and letters & set(other.letters)]
+    own = set(groups(row.letters))
+    return [
+        other.label for other in ranked if other is not row and own & set(groups(other.letters))
+    ]
+
+
+def groups(letters: str) -> list[str]:
+    """Letters one by one; after Z and z they go on with A'."""
+    return _LETTER.findall(letters)
 
 
 def make_row(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specbench_cli.report.columns import COST, SPEED, swept
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
@@ -24,7 +25,7 @@ from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.terminal import claims, text
-from specbench_cli.report.terminal.grids import COST, SPEED, Grid, by_family, grid, sweep_grid
+from specbench_cli.report.terminal.grids import Grid, by_family, grid
 
 _UNBROKEN = 10_000
 """A width that no line of the header reaches: LaTeX breaks lines itself."""
@@ -65,6 +66,7 @@ def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) ->
 def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
     """Every part but the document; empty where there is nothing to show."""
     summary, letters = reading.summary, _letters(reading)
+    few = text.prose(text.small_families(summary, then=""))
     return {
         "measured": _rendered(
             "measured.tex.j2",
@@ -73,8 +75,10 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
         ),
         "overall": _table("overall", _OVERALL + letters, _split(grid(SPEED, summary.rows))),
         "cost": _table("cost", _cost(summary), _split(grid(COST, summary.rows))),
-        "families": _table("families", _FAMILIES + letters, _families(reading))
-        + _table("families-mat", _FAMILIES_MAT, _split(by_family(summary, _mat))),
+        "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
+        + _table(
+            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, _mat))
+        ),
         "sweep": _sweep(reading),
         "claims": _claims(reading),
         "spec-bench": _spec_bench(reading),
@@ -92,8 +96,7 @@ _COST = (
 
 
 def _cost(summary: Summary) -> str:
-    said = " ".join(f"{note[0].upper()}{note[1:]}." for note in text.work(summary))
-    return f"{_COST} {said}".rstrip()
+    return f"{_COST} {text.prose(text.work(summary))}".rstrip()
 
 
 _SWEEP = (
@@ -108,7 +111,14 @@ _FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
 def _letters(reading: Reading) -> str:
     if reading.facts.forced:
         return " The runs do not belong together: nothing ranks their rows."
-    return " Same letter: no significant difference (simultaneous 95%)."
+    summary = reading.summary
+    notes = (
+        "same letter: no significant difference (simultaneous 95%)",
+        *text.letter_ranges(summary),
+        *text.two_intervals(summary),
+        *text.few_questions(summary, then=""),
+    )
+    return f" {text.prose(notes)}"
 
 
 def _mat(row: Row) -> str:
@@ -149,7 +159,7 @@ def _families(reading: Reading) -> _Body:
         lines.append((row.label, *map(_lettered, parts)))
         if any(part is not None and part.speedup_low is not None for part in parts):
             lines.append(("", *map(_under, parts)))
-    heads = [family.replace("_", " ") for family in found]
+    heads = [text.family(name.replace("_", " "), rows.values()) for name, rows in found.items()]
     return _Body(
         ("method", *heads, "all"),
         ["l", *["c"] * (len(heads) + 1)],
@@ -160,7 +170,7 @@ def _families(reading: Reading) -> _Body:
 def _lettered(row: Row | None) -> Tex:
     if row is None:
         return Tex(text.NONE)
-    letters = rf"\textsuperscript{{{escape(row.letters)}}}" if row.letters else ""
+    letters = rf"\textsuperscript{{{escape(text.group(row))}}}" if row.letters else ""
     return Tex(f"{escape(text.speedup(row))}{letters}")
 
 
@@ -171,7 +181,10 @@ def _under(row: Row | None) -> Tex:
 
 def _sweep(reading: Reading) -> str:
     sweep = sweep_of(reading.summary, reading.run.manifest)
-    return "" if sweep is None else _table("sweep", _SWEEP, _split(sweep_grid(sweep)))
+    if sweep is None:
+        return ""
+    rows = [point.row for point in sweep.points]
+    return _table("sweep", _SWEEP, _split(grid(swept(sweep), rows, apart=False)))
 
 
 def _claims(reading: Reading) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specbench_cli import output
+from specbench_cli.report.columns import Align
 from specbench_cli.report.export import harmless
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.speedups import BASELINE
@@ -25,7 +26,7 @@ from specbench_cli.report.spec_bench.formulas import (
     figures,
 )
 from specbench_cli.report.terminal import text
-from specbench_cli.report.terminal.grids import Align, Grid
+from specbench_cli.report.terminal.grids import Grid
 from specbench_cli.report.terminal.tokens import tokenizer_of
 
 TITLE = "By Spec-Bench's formulas, and ours"

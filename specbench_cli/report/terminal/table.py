@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from rich.text import Text
 
 from specbench_cli import output
+from specbench_cli.report import columns
+from specbench_cli.report.columns import Align, Column
 from specbench_cli.report.load import load_lines
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.row import Row
@@ -19,7 +22,8 @@ from specbench_cli.report.terminal import text
 WIDTH = 100
 _BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
 _LEAST_LABEL = 8
-_ALIGN: dict[str, Literal["left", "center", "right"]] = {"<": "left", "^": "center", ">": "right"}
+_ALIGN: dict[Align, Literal["left", "center", "right"]] = {"l": "left", "c": "center", "r": "right"}
+_MARKS = {"left": "<", "center": "^", "right": ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class _Column:
 
     heading: str
     cell: Callable[[Row], Text]
-    align: Literal["<", "^", ">"] = ">"
+    align: Literal["left", "center", "right"] = "right"
     gap: int = 1
     shrinks: bool = False
 
@@ -69,7 +73,8 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
         if facts.forced
         else f"same letter = no significant difference (simultaneous 95%, {processes})",
-        *([] if facts.forced else [*text.two_intervals(summary), *text.one_process(summary)]),
+        *text.letter_ranges(summary),
+        *([] if facts.forced else [*text.two_intervals(summary), *_one_process(summary)]),
         *text.few_questions(summary),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
@@ -86,6 +91,11 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
     ]
 
 
+def _one_process(summary: Summary) -> list[str]:
+    said = (textwrap.wrap(note, WIDTH - 1) for note in text.one_process(summary))
+    return [f"{'  ' * bool(at)}{line}" for lines in said for at, line in enumerate(lines)]
+
+
 _OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
 
 
@@ -100,28 +110,9 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     """A line a row; with `families` the overall rows (family "all") come first."""
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
-        {
-            "run": reading.name,
-            "family": family,
-            "group": row.letters,
-            "method": row.label,
-            "guarantee": row.guarantee,
-            "state_scope": row.state_scope,
-            "speedup": "BROKEN" if row.broken else row.speedup,
-            "ci_low": row.speedup_low,
-            "ci_high": row.speedup_high,
-            "params_from": row.params_from,
-            "mat": row.mat,
-            "accept": row.acceptance_rate,
-            "relaxed": row.relaxed,
-            "work": row.work,
-            "tokens_per_s": row.tokens_per_s,
-            "target": row.share_target,
-            "draft": row.share_draft,
-            "host": row.share_host,
-            "accuracy": row.score,
-            "output": text.verdicts(row),
-        }
+        {"run": reading.name, "family": family}
+        | {name: get(row) for column in columns.DATA for name, get in column.data.items()}
+        | ({"speedup": text.speedup(row)} if row.broken else {})
         for family, rows in scopes.items()
         for row in rows
     ]
@@ -129,30 +120,31 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
 
 def _drawn(summary: Summary) -> list[Text]:
     """Heading and rows; those of another kind below, under a line that says which."""
-    columns = [
-        _Column("", lambda row: Text(row.letters, "bold"), "<"),
-        _Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True),
-        _Column("speedup", _speedup),
-        _Column("95% CI", lambda row: Text(text.interval(row)), "^", 2),
-        _Column("MAT", lambda row: Text(text.number(row.mat)), gap=2),
-        _Column("accept", lambda row: Text(text.percent(row.acceptance_rate))),
-        _Column("tok/s", lambda row: Text(text.number(row.tokens_per_s, 0))),
-        _Column("time goes to", _bar, "<", 2),
-        _Column("output", _output, "<"),
-    ]
-    if any(row.relaxed is not None for row in summary.rows):
-        columns.insert(6, _Column("relaxed", lambda row: Text(text.percent(row.relaxed))))
-    if text.has_partial(summary.rows):
-        columns.insert(6, _Column("work", lambda row: Text(text.number(row.work))))
-    if any(row.params_from not in (None, "default") for row in summary.rows):
-        bar = len(columns) - 2
-        columns.insert(
-            bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
-        )
-    lines = _grid(columns, summary.rows)
+    shown = columns.of(columns.TERMINAL, summary.rows)
+    lines = _grid([_column(column) for column in shown], summary.rows)
     for place, kind in reversed(text.sections(summary.rows)):
         lines.insert(1 + place, Text(kind))
     return lines
+
+
+def _column(column: Column) -> _Column:
+    """A column as it is drawn: the first two go without a heading."""
+    looks: dict[Column, Callable[[Row], Text]] = {
+        columns.GROUP: lambda row: Text(text.group(row), "bold"),
+        columns.METHOD: lambda row: Text(output.plain(row.label)),
+        columns.SPEEDUP: lambda row: Text(text.speedup(row), "bold red" if row.broken else "bold"),
+        columns.TIME: _bar,
+        columns.OUTPUT: lambda row: Text(
+            text.verdicts(row), "red" if row.broken or row.failed else ""
+        ),
+    }
+    return _Column(
+        "" if column in (columns.GROUP, columns.METHOD) else column.heading,
+        looks.get(column, lambda row: Text(column.shown(row))),
+        _ALIGN[column.align],
+        2 if column in (columns.INTERVAL, columns.MAT, columns.CHOSEN, columns.TIME) else 1,
+        column is columns.METHOD,
+    )
 
 
 def _drawn_families(summary: Summary) -> list[Text]:
@@ -168,11 +160,11 @@ def _drawn_families(summary: Summary) -> list[Text]:
     if any(row.score is not None for row in summary.rows):
         figures += (("accuracy by family", lambda row: text.percent(row.score)),)
     for title, figure in figures:
-        columns = [_Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True)]
+        drawn = [_column(columns.METHOD)]
         for family, rows in by_family.items():
             heading = text.family(family, rows.values()).replace(" (", "(")  # six have to fit
-            columns.append(_Column(heading, _cell_of(rows, figure), gap=2))
-        lines += [Text(title, "bold"), *_grid(columns, summary.rows)]
+            drawn.append(_Column(heading, _cell_of(rows, figure), gap=2))
+        lines += [Text(title, "bold"), *_grid(drawn, summary.rows)]
     return [*lines, *(Text(f" {note}", "dim") for note in text.small_families(summary))]
 
 
@@ -180,27 +172,27 @@ def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Ro
     return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
 
 
-def _grid(columns: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
+def _grid(chosen: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
     """Aligned lines, of at most `WIDTH` columns as far as the one that shrinks allows."""
-    cells = [[column.cell(row) for column in columns] for row in rows]
+    cells = [[column.cell(row) for column in chosen] for row in rows]
     widths = [
         max([len(column.heading), *(len(line[i]) for line in cells)])
-        for i, column in enumerate(columns)
+        for i, column in enumerate(chosen)
     ]
-    excess = sum(widths) + sum(column.gap for column in columns) - WIDTH
-    for i, column in enumerate(columns):
+    excess = sum(widths) + sum(column.gap for column in chosen) - WIDTH
+    for i, column in enumerate(chosen):
         if column.shrinks and excess > 0:
             widths[i] = max(min(widths[i], _LEAST_LABEL), widths[i] - excess)
     heading = "".join(
-        " " * column.gap + f"{column.heading:{column.align}{width}}"
-        for column, width in zip(columns, widths, strict=True)
+        " " * column.gap + f"{column.heading:{_MARKS[column.align]}{width}}"
+        for column, width in zip(chosen, widths, strict=True)
     )
     lines = [Text(heading.rstrip())]
     for row, line in zip(rows, cells, strict=True):
         drawn = Text(style="dim" if row.peer else "")
-        for column, width, cell in zip(columns, widths, line, strict=True):
+        for column, width, cell in zip(chosen, widths, line, strict=True):
             shown = _cut(cell, width)
-            shown.align(_ALIGN[column.align], width)
+            shown.align(column.align, width)
             drawn.append(" " * column.gap).append_text(shown)
         drawn.rstrip()
         lines.append(drawn)
@@ -214,14 +206,6 @@ def _cut(cell: Text, width: int) -> Text:
     tail = width // 2
     cut: Text = Text.assemble(cell[: width - 1 - tail], "…", cell[len(cell) - tail :])
     return cut
-
-
-def _speedup(row: Row) -> Text:
-    return Text(text.speedup(row), "bold red" if row.broken else "bold")
-
-
-def _output(row: Row) -> Text:
-    return Text(text.verdicts(row), "red" if row.broken or row.failed else "")
 
 
 def _bar(row: Row) -> Text:

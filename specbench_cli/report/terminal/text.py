@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.row import Row, groups
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.numbers.summary import Summary
 
@@ -15,8 +16,11 @@ RUN_SCOPE = (
     "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
 )
 LOSSY_RUN_SCOPE = "lossy, and run scope: figures depend on the order of the prompts"
+WORK = "target forwards a token, parts of one by the share of its weights that they read"
+"""What the column of that name means."""
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
+_FEW_LETTERS = 3
 _ROUNDING = 1e-6
 """Of shares in records."""
 BAR_WIDTH = 11
@@ -53,11 +57,34 @@ def speedup(row: Row) -> str:
     return "BROKEN" if row.broken else ratio(row.speedup)
 
 
+def between(low: float | None, high: float | None) -> str:
+    """An interval."""
+    return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+
+
 def interval(row: Row) -> str:
     """The 95% interval of a row's speedup."""
-    if row.speedup_low is None or row.speedup_high is None:
-        return NONE
-    return f"[{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
+    return between(row.speedup_low, row.speedup_high)
+
+
+def group(row: Row) -> str:
+    """A row's letters; more than three in a row by the first and the last of them."""
+    found = list(enumerate(groups(row.letters)))
+    parts = []
+    for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
+        letters = [letter for _, letter in run]
+        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
+    return "".join(parts)
+
+
+def letter_ranges(summary: Summary) -> list[str]:
+    """What a dash between letters stands for, where there is one."""
+    return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
+
+
+def prose(notes: Iterable[str]) -> str:
+    """Notes as sentences."""
+    return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -97,11 +124,7 @@ def has_partial(rows: Iterable[Row]) -> bool:
 
 def work(summary: Summary) -> list[str]:
     """What the column of that name means, where it is shown."""
-    if not has_partial(summary.rows):
-        return []
-    return [
-        "work: target forwards a token, parts of one by the share of its weights that they read"
-    ]
+    return [f"work: {WORK}"] if has_partial(summary.rows) else []
 
 
 def shares(row: Row) -> dict[str, int]:
@@ -196,26 +219,27 @@ def family(name: str, rows: Iterable[Row]) -> str:
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
 
-def small_families(summary: Summary) -> list[str]:
-    """What tables by family must not be read as."""
+def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") -> list[str]:
+    """What tables by family must not be read as. n: where they have the questions of each. then:
+    what to do, where it can be typed."""
     counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
     if not counts:
         return []
-    note = "(n): questions of the family"
+    note = f"{n}: questions of the family"
     if min(counts) < FEW:
-        note += f"; of fewer than {FEW} a figure is an example, no estimate: --limit"
+        note += f"; of fewer than {FEW} a figure is an example, no estimate{then}"
     return [note]
 
 
-def few_questions(summary: Summary) -> list[str]:
-    """That a run is too small to rank by, where it is."""
+def few_questions(summary: Summary, then: str = ": --limit 48") -> list[str]:
+    """That a run is too small to rank by, where it is. then: what to do, where it can be typed."""
     n = max((row.n_prompts for row in summary.rows), default=0)
     if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
         return []
     questions = "1 question" if n == 1 else f"{n} questions"
     return [
-        f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more:"
-        " --limit 48"
+        f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more"
+        f"{then}"
     ]
 
 
@@ -235,8 +259,7 @@ def one_process(summary: Summary) -> list[str]:
         return []
     return [
         "1 process: how much starts of a program differ is in none of these intervals; where they"
-        " differ by",
-        "  5%, a 95% interval holds the truth 73% of the time: --repeats 3",
+        " differ by 5%, a 95% interval holds the truth 73% of the time: --repeats 3"
     ]
 
 

@@ -15,7 +15,6 @@ from specbench_cli.report.figures import (
     cost,
     lanes,
     lengths,
-    positions,
     prompts,
     seen,
     style,
@@ -34,7 +33,7 @@ def rows_with(cells, name):
 
 
 def test_fields_say_the_acceptance_by_position_and_are_darker_where_it_is_higher(cells):
-    (axes,) = positions.draw(cells).axes
+    (axes,) = accepted.draw_levels(cells).axes
     drawn = {}
     for word in axes.texts:
         level, place = word.get_position()
@@ -55,7 +54,7 @@ def test_fields_say_the_acceptance_by_position_and_are_darker_where_it_is_higher
 
 
 def test_words_in_fields_stand_out_from_them(cells, luminance):
-    (axes,) = positions.draw(cells).axes
+    (axes,) = accepted.draw_levels(cells).axes
     bars = [bar for container in axes.containers for bar in container]
     for word, bar in zip(axes.texts, bars, strict=True):
         apart = luminance(word.get_color()) - luminance(bar.get_facecolor()[:3])
@@ -63,7 +62,7 @@ def test_words_in_fields_stand_out_from_them(cells, luminance):
 
 
 def test_bars_of_accepted_lengths_are_shares_of_steps(cells):
-    (axes,) = accepted.draw(cells).axes
+    (axes,) = accepted.draw_counts(cells).axes
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
     assert len(axes.containers) == len(drafting)
     for row, bars in zip(drafting, axes.containers, strict=True):

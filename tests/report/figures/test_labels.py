@@ -1,25 +1,118 @@
-"""Words beside points stay clear of the points and of each other."""
+"""Words beside points stay clear of the points and of each other, of kept runs too."""
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
+from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+from specbench_cli.report.figures import cost, pareto, prompts, speedup, style, waterfall
+from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.labels import Word, write_beside
+from specbench_cli.report.numbers.row import Row
+from specbench_cli.report.numbers.summary import Summary
+from specbench_cli.report.pareto import sweep_of
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+
+REFERENCE = Path(__file__).parents[3] / "results/reference"
+_RADIUS = 2.2
+"""Points of paper; of the marks of `cost` and `pareto`."""
+
+
+def misplaced(figure: Figure) -> list[tuple[str, str]]:
+    """The words beside points that lie on another word or on a point, or that leave their axes."""
+    figure.draw_without_rendering()
+    renderer, found = figure.canvas.get_renderer(), list[tuple[str, str]]()
+    radius = _RADIUS * figure.dpi / 72
+    for axes in figure.axes:
+        # of an annotation alone: its own extent has the line that leads to its point in it
+        boxes = [(text, Text.get_window_extent(text, renderer)) for text in axes.texts]
+        marks = [each for each in axes.collections if isinstance(each, PathCollection)]
+        points = [axes.transData.transform(at) for each in marks for at in each.get_offsets()]
+        for (text, a), (other, b) in itertools.combinations(boxes, 2):
+            found += [(text.get_text(), other.get_text())] * bool(a.overlaps(b))
+        for text, box in boxes:
+            if text.get_path_effects():  # the words of `write_beside` have a halo
+                wide = box.padded(radius)
+                found += [(text.get_text(), "a point") for at in points if wide.contains(*at)]
+                ends = (box.x0, box.y0), (box.x1, box.y1)
+                inside = all(axes.bbox.contains(*end) for end in ends)
+                found += [(text.get_text(), "an edge")] * (not inside)
+    return found
+
+
+@pytest.fixture(scope="module", params=["default-2cores", "trees-2cores", "methods-2cores"])
+def kept(request) -> Cells:
+    """A kept run of 5, 17 or 45 rows; of the last two figures of rows alone can be drawn."""
+    folder = REFERENCE / request.param
+    if (folder / "records.jsonl").exists():
+        return Cells.of(read(RunDir.open(folder)))
+    summary = from_csv(folder / "summary.csv")
+    return Cells(summary, {}, {row.label: [] for row in summary.rows})
+
+
+def from_csv(file: Path) -> Summary:
+    """The rows of a `summary.csv`; what an older one lacks is none."""
+    kinds = get_type_hints(Row)
+    scopes: dict[str, list[Row]] = {}
+    with file.open(encoding="utf-8") as lines:
+        for line in csv.DictReader(lines):
+            figures = {
+                name: _value(line.get(name) or "", kind, name) for name, kind in kinds.items()
+            }
+            scopes.setdefault(line["family"], []).append(Row(**figures))
+    rows = scopes.pop("all")
+    lossless = tuple(row for row in rows if row.lossless)
+    lossy = tuple(row for row in rows if not row.lossless)
+    return Summary(lossless, lossy, {k: tuple(v) for k, v in scopes.items()}, {}, 1, None, None)
+
+
+def _value(written: str, kind: type, name: str) -> object:
+    if name == "acceptance_by_position":
+        return tuple(map(float, written.split()))
+    if name == "params":
+        return {}
+    if not written:
+        return None
+    kind = next((part for part in get_args(kind) if part is not NoneType), kind)
+    return written == "True" if kind is bool else kind(written)
+
+
+def test_no_word_of_a_kept_run_lies_on_another_or_on_a_point(kept, check_legible):
+    figure = cost.draw(kept)
+    assert misplaced(figure) == []
+    check_legible(figure)
+    assert {text.get_text() for text in figure.axes[0].texts} >= {
+        style.short(row.label) for row in kept.summary.rows if row.decode_speedup and row.mat
+    }
+    for draw in (speedup.draw, waterfall.draw, prompts.draw):
+        figure = draw(kept.summary if draw is speedup.draw else kept)
+        if figure is not None:
+            check_legible(figure)
+
+
+def test_no_word_of_a_kept_sweep_lies_on_another_or_on_a_point(check_legible):
+    folder = REFERENCE / "lengths-2cores"
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    figure = pareto.draw(sweep_of(from_csv(folder / "summary.csv"), manifest))
+    assert misplaced(figure) == []
+    check_legible(figure)
 
 
 def test_words_at_near_points_do_not_overlap_and_stay_inside():
-    figure = Figure(figsize=(3, 3))
-    canvas = FigureCanvasAgg(figure)
+    figure = style.blank(3, 3)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    words = [Word(f"word {n}", (0.5 + n / 100, 0.5), "black") for n in range(4)]
-    words.append(Word("at the edge", (1, 0.9), "black"))
-    write_beside(axes, words)
-    renderer = canvas.get_renderer()
-    boxes = [each.get_window_extent(renderer).shrunk(0.9, 0.7) for each in axes.texts]
-    assert len(boxes) == len(words)
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    assert all(box.x1 <= axes.bbox.x1 for box in boxes)
+    at = [(0.5 + n / 100, 0.5) for n in range(4)] + [(1, 0.9)]
+    axes.scatter(*zip(*at, strict=True))
+    write_beside(axes, [Word(f"word {n}", point, "black") for n, point in enumerate(at)])
+    assert len(axes.texts) == len(at) and misplaced(figure) == []

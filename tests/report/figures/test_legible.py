@@ -13,7 +13,6 @@ from specbench_cli.report.figures import (
     cost,
     lanes,
     lengths,
-    positions,
     prompts,
     seen,
     speedup,
@@ -29,12 +28,12 @@ def seen_of(cells):
 
 
 FIGURES = {
-    "accepted": accepted.draw,
+    "accepted": accepted.draw_counts,
     "contexts": contexts.draw,
     "cost": cost.draw,
     "lanes": lanes.draw,
     "lengths": lengths.draw,
-    "positions": positions.draw,
+    "positions": accepted.draw_levels,
     "prompts": prompts.draw,
     "seen": seen_of,
     "speedup": lambda cells: speedup.draw(cells.summary),

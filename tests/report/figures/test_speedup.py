@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
@@ -72,3 +74,25 @@ def test_one_family_and_no_noise_floor_make_a_figure_too(synthetic, manifest):
 def test_run_without_speedups_has_no_figure(synthetic, manifest):
     summary = summarise(synthetic.records([synthetic.sps], prompts=2), manifest)
     assert speedup.draw(summary) is None
+
+
+def test_an_interval_that_goes_on_beyond_the_axes_ends_in_an_arrowhead(summary):
+    def heads(made):
+        (axes,) = speedup.draw(made).axes
+        edge = axes.get_xlim()[1]
+        return [at for each in axes.collections for at in each.get_offsets() if at[0] == edge]
+
+    assert not heads(summary)
+    wide = [replace(row, speedup_high=100) if row.peer else row for row in summary.lossless]
+    assert len(heads(replace(summary, lossless=tuple(wide)))) == 1
+
+
+def test_a_bars_figure_stands_beyond_what_is_drawn_at_its_foot(summary):
+    (axes,) = speedup.draw(summary).axes
+    assert {text.xy[0] for text in axes.texts if text.get_text().endswith("x")} == {0}
+    rows = {row.label: row for row in summary.lossless}
+    rows["sps"] = replace(rows["sps"], speedup=0.05, speedup_low=0.04, speedup_high=0.3)
+    (axes,) = speedup.draw(replace(summary, lossless=tuple(rows.values()))).axes
+    (word,) = (text for text in axes.texts if text.get_text() == "0.05x")
+    families = [row for of in summary.families.values() for row in of if row.label == "sps"]
+    assert word.xy[0] > max(0.3, *(row.speedup for row in families))

@@ -219,6 +219,7 @@ def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
     published(make(facts={"tasks": tasks}), tmp_path / "g")
     (board,) = boards(places(tmp_path / "g"))
     assert "mini is beyond the model's training, and speedups mean nothing there" in board.note
+    assert "fewer than 20 questions, too few to rank by: run" in board.note
 
 
 def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
