@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import os
 import signal
 import sys
@@ -115,6 +116,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError:
         output.drop_stdout()
+    if own:
+        gc.freeze()  # else Python goes through all of torch twice more: seconds for nothing
     if own and registry.foreign():  # what a plug-in registered for the end could change the code
         os._exit(code)
     sys.exit(code)
@@ -129,7 +132,7 @@ def _run(args: list[str]) -> int:
         args = run.spelled_out(args)
         registry.guard_neighbours()
         command = get_command(_asked(args))
-        _hush_flags(command)
+        plain_help(command)
         if COMPLETION in os.environ:  # a shell asks what may stand here
             return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
         with command.make_context("specbench", args) as context:
@@ -186,13 +189,27 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _hush_flags(command: Any) -> None:
-    """Have the help say nothing of a flag's type: that it is true or false is plain."""
-    for param in command.get_params(typer.Context(command, help_option_names=HELP)):
-        if getattr(param, "is_flag", False):
+def plain_help(command: Any) -> None:
+    """Have the help of a command, and of those below it, say every default, no type that is plain,
+    and paragraphs as wide as there is room for."""
+    context = typer.Context(command, help_option_names=HELP)
+    for param in command.get_params(context):
+        type_of = getattr(param, "display_type_rich", None)  # older typers have none
+        if param.param_type_name == "argument" and type_of and "|" not in type_of(context):
+            param.display_type_rich = lambda ctx: None  # its name says what it is
+        flag = getattr(param, "is_flag", False)
+        if flag:
             param.metavar = ""
+        silent = not (param.required or param.is_eager or isinstance(param.show_default, str))
+        if silent and (param.default is None or (flag and not param.secondary_opts)):
+            param.show_default = "off" if flag else "none"
+    command.help = "\n\n".join(map(_one_line, (command.help or "").split("\n\n")))
     for each in getattr(command, "commands", {}).values():
-        _hush_flags(each)
+        plain_help(each)
+
+
+def _one_line(paragraph: str) -> str:
+    return " ".join(paragraph.split())
 
 
 class _Stopped(KeyboardInterrupt):

@@ -1,1 +1,4 @@
 """One thin file a command: options in, a call, an exit code out."""
+
+OUTPUT = "Output"
+"""The panel of each command's help that says what comes out, where and in which form."""

@@ -19,14 +19,16 @@ from rich.text import Text
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
+from specbench_cli.execute.apart import TUNING
+from specbench_cli.execute.planning.pace import report_seconds
 
 if TYPE_CHECKING:
     from specbench_cli.execute.view import Progress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
-LINE_EVERY_S = 10.0
-"""Shortest time between two lines of a log on the same prompts, which a batch may take long for."""
+LINE_EVERY_S = 60.0
+"""Shortest time between two lines of a log on the same prompts, which may take long."""
 
 
 class Timing(NamedTuple):
@@ -78,9 +80,12 @@ class RunProgress:
     Args:
         dry_run: the plan is the result and goes to stdout.
         part: this process runs one pass of a run that another process has announced.
+        start_s: seconds that this process took to start, by which those of the report after the
+            last prompt are told; 0 for no report.
     """
 
-    def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
+    def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
+        self._start_s, self._report_s = start_s, 0.0
         self.run_dir: Path | None = None
         self.speedups: dict[str, float] = {}
         self._dry_run = dry_run
@@ -102,8 +107,12 @@ class RunProgress:
 
     def planned(self, facts: dict[str, Any]) -> None:
         """The plan, before anything is loaded."""
+        self._foresee(facts)
         if self._dry_run:
             output.facts(_readable(facts))
+
+    def _foresee(self, facts: dict[str, Any]) -> None:
+        self._report_s = report_seconds(self._start_s, len(facts["methods"]), facts["cells"])
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
@@ -116,7 +125,13 @@ class RunProgress:
 
     def prompt(self, progress: HowFar) -> None:
         """Prompts were measured."""
-        self._stage = how_far(progress)
+        self._stage = how_far(self.to_the_end(progress))
+
+    def to_the_end(self, progress: HowFar) -> HowFar:
+        """The same with the report's time in the time left; a tuning has none."""
+        if progress.left_s is None or progress.part == TUNING:
+            return progress
+        return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
         """A window was timed."""
@@ -148,9 +163,9 @@ def how_far(progress: HowFar) -> str:
     """Which prompt it is, and how long the rest takes."""
     part, prompt, prompts, left_s = progress
     done = f"{part + ', ' if part else ''}prompt {prompt} of {prompts} done"
-    if left_s is None or (prompt == prompts and left_s < 1):
+    if left_s is None:
         return done
-    return f"{done}, about {duration(left_s)} left{' of tuning' if part == 'tuning' else ''}"
+    return f"{done}, about {duration(left_s)} left{' of tuning' if part == TUNING else ''}"
 
 
 def duration(seconds: float) -> str:
@@ -185,8 +200,8 @@ BAR_WIDTH = 24
 class Bar(RunProgress):
     """A progress bar on stderr with the stage beside it and the running speedups under it."""
 
-    def __init__(self, *, dry_run: bool = False, part: bool = False) -> None:
-        super().__init__(dry_run=dry_run, part=part)
+    def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
+        super().__init__(dry_run=dry_run, part=part, start_s=start_s)
         self._bar = _BarAndLine(
             BarColumn(bar_width=BAR_WIDTH),
             TextColumn("{task.description}", markup=False),
@@ -261,9 +276,10 @@ class Lines(RunProgress):
         *,
         dry_run: bool = False,
         part: bool = False,
+        start_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(dry_run=dry_run, part=part)
+        super().__init__(dry_run=dry_run, part=part, start_s=start_s)
         self._clock = clock
         self._said = clock()
         self._prompt = -1
@@ -294,6 +310,7 @@ class JsonLines(RunProgress):
 
     def planned(self, facts: dict[str, Any]) -> None:
         """{"event": "plan", ...}"""
+        self._foresee(facts)
         if not self._part:
             output.json_line({"event": "plan", **facts})
 
@@ -309,7 +326,7 @@ class JsonLines(RunProgress):
 
     def prompt(self, progress: HowFar) -> None:
         """{"event": "prompt", ...}"""
-        output.json_line({"event": "prompt", **progress._asdict()})
+        output.json_line({"event": "prompt", **self.to_the_end(progress)._asdict()})
 
     def window(self, other_cpu: float | None, text: str) -> None:
         """{"event": "window", ...}"""
@@ -344,10 +361,12 @@ class JsonLines(RunProgress):
         return ["--json"]
 
 
-def make_progress(*, json: bool, dry_run: bool = False, part: bool = False) -> RunProgress:
-    """The display for today's stdout and stderr."""
+def make_progress(
+    *, json: bool, dry_run: bool = False, part: bool = False, start_s: float = 0.0
+) -> RunProgress:
+    """The display for today's stdout and stderr; see `RunProgress`."""
     text = Bar if output.console(stderr=True).is_terminal else Lines
-    return (JsonLines if json else text)(dry_run=dry_run, part=part)
+    return (JsonLines if json else text)(dry_run=dry_run, part=part, start_s=start_s)
 
 
 @contextmanager

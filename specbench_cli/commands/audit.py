@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import output, registry
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -31,15 +32,24 @@ EPILOG = "\n\n".join(
 )
 
 
+AUDITED = "What to audit"
+
+
 def audit(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[METHOD]...", help="Methods.", show_default=False),
+        typer.Argument(metavar="METHOD", help="Methods.", show_default=False),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every registered method.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every registered method.", rich_help_panel=AUDITED)
+    ] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Python file with methods; alone, all of them."),
+        typer.Option(
+            metavar="FILE",
+            help="Python file with methods; alone, all of them.",
+            rich_help_panel=AUDITED,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -49,12 +59,19 @@ def audit(
             metavar="DIR",
             help="Where each certificate goes as JSON; reports look into the default.",
             show_default="results/certificates",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Certificates as JSON lines.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Certificates as JSON lines.", rich_help_panel=OUTPUT)
+    ] = False,
     self_test: Annotated[
         bool,
-        typer.Option("--self-test", help="Plant known faults; every one must be caught."),
+        typer.Option(
+            "--self-test",
+            help="Plant known faults; every one must be caught.",
+            rich_help_panel=AUDITED,
+        ),
     ] = False,
 ) -> ExitCode:
     """Prove on small models that a method keeps what it promises.

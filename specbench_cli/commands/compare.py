@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -38,6 +39,7 @@ EPILOG = "\n\n".join(
         "Exit code 1: the gate is closed. To accept what changed, save it as the new baseline.",
     )
 )
+GATED = "Gate"
 BASELINES = "Baselines and trends"
 SIDES = "specbench compare BASE NEW"
 
@@ -53,7 +55,8 @@ def compare(
         ),
     ] = None,
     tolerance: Annotated[
-        str, typer.Option(metavar="5%|0.05", help="Slowdown that is let pass.")
+        str,
+        typer.Option(metavar="5%|0.05", help="Slowdown that is let pass.", rich_help_panel=GATED),
     ] = TOLERANCE,
     fail_on: Annotated[
         str,
@@ -61,19 +64,9 @@ def compare(
             metavar="OUTCOMES",
             help="What closes the gate: some of broken, changed-output, mat, slower, missing,"
             " faster, new; or none.",
+            rich_help_panel=GATED,
         ),
     ] = GATE,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMATS", help=f"Instead of a table: {', '.join(FILES)}; separate by commas."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A file for one format, a folder for several."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     save: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +82,28 @@ def compare(
             help="How figures went over RUN..., default all runs, and where they changed.",
             rich_help_panel=BASELINES,
         ),
+    ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMATS",
+            help=f"Instead of a table: {', '.join(FILES)}; separate by commas.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PATH",
+            help="A file for one format, a folder for several.",
+            show_default="stdout",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> ExitCode:
     """Compare two runs, method by method: same, faster, slower, other output, broken.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench_cli import __version__, output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object, without paths.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object, without paths.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> ExitCode:
     """Check versions, devices, quietness, data, models and the hub; say what mends what is missing.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode, UsageError
 
 EXAMPLES = (
@@ -24,29 +25,55 @@ EPILOG = "\n\n".join(
 )
 
 
+WRITTEN = "What to write"
+
+
 def export(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's folder, or `last`.", show_default=False)
     ],
     inspect: Annotated[
-        bool, typer.Option("--inspect", help="Logs for Inspect AI's viewer: one a task and row.")
+        bool,
+        typer.Option(
+            "--inspect",
+            help="Logs for Inspect AI's viewer: one a task and row.",
+            rich_help_panel=WRITTEN,
+        ),
     ] = False,
     lm_eval: Annotated[
         bool,
         typer.Option(
-            "--lm-eval", help="Results and samples as lm-evaluation-harness logs them: by row."
+            "--lm-eval",
+            help="Results and samples as lm-evaluation-harness logs them: by row.",
+            rich_help_panel=WRITTEN,
         ),
     ] = False,
     wandb: Annotated[
         bool,
-        typer.Option("--wandb", help="Figures for Weights & Biases, offline: a run a row."),
+        typer.Option(
+            "--wandb",
+            help="Figures for Weights & Biases, offline: a run a row.",
+            rich_help_panel=WRITTEN,
+        ),
     ] = False,
     mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Figures for MLflow, or its server: a run a row.")
+        bool,
+        typer.Option(
+            "--mlflow",
+            help="Figures for MLflow, or its server: a run a row.",
+            rich_help_panel=WRITTEN,
+        ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The folder; default export/ in the run's."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="The folder.",
+            show_default="export/ in the run's",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
 ) -> ExitCode:
     """Write outputs, verdicts and scores for readers of other evaluations, figures for trackers.

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from specbench_cli import output
-from specbench_cli.commands import run
+from specbench_cli.commands import OUTPUT, run
 from specbench_cli.config.sources import BLOCKS, option
 from specbench_cli.errors import UsageError
 
@@ -34,10 +34,16 @@ _WIDTH = 96
 
 def init(
     file: Annotated[
-        Path, typer.Argument(help="The file; specbench.yaml is read without being named.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The file; specbench.yaml is read without being named."
+        ),
     ] = FILE,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of such files instead.")
+        bool,
+        typer.Option(
+            "--schema", help="Print the JSON schema of such files instead.", rich_help_panel=OUTPUT
+        ),
     ] = False,
 ) -> None:
     """Write a commented config file with every setting; an existing one is left alone."""

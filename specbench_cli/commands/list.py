@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specbench_cli import output, registry
+from specbench_cli.commands import OUTPUT
 from specbench_cli.commands._card import brief, card, readme_row
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
@@ -34,13 +35,16 @@ class Listing(NamedTuple):
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(help="One of them, in full.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="One of them, in full.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON lines, with every fact.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON lines, with every fact.", rich_help_panel=OUTPUT)
+    ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Methods as the table in README.")
+        bool,
+        typer.Option("--markdown", help="Methods as the table in README.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
     """List methods, tasks, models or runs; with NAME, show one in full."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -31,42 +32,69 @@ EPILOG = "\n\n".join(
         " models, device, dtype and threads; a run is predicted with those it was made with.",
     )
 )
+PREDICTED = "Prediction"
 PROBE = "Probe"
 
 
 def predict(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's folder, or `last`.", show_default=False),
+        typer.Argument(metavar="RUN", help="A run's folder, or `last`.", show_default=False),
     ] = None,
     costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Costs to predict by; default this run's.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Costs to predict by.",
+            show_default="the run's",
+            rich_help_panel=PREDICTED,
+        ),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Another machine's: what it would take.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Another machine's: what it would take.", rich_help_panel=PREDICTED
+        ),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="FILE FILE", help="How far two probes are apart.", show_default=False),
+        typer.Option(
+            metavar="FILE FILE",
+            help="How far two probes are apart.",
+            show_default=False,
+            rich_help_panel=PREDICTED,
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure this machine's costs.", rich_help_panel=PROBE)
     ] = False,
     target: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="As in run.", rich_help_panel=PROBE)
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="As in run.", show_default="run's", rich_help_panel=PROBE
+        ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="As in run.", rich_help_panel=PROBE)
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="As in run.", show_default="run's", rich_help_panel=PROBE
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As in run.", rich_help_panel=PROBE)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="As in run.", show_default="run's", rich_help_panel=PROBE
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As in run.", rich_help_panel=PROBE)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="As in run.", show_default="run's", rich_help_panel=PROBE
+        ),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option(metavar="N", help="As in run.", rich_help_panel=PROBE)
+        str | None,
+        typer.Option(metavar="N", help="As in run.", show_default="run's", rich_help_panel=PROBE),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -74,24 +102,33 @@ def predict(
             "--method",
             "-m",
             metavar="NAME",
-            help="Whose heads to probe; default: all that ship with the target.",
+            help="Whose heads to probe.",
+            show_default="all that ship with the target",
             rich_help_panel=PROBE,
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="M.PARAM=VALUE", help="As in run.", rich_help_panel=PROBE),
+        typer.Option(
+            "--set",
+            metavar="M.PARAM=VALUE",
+            help="As in run.",
+            show_default="run's",
+            rich_help_panel=PROBE,
+        ),
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Python file with methods, as in run.", rich_help_panel=PROBE
-        ),
+        typer.Option(metavar="FILE", help="Python file with methods.", rich_help_panel=PROBE),
     ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Times of each point; default 24.", rich_help_panel=PROBE
+            metavar="N",
+            min=1,
+            help="Times of each point.",
+            show_default="24",
+            rich_help_panel=PROBE,
         ),
     ] = None,
     allow_noise: Annotated[
@@ -105,9 +142,17 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Instead of the cache.", rich_help_panel=PROBE
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where the costs go.",
+            show_default="the cache",
+            rich_help_panel=PROBE,
         ),
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON on stdout.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> ExitCode:
     """Predict a run's decode times from what single forwards cost on this machine.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode
 
 EXAMPLES = (
@@ -29,9 +30,16 @@ def publish(
     ],
     to: Annotated[
         Path,
-        typer.Option(help="The gallery's folder; made if need be.", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            help="The gallery's folder; made if need be.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> ExitCode:
     """Add a finished run to a gallery: static pages that any web server or browser shows.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -26,53 +27,88 @@ EXAMPLES = (
     "specbench report last --prompt mini/qa-044 --method sps --out lanes",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
+SHOWN = "What to show"
 
 
 def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Folders of runs, or `last`; several become one report. Or answer files of"
             " Spec-Bench (.jsonl), vanilla's first.",
             show_default=False,
         ),
     ],
-    to: Annotated[
-        str | None,
-        typer.Option(help="Write files instead: md, html, latex, csv, json; separate by commas."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Their folder; default report/ in the first run's."),
-    ] = None,
     also: Annotated[
         str | None,
         typer.Option(
             metavar=SPEC_BENCH,
             help="Also the figures by Spec-Bench's formulas; with --to, its answer files too.",
+            rich_help_panel=SHOWN,
         ),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Put runs side by side that do not belong together."),
+        typer.Option(
+            "--force",
+            help="Put runs side by side that do not belong together.",
+            rich_help_panel=SHOWN,
+        ),
     ] = False,
     prompt: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Show outputs on this prompt beside vanilla's instead."),
+        typer.Option(
+            metavar="ID",
+            help="Show outputs on this prompt beside vanilla's instead.",
+            rich_help_panel=SHOWN,
+        ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            "--method", "-m", metavar="M", help="With --prompt: of these rows; default all."
+            "--method",
+            "-m",
+            metavar="M",
+            help="With --prompt: of these rows.",
+            show_default="all",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMATS",
+            help="Write files instead: md, html, latex, csv, json; separate by commas.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Their folder.",
+            show_default="report/ in the first run's",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     form: Annotated[
         Literal["table", "tsv", "json"],
-        typer.Option("--format", help="How the tables are printed; json: an object a row."),
+        typer.Option(
+            "--format",
+            help="How the tables are printed; json: an object a row.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = "table",
     json: Annotated[
-        bool, typer.Option("--json", help="Short for --format json; with --prompt: a comparison.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Short for --format json; with --prompt: a comparison.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
 ) -> ExitCode:
     """Print a run's table, over all and by task family; with --to, write files.

@@ -365,15 +365,18 @@ def run(
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.outlook import outlook
+    from specbench_cli.execute.planning.pace import process_seconds
     from specbench_cli.store.run_dir import RunDir, folder, remember
 
     form = "json" if json else form
-    with make_progress(json=form == "json", dry_run=dry_run, part=only_pass is not None) as view:
+    part = only_pass is not None
+    with make_progress(
+        json=form == "json", dry_run=dry_run, part=part, start_s=process_seconds()
+    ) as view:
         if dry_run:
             first, facts = execute.dry(asked)
             view.planned({**facts, "detects": outlook(first)})
             return ExitCode.OK
-        part = only_pass is not None
         if resume is not None:
             plan, run_dir = execute.reopen(folder(str(resume)), view, part=part, force=force)
         else:

@@ -18,6 +18,9 @@ from specbench_cli.errors import ExitCode, SpecbenchError
 if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
 
+TUNING = "tuning"
+"""What the part of a run is called that chooses parameters."""
+
 DONE = 100
 """What a pass that was finished adds to its exit code: those of a process that ended otherwise, be
 it with 0, do not say so."""

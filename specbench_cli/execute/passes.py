@@ -7,6 +7,7 @@ import gc
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, NamedTuple
 
 from specbench_cli.audit.tolerance import POSITIONS
@@ -45,6 +46,9 @@ WAVES = 4
 
 Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
 """Questions, each with its rows in their order there."""
+
+TELL_EVERY_S = 2.0
+"""Seconds after which the time left is told between two rows of a prompt."""
 
 FAILURES = 3
 """So often in a row a method may fail before it is dropped."""
@@ -143,6 +147,7 @@ class Pass:
         self._alone = False
         self._part = part
         self._prompts = self._measured = 0
+        self._told, self._last = monotonic(), True
         self._pace = Pace({arm.label: Work(0) for arm in plan.arms})
 
     def run(self, number: int) -> None:
@@ -172,6 +177,7 @@ class Pass:
                 size = len(visits)
             back = visits[0][0] if len(visits) > size else None
             later = self._plan.config.repeats - number
+            self._last = later <= 0
             check = self._run_dir.manifest.get("near_ties") is None and self._compares
             self._pace = Pace(
                 self._work(visits, number, later, back),
@@ -188,6 +194,7 @@ class Pass:
             self._windows.settle()
             self._write()
             if len(visits) > size:
+                self._view.stage("decoding the first prompt once more")
                 self._look_back()
         finally:
             gc.unfreeze()
@@ -212,7 +219,9 @@ class Pass:
         return rows
 
     def _tell(self) -> None:
-        left = self._pace.left()
+        over = self._measured == self._prompts and self._last
+        left = None if over else self._pace.left()
+        self._told = monotonic()
         self._view.prompt(Progress(self._part, self._measured, self._prompts, left))
 
     def _look_back(self) -> None:
@@ -359,7 +368,7 @@ class Pass:
                 else:
                     cell.measure()
                 row.tokens += sum(len(each.measured.output) for each in cells if each.measured)
-            if len(asked) > 1:  # many cells together may take minutes
+            if not self._windows.open and monotonic() - self._told > TELL_EVERY_S:
                 self._tell()
             self._count_failures(arm, cells)
             if self._looks_back(arm):

@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
-from specbench_cli.execute.apart import resumption, run_apart
+from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.planning import tune
@@ -28,9 +28,6 @@ VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
 _TUNING = 0
 """The number of the pass that chooses parameters."""
-
-TUNING = "tuning"
-"""What that part of a run is called."""
 
 _ANEW = "begin a new run: specbench run"
 

@@ -15,7 +15,7 @@ class Progress(NamedTuple):
         part: which part of it this is: "tuning", "pass 2 of 3"; empty if it has but one.
         prompt, prompts: how many prompts of it are done, of how many.
         left_s: seconds until all is measured, in the passes to come too, or of the tuning; None
-            while nothing is known. The report comes after it.
+            while nothing is known, and once nothing is left to measure.
     """
 
     part: str

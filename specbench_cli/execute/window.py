@@ -68,6 +68,11 @@ class Windows:
         if self._meter.full():
             self.settle()
 
+    @property
+    def open(self) -> bool:
+        """Whether cells wait for their window's end."""
+        return bool(self._cells)
+
     def settle(self) -> None:
         """End the window, measuring its cells again while it was too noisy, and tell them."""
         if not self._cells:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.main import get_command
 
 from specbench_cli import __version__, app, registry
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
@@ -131,6 +132,37 @@ def test_every_command_has_help(run, args):
     assert run(*args, "-h")[0] == run(*args, "--help")[0] == 0
 
 
+def commands(command, *words):
+    """Every command that is no group, by what one types."""
+    below = getattr(command, "commands", {})
+    if not below:
+        yield words, command
+    for name, each in below.items():
+        yield from commands(each, *words, name)
+
+
+COMMANDS = dict(commands(get_command(app.app)))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_of_each_command_has_panels_and_every_default_on_80_columns(
+    words, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = COMMANDS[words]
+    own = [param for param in command.params if not getattr(param, "hidden", False)]
+    options = [param for param in own if param.param_type_name == "option"]
+    assert [param.name for param in options if param.rich_help_panel is None] == []
+    app.plain_help(command)
+    command.get_help(typer.Context(command, info_name=" ".join(words)))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert re.findall(r"<(bool|str|path|int|float|list)\b", said) == []
+    required = sum(param.required for param in own)
+    assert said.count("[required]") == required
+    assert said.count("[default:") == len(own) - required
+
+
 # Errors
 
 
@@ -150,7 +182,7 @@ def test_every_command_has_help(run, args):
         ("run --config gone.yaml", "cannot read gone.yaml", ""),
         ("run --resume gone", "gone holds no run", "specbench list runs"),
         ("run --resume gone --limit 3 --dry-run", "drop --limit, --dry-run", "specbench run"),
-        ("list", "missing argument 'kind'. Choose from: methods, tasks", "specbench list --help"),
+        ("list", "missing argument 'KIND'. Choose from: methods, tasks", "specbench list --help"),
         ("list methdos", "'methdos' is not one of 'methods', 'tasks'", "specbench list --help"),
         ("list methods spss", "did you mean 'sps'?", "specbench list methods"),
         ("list runs gone", "there is no run 'gone'", "specbench list runs"),

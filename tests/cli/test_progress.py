@@ -15,6 +15,8 @@ from specbench_cli.commands._progress import (
     how_far,
     make_progress,
 )
+from specbench_cli.execute.apart import TUNING
+from specbench_cli.execute.planning.pace import report_seconds
 from specbench_cli.execute.view import Progress
 from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
@@ -120,9 +122,9 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     view.prompt(Progress("", 1, 2, 30.0))  # the same prompt, just now
     view.cell(record("sps", "a", ns=100))
     view.window(0.62, "62% other CPU, repeat 2 of 3")
-    now = 11.0
-    view.prompt(Progress("", 1, 2, 30.0))  # of a batch, which takes its time
-    view.prompt(Progress("", 2, 2, 0.2))
+    now = 61.0
+    view.prompt(Progress("", 1, 2, 30.0))  # it takes its time
+    view.prompt(Progress("", 2, 2, None))
     view.note("something [odd]")
     said = capsys.readouterr()
     assert said.out == ""
@@ -149,6 +151,17 @@ def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
     assert how_far(Progress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
+
+
+@pytest.mark.parametrize("part", ["", "pass 2 of 3"])
+def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
+    view = JsonLines(start_s=6.0)
+    view.planned(PLAN)
+    for named in (part, TUNING):
+        view.prompt(Progress(named, 1, 4, 9.0))
+    _, last, tuning = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["left_s"] == 9.0 + report_seconds(6.0, rows=2, cells=28) > 9.0
+    assert tuning["left_s"] == 9.0
 
 
 def test_resumed_run_says_what_is_there(capsys):

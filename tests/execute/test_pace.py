@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.execute.planning.pace import Check, Pace, Work, process_seconds, seconds_left
+from specbench_cli.execute import passes
+from specbench_cli.execute.cell import Cell
+from specbench_cli.execute.planning.pace import (
+    Check,
+    Pace,
+    Work,
+    process_seconds,
+    report_seconds,
+    seconds_left,
+)
 from specbench_cli.execute.view import Progress
+from specbench_cli.measure import quiet
 
 
 class Clock:
@@ -95,13 +105,43 @@ def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
 def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log):
     view = log()
     specbench("sps", limit=3, max_new_tokens=4, repeats=1, log=view)
-    loading, warming_up, *prompts, last = view.said
-    assert loading == "loading embedded-7m, embedded-1m"
-    assert (warming_up, last) == ("warming up 2 rows", "looking for near-ties")
+    loading, warming_up, *prompts, back, ties = view.said
+    assert (loading, warming_up) == ("loading embedded-7m, embedded-1m", "warming up 2 rows")
+    assert (back, ties) == ("decoding the first prompt once more", "looking for near-ties")
     assert [(told.part, told.prompt, told.prompts) for told in prompts] == [
         ("", 1, 3), ("", 2, 3), ("", 3, 3)
     ]  # fmt: skip
-    assert all(isinstance(told, Progress) and told.left_s > 0 for told in prompts)
+    *before, over = (told.left_s for told in prompts)
+    assert min(before) > 0
+    assert over is None  # what is left is a stage, not a prompt
+
+
+def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
+    specbench, log, monkeypatch
+):
+    """The time left comes after each row then, while neither an output nor a window is open."""
+    monkeypatch.setattr(passes, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(quiet, "WINDOW_S", 0.0)
+    view, timed, at = log(), [], []
+    measure, told = Cell.measure, view.prompt
+
+    def watched(cell):
+        timed.append(cell)
+        measure(cell)
+        timed.pop()
+
+    monkeypatch.setattr(Cell, "measure", watched)
+    monkeypatch.setattr(view, "prompt", lambda progress: (at.append(len(timed)), told(progress)))
+    specbench("sps", limit=2, max_new_tokens=4, repeats=1, log=view)
+    assert at == [0] * 6  # two rows and the prompt's end, twice
+    assert [each.prompt for each in view.said if isinstance(each, Progress)] == [0, 0, 1, 1, 1, 2]
+
+
+def test_a_report_takes_longer_the_more_there_is_to_tell_and_the_slower_the_machine():
+    little = report_seconds(2.0, rows=5, cells=70)
+    assert little < report_seconds(2.0, rows=14, cells=196) < report_seconds(2.0, 45, 4365)
+    assert report_seconds(4.0, rows=5, cells=70) == 2 * little
+    assert report_seconds(0.0, rows=5, cells=70) == 0
 
 
 def test_seconds_of_this_process_grow():

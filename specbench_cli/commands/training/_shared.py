@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from specbench_cli.training.trainer import Report
 
     Plan = TypeVar("Plan", bound=Schedule)
+
+WHAT, TRAINING = "What to train", "Training"
+"""Panels of the help."""
 
 CURVE_POINTS = 100
 CURVES = "training_curve"
@@ -37,14 +41,33 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-Out = Annotated[Path, typer.Option(help="Folder for the models and the work in progress.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights and data.", min=0)]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the models and the work in progress.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", help="Seed of weights and data.", min=0, rich_help_panel=TRAINING),
+]
 Resume = Annotated[
     bool,
-    typer.Option("--resume/--fresh", help="Continue what OUT holds, or start this model over."),
+    typer.Option(
+        "--resume/--fresh",
+        help="Continue what OUT holds, or start this model over.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Scale = Annotated[
-    float, typer.Option(help="Factor on the steps of the recipe; 1 made the shipped models.")
+    float,
+    typer.Option(
+        metavar="X",
+        help="Factor on the steps of the recipe; 1 made the shipped models.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 Tokens = Annotated[
     int | None,
@@ -52,20 +75,28 @@ Tokens = Annotated[
         "--tokens",
         help="Tokens to train on, in place of --steps-scale: as many for several heads are an"
         " equal budget.",
+        metavar="N",
         min=1,
-        show_default=False,
+        rich_help_panel=TRAINING,
     ),
 ]
 Smoke = Annotated[
-    bool, typer.Option("--smoke", help="A few steps on generated text: does it run at all?")
+    bool,
+    typer.Option(
+        "--smoke",
+        help="A few steps on generated text: does it run at all?",
+        rich_help_panel=TRAINING,
+    ),
 ]
-Where = Annotated[Device, typer.Option(help="Where to train.")]
+Where = Annotated[Device, typer.Option(help="Where to train.", rich_help_panel=TRAINING)]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with gsm8k_train.jsonl; else it is downloaded.",
+        metavar="DIR",
+        help="Folder with gsm8k_train.jsonl.",
         envvar="SPECBENCH_DATA",
-        show_default=False,
+        show_default="downloaded",
+        rich_help_panel=TRAINING,
     ),
 ]
 

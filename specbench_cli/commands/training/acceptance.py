@@ -25,22 +25,50 @@ class Labels(StrEnum):
     GREEDY = "greedy"
 
 
-Target = Annotated[str, typer.Option(help="Model that verifies: a Llama with the family's chat.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="Model that verifies: a Llama with the family's chat.",
+        rich_help_panel=shared.WHAT,
+    ),
+]
 Draft = Annotated[
     str | None,
-    typer.Option(help="Model that drafts; else the target's own.", show_default=False),
+    typer.Option(
+        metavar="MODEL",
+        help="Model that drafts.",
+        show_default="the target's",
+        rich_help_panel=shared.WHAT,
+    ),
 ]
 Told = Annotated[
     Labels,
     typer.Option(
         help="sampled: the chance min(1, p/q) that a drawn token stands, as published; greedy: "
-        "whether the likeliest token does."
+        "whether the likeliest token does.",
+        rich_help_panel=shared.TRAINING,
     ),
 ]
 Mixing = Annotated[
-    float, typer.Option(help="Share of positions that hold the target's own token.", min=0, max=1)
+    float,
+    typer.Option(
+        metavar="X",
+        help="Share of positions that hold the target's own token.",
+        min=0,
+        max=1,
+        rich_help_panel=shared.TRAINING,
+    ),
 ]
-Weight = Annotated[float, typer.Option(help="How much a rejection weighs in the loss.", min=0)]
+Weight = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="How much a rejection weighs in the loss.",
+        min=0,
+        rich_help_panel=shared.TRAINING,
+    ),
+]
 
 
 def specdec(

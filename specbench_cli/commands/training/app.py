@@ -24,8 +24,10 @@ app = typer.Typer(help="Train the embedded models.", no_args_is_help=True)
 Target = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of the finished target; else OUT/embedded-7m, else the shipped one.",
-        show_default=False,
+        metavar="DIR",
+        help="Folder of the finished target.",
+        show_default="OUT/embedded-7m, else the shipped one",
+        rich_help_panel=shared.WHAT,
     ),
 ]
 

@@ -6,13 +6,25 @@ from typing import Annotated
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import UsageError
 
-Folder = Annotated[Path, typer.Argument(help="Folder with pytorch_model.bin and config.json.")]
-Out = Annotated[Path, typer.Option(help="Folder for model.safetensors and config.json.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder with pytorch_model.bin and config.json.")
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR", help="Folder for model.safetensors and config.json.", rich_help_panel=OUTPUT
+    ),
+]
 Unpickle = Annotated[
     bool,
-    typer.Option("--unpickle", help="Read the pickle; its tensors alone, running no code of it."),
+    typer.Option(
+        "--unpickle",
+        help="Read the pickle; its tensors alone, running no code of it.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 

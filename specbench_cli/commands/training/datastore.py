@@ -16,22 +16,39 @@ if TYPE_CHECKING:
 SMOKE = 24
 """Replies of a run that only tries."""
 
-Target = Annotated[str, typer.Option(help="Model whose tokens the datastore is in.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL", help="Model whose tokens the datastore is in.", rich_help_panel=shared.WHAT
+    ),
+]
 Texts = Annotated[
     list[Path] | None,
     typer.Option(
         "--text",
         metavar="FILE",
         help='Text to retrieve from: FILE.txt, or FILE.jsonl with {"text": "..."} a line; repeat '
-        "it for several. Without it the target's own replies.",
-        show_default=False,
+        "it for several.",
+        show_default="the target's own replies",
+        rich_help_panel=shared.WHAT,
     ),
 ]
 Replies = Annotated[
-    int, typer.Option(help="Without --text: questions that the target answers.", min=1)
+    int,
+    typer.Option(
+        metavar="N",
+        help="Without --text: questions that the target answers.",
+        min=1,
+        rich_help_panel=shared.TRAINING,
+    ),
 ]
 Smoke = Annotated[
-    bool, typer.Option("--smoke", help="A few replies on generated text: does it run at all?")
+    bool,
+    typer.Option(
+        "--smoke",
+        help="A few replies on generated text: does it run at all?",
+        rich_help_panel=shared.TRAINING,
+    ),
 ]
 
 

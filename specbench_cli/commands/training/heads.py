@@ -47,29 +47,38 @@ class KeptFor(StrEnum):
 
 Rows = Annotated[
     KeptFor,
-    typer.Option("--head", help="Kind of head whose rows of the target are kept meanwhile."),
+    typer.Option(
+        "--head",
+        help="Kind of head whose rows of the target are kept meanwhile.",
+        rich_help_panel=shared.WHAT,
+    ),
 ]
 Target = Annotated[
     str,
     typer.Option(
+        metavar="MODEL",
         help="Model that the head drafts for: a short name, a folder or a GGUF file; one of"
-        " Llama's kind that answers chats."
+        " Llama's kind that answers chats.",
+        rich_help_panel=shared.WHAT,
     ),
 ]
 Count = Annotated[
     int | None,
     typer.Option(
         "--replies",
-        help="Questions that the target answers; more of them go on from fewer. Default: 3,000.",
+        help="Questions that the target answers; more of them go on from fewer.",
+        metavar="N",
         min=8,
-        show_default=False,
+        show_default="3000",
+        rich_help_panel=shared.TRAINING,
     ),
 ]
 Towards = Annotated[
     Loss,
     typer.Option(
         help="ttt: the target's distribution over several tokens, drafted in training; paper: the"
-        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made."
+        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made.",
+        rich_help_panel=shared.TRAINING,
     ),
 ]
 
@@ -271,11 +280,16 @@ def stateless(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="The method that drafts with it, where --plugin does not say.", show_default=False
+            metavar="METHOD",
+            help="The method that drafts with it.",
+            show_default="the one of --plugin",
         ),
     ] = None,
     plugin: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Python file with the method.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Python file with the method.", rich_help_panel=shared.WHAT
+        ),
     ] = None,
     target: Target = "embedded",
     loss: Towards = Loss.TTT,
@@ -310,20 +324,32 @@ def stateless(
 
 def compare(
     kinds: Annotated[
-        list[str], typer.Argument(help="Heads or methods that draft with one: medusa hydra ...")
+        list[str],
+        typer.Argument(
+            metavar="KIND", help="Heads or methods that draft with one: medusa hydra ..."
+        ),
     ],
     out: Out,
     target: Target = "embedded",
     plugin: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Python file with further methods.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Python file with further methods.", rich_help_panel=shared.WHAT
+        ),
     ] = None,
     loss: Towards = Loss.TTT,
     count: Count = None,
     seed: Seed = 0,
     resume: Resume = True,
-    tokens: Annotated[int, typer.Option(help="Tokens that each head is trained on.", min=1)] = (
-        2_048_000
-    ),
+    tokens: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Tokens that each head is trained on.",
+            min=1,
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = (2_048_000),
     smoke: Smoke = False,
     device: Where = shared.Device.AUTO,
     data: Data = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specbench_cli import output
+from specbench_cli.commands import OUTPUT
 
 TASK = "mini"
 K = 5
@@ -36,11 +37,31 @@ MEASUREMENTS = (
 
 
 def quality(
-    out: Annotated[Path, typer.Option(help="Folder for quality.json and the runs behind it.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for quality.json and the runs behind it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
     limit: Annotated[
-        int | None, typer.Option(help="Questions, spread over the families; all if not given.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Questions, spread over the families.",
+            show_default="all",
+            rich_help_panel="Measuring",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling and of the choice of questions.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Seed of sampling and of the choice of questions.",
+            rich_help_panel="Measuring",
+        ),
+    ] = 0,
 ) -> None:
     """Measure the shipped models on the task mini: accuracy, MAT, endings, repetition.
 
