@@ -12,6 +12,7 @@ from specbench_cli.report.figures import (
     cost,
     lanes,
     lengths,
+    load,
     pareto,
     positions,
     prompts,
@@ -41,6 +42,7 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "positions": positions.draw,
     "accepted": accepted.draw,
     "lengths": lengths.draw,
+    "load": load.draw,
     "contexts": contexts.draw,
     "seen": seen.draw,
     "prompts": prompts.draw,
@@ -59,6 +61,9 @@ CAPTIONS = {
     " accepted it.",
     "accepted": "How many drafted tokens a step accepts, as a share of steps.",
     "lengths": "Speedup against the number of levels drafted a step, with its 95% interval.",
+    "load": "Goodput, time to the first token and latency at several arrival rates, with 95%"
+    " intervals; times as median (filled) and p99 (hollow). A diamond: from here on arrivals outrun"
+    " the row.",
     "contexts": "Decode speedup against the length of the context, with its 95% interval; grey:"
     " the other methods.",
     "seen": "MAT along a pass, of the methods that learn from one prompt for the next: of some"
