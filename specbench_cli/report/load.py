@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from specbench_cli.store.schema import Record
 Floats = NDArray[np.float64]
 Parts = Sequence[Floats]
 """A figure of every request, a pass after another."""
+Met = tuple[Floats, Floats, Floats, Floats]
+"""Of the requests of a pass: when each arrived, had its first token and its last one, in seconds
+from the first possible moment, and how many tokens."""
 
 PERCENTILES = (50, 90, 99)
 RESAMPLES = 999
@@ -50,6 +54,34 @@ class LoadRow:
     tokens: Parts
     offered: float | None
     saturated: bool
+
+    @classmethod
+    def of(cls, label: str, load: str | None, passes: Sequence[Met]) -> Self:
+        """The row of requests that were met, which arrive alike in all passes."""
+        ttft, per_token, latency, gaps, tokens = [], [], [], [], []
+        for arrived, first, ended, counts in passes:
+            came = np.argsort(arrived, kind="stable")
+            several = came[counts[came] > 1]
+            ttft.append((first - arrived)[came])
+            latency.append((ended - arrived)[came])
+            per_token.append(1e3 * (ended - first)[several] / (counts[several] - 1))
+            went = np.argsort(ended, kind="stable")
+            gaps.append(np.diff(ended[went], prepend=arrived.min()))
+            tokens.append(counts[went])
+        waited, took = np.concatenate(ttft), np.concatenate(latency)
+        span = float(np.ptp(passes[0][0]))
+        return cls(
+            label=label,
+            load=load,
+            requests=len(took),
+            ttft=ttft,
+            per_token=per_token,
+            latency=latency,
+            gaps=gaps,
+            tokens=tokens,
+            offered=(len(passes[0][0]) - 1) / span if span > 0 else None,
+            saturated=bool(np.mean(waited > took - waited) > 0.5),
+        )
 
     @property
     def throughput(self) -> float:
@@ -104,35 +136,16 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
     passes: dict[int, list[Record]] = {}
     for record in records:
         passes.setdefault(record.pass_, []).append(record)
-    ttft, per_token, latency, gaps, tokens = [], [], [], [], []
+    met = []
     for own in passes.values():
         batches = [record.batch for record in own if record.batch is not None]
-        arrived = np.array([batch.arrived or 0 for batch in batches]) / 1e9
-        first = np.array([batch.first or 0 for batch in batches]) / 1e9
-        ended = np.array([batch.finished for batch in batches]) / 1e9
-        counts = np.array([record.n_tokens or 0 for record in own], dtype=np.float64)
-        came = np.argsort(arrived, kind="stable")
-        several = came[counts[came] > 1]
-        ttft.append((first - arrived)[came])
-        latency.append((ended - arrived)[came])
-        per_token.append(1e3 * (ended - first)[several] / (counts[several] - 1))
-        went = np.argsort(ended, kind="stable")
-        gaps.append(np.diff(ended[went], prepend=arrived.min()))
-        tokens.append(counts[went])
-    waited, took = np.concatenate(ttft), np.concatenate(latency)
-    span = float(arrived.max() - arrived.min())  # the same in every pass
-    return LoadRow(
-        label=label,
-        load=load,
-        requests=len(records),
-        ttft=ttft,
-        per_token=per_token,
-        latency=latency,
-        gaps=gaps,
-        tokens=tokens,
-        offered=(len(arrived) - 1) / span if span > 0 else None,
-        saturated=bool(np.mean(waited > took - waited) > 0.5),
-    )
+        arrived, first, ended = (
+            np.array([getattr(batch, of) or 0 for batch in batches]) / 1e9
+            for of in ("arrived", "first", "finished")
+        )
+        tokens = np.array([record.n_tokens or 0 for record in own], dtype=np.float64)
+        met.append((arrived, first, ended, tokens))
+    return LoadRow.of(label, load, met)
 
 
 def resampled(parts: Parts) -> Floats:
@@ -248,11 +261,14 @@ def _with_interval(figure: tuple[float, float, float] | None) -> str:
 def load_lines(records: Sequence[Record]) -> list[str]:
     """The rows as a table of text; none of a run without load."""
     rows = load_rows(records)
-    if not rows:
-        return []
+    return row_lines(rows, "under load") if rows else []
+
+
+def row_lines(rows: Sequence[LoadRow], title: str) -> list[str]:
+    """Rows as a table of text, with what is said of their saturation."""
     wide = max(8, *(len(row.label) for row in rows))
     lines = [
-        "under load; p50 / p90 / p99, with the 95% interval of the latency's p99",
+        f"{title}; p50 / p90 / p99, with the 95% interval of the latency's p99",
         f" {'':{wide}} offered  req/s  tok/s  {'TTFT s':^18} {'ms/token':^18} {'latency s':^18}",
     ]
     for row in rows:
