@@ -22,6 +22,7 @@ EXAMPLES = (
     "specbench predict last",
     "specbench predict last --costs costs.json --json",
     "specbench predict last --against other-machine.json",
+    "specbench predict last --load poisson:1:8:1 --batch 8",
     "specbench predict --compare costs.json other-machine.json",
 )
 EPILOG = "\n\n".join(
@@ -62,6 +63,26 @@ def predict(
             metavar="FILE FILE",
             help="How far two probes are apart.",
             show_default=False,
+            rich_help_panel=PREDICTED,
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARRIVALS",
+            help="What its rows would meet under load: simulated, by costs and recorded acceptance."
+            " As in run.",
+            show_default=False,
+            rich_help_panel=PREDICTED,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Of --load: most in a step.",
+            show_default="the run's",
             rich_help_panel=PREDICTED,
         ),
     ] = None,
@@ -169,7 +190,7 @@ def predict(
         "plugins": plugin,
     }
     given = {name: value for name, value in models.items() if value not in (None, False)}
-    others = {"--costs": costs, "--against": against}
+    others = {"--costs": costs, "--against": against, "--load": load, "--batch": batch}
     if sum((run is not None, probe, compare is not None)) != 1:
         raise UsageError(
             "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
@@ -186,6 +207,10 @@ def predict(
         _refuse(others, "--compare")
         return _compare(*compare, json)
     assert run is not None
+    if load is not None:
+        _refuse({"--against": against}, "--load")
+        return _simulate(run, costs, load, batch, json)
+    _refuse({"--batch": batch}, "RUN without --load")
     return _predict(run, costs, against, json)
 
 
@@ -227,6 +252,60 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     if against:
         head.append(f"elsewhere, modelled: {against.label}, probed {against.created_utc}")
     print_prediction(prediction, head, elsewhere=against is not None)
+    return ExitCode.OK
+
+
+def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: bool) -> ExitCode:
+    """What a run's rows would meet under load."""
+    from specbench_cli.config.arrivals import Arrivals
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.report import load as table
+    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
+    from specbench_cli.report.numbers.simulated import Prices, errors, simulated
+    from specbench_cli.store.run_dir import RunDir, folder
+
+    try:
+        loads = Arrivals.sweep(load)
+    except ValueError as error:
+        raise UsageError(f"--load {error}", "specbench predict --help") from error
+    run = RunDir.open(folder(name))
+    costs = fitting(Costs.load(file), run) if file else own(run)
+    size = batch or run.manifest.get("config", {}).get("effective", {}).get("batch") or 1
+    prices = Prices(costs)
+    rows, missing = simulated(run, costs, loads, size, prices)
+    typed = {each.typed for each in loads}
+    measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
+    off = errors(rows, measured)
+    if json:
+        output.json_line(
+            {
+                "event": "done",
+                "run": run.path,
+                "costs": _brief(costs) | {"modelled_for": foreign_to(costs, run)},
+                "batch": size,
+                "modelled": [table.as_dict(row) for row in rows],
+                "saturation_modelled": table.saturation(rows),
+                "measured": [table.as_dict(row) for row in measured],
+                "errors": off,
+                "missing": missing,
+                "forwards": prices.forwards,
+                "extrapolated": prices.extrapolated,
+            }
+        )
+        return ExitCode.OK
+    beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
+    lines = [
+        f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}",
+        *(table.row_lines(rows, "modelled under load") if rows else ()),
+        *(table.row_lines(measured, "measured under the same load") if measured else ()),
+        *(
+            f"modelled / measured, {each['method']} at {each['load']}: latency p50"
+            f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
+            for each in off
+        ),
+        *(f"not modelled: {label}: {why}" for label, why in missing.items()),
+    ]
+    output.data("\n".join(lines))
     return ExitCode.OK
 
 

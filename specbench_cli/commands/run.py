@@ -193,7 +193,7 @@ def run(
         _Decoding(
             "ARRIVALS",
             "Requests arrive by the clock, of which --batch N take part in a step: poisson:RATE (a"
-            " second), burst:SIZE:SECONDS, trace:FILE. Latencies and throughput.",
+            " second; several: 1,2,4), burst:SIZE:SECONDS, trace:FILE. Latencies and throughput.",
             "all at once",
             "--load",
         ),
@@ -453,12 +453,13 @@ def _written(folder: Path, view: RunView) -> Reading:
 def _show(reading: Reading, folder: Path, form: output.Format) -> None:
     """Show a run's result."""
     from specbench_cli.report.export import row_dicts
-    from specbench_cli.report.load import as_dict, load_rows
+    from specbench_cli.report.load import as_dict, load_rows, saturation
     from specbench_cli.report.terminal import table
     from specbench_cli.store.run_dir import RunDir
 
     if form == "json":
         manifest = RunDir.open(folder).manifest
+        loads = load_rows(reading.records)
         output.json_line(
             {
                 "event": "done",
@@ -466,7 +467,8 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
                 "memory": manifest.get("memory"),
                 "tuning": manifest.get("tuning"),
                 "summary": row_dicts(reading.summary),
-                "load": [as_dict(row) for row in load_rows(reading.records)],
+                "load": [as_dict(row) for row in loads],
+                "saturation": saturation(loads),
             }
         )
     else:

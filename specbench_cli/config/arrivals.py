@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from specbench_cli.config.sweep import values, written
+
 FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
 
 
@@ -17,13 +19,31 @@ class Arrivals:
     """Arrival times of requests.
 
     poisson: independent, `rate` a second. burst: `size` at once, every `seconds`. trace: as listed.
+    typed: what they are called, `poisson:4`.
     """
 
     kind: str
+    typed: str
     rate: float = 0.0
     size: int = 0
     seconds: float = 0.0
     listed: tuple[float, ...] = ()
+
+    @classmethod
+    def sweep(cls, text: str) -> tuple[Arrivals, ...]:
+        """Read what was typed where there may be several rates: `poisson:1,2,4`, `poisson:1:8:1`.
+
+        Raises:
+            ValueError: as `parse`, and as `sweep.values`.
+        """
+        kind, _, rest = text.partition(":")
+        if kind != "poisson":
+            return (cls.parse(text),)
+        try:
+            rates = values(rest)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: RATE {error}; one of {FORMS}") from error
+        return tuple(cls.parse(f"poisson:{written(rate)}") for rate in rates)
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
@@ -34,14 +54,15 @@ class Arrivals:
         """
         kind, _, rest = text.partition(":")
         if kind == "poisson":
-            return cls(kind, rate=_positive(rest, "RATE", text))
+            rate = _positive(rest, "RATE", text)
+            return cls(kind, f"poisson:{rate:.12g}", rate=rate)
         if kind == "burst":
             size, _, seconds = rest.partition(":")
             if not size.isdecimal() or int(size) < 1:
                 raise ValueError(f"{text!r}: SIZE must be a whole number from 1; one of {FORMS}")
-            return cls(kind, size=int(size), seconds=_positive(seconds, "SECONDS", text))
+            return cls(kind, text, size=int(size), seconds=_positive(seconds, "SECONDS", text))
         if kind == "trace" and rest:
-            return cls(kind, listed=_trace(Path(rest)))
+            return cls(kind, text, listed=_trace(Path(rest)))
         raise ValueError(f"must be {FORMS}, got {text!r}")
 
     def times(self, n: int, seed: int) -> list[float]:

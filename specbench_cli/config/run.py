@@ -97,7 +97,7 @@ class MethodChoice(BaseModel):
 
 
 def _known_load(value: str) -> str:
-    Arrivals.parse(value)
+    Arrivals.sweep(value)
     return value
 
 

@@ -7,7 +7,6 @@ it commits does not depend on those beside it: its draws, its noise and its stat
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.meter import HostClock, Meter, Metered
 from specbench_cli.engine.session import Request, Session, Shared
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
@@ -34,6 +33,7 @@ class Batch:
         memory: what the method keeps between prompts; the same for all sequences.
         recordings, references: by place, as `Session` takes them.
         kind: what makes the sessions.
+        clock: what it is timed by, and waits by; default: the device's.
 
     Attributes:
         sessions: one a request, in their order.
@@ -57,9 +57,10 @@ class Batch:
         recordings: Mapping[int, Sequence[int]] | None = None,
         references: Mapping[int, Sequence[int]] | None = None,
         kind: type[Session] = Session,
+        clock: HostClock | None = None,
     ) -> None:
         target = workspace.decoders["target"]
-        self.meter = Meter(target.device)
+        self.meter = Meter(target.device, clock)
         self.size = min(size or len(requests), len(requests))
         self.prefill_ns = self.idle_ns = 0
         self._arrivals = [round(seconds * 1e9) for seconds in arrivals]
@@ -109,7 +110,7 @@ class Batch:
         for session in [each for each in self._seat if each.finish is not None]:
             self._free.append(self._seat.pop(session))
         n = min(len(self._free), self._arrived())
-        self._joining_ns = time.perf_counter_ns()
+        self._joining_ns = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]
         # Sequences about as long as each other lie beside each other: attention takes them at once.
         seats = sorted(self._free)[:n]
@@ -123,7 +124,8 @@ class Batch:
 
     def _arrived(self) -> int:
         """How many of those that wait are there; where none is decoded, waits for the next one."""
-        now = time.perf_counter_ns()
+        clock = self.meter.clock
+        now = clock.now()
         if self._first_ns is None:
             self._first_ns = now
         if not self._arrivals or not self._waiting:
@@ -131,8 +133,8 @@ class Batch:
         due = self._arrivals[len(self._arrivals) - len(self._waiting) :]
         wait = self._first_ns + due[0] - now
         if not self._seat and wait > 0:
-            time.sleep(wait / 1e9)
-            began, now = now, time.perf_counter_ns()
+            clock.sleep(wait)
+            began, now = now, clock.now()
             self.idle_ns += now - began
         return bisect_right(due, now - self._first_ns)
 
@@ -143,7 +145,7 @@ class Batch:
         for session, logits in zip(joined, self._forward(nothing), strict=True):
             session.harness.begun(logits)
         self.forwards()  # these are no step's
-        self.prefill_ns += time.perf_counter_ns() - self._joining_ns
+        self.prefill_ns += self.meter.clock.now() - self._joining_ns
 
     # ---- a step ---------------------------------------------------------------------------------
 

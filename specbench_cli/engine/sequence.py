@@ -87,6 +87,7 @@ class Text:
     Args:
         ids: the prompt's.
         stop: where the output ends.
+        now: nanoseconds of the clock that it is timed by.
 
     Attributes:
         tokens: all ids, the prompt's and the committed ones; read only.
@@ -99,8 +100,14 @@ class Text:
             tokens were there.
     """
 
-    def __init__(self, ids: Sequence[int], stop: StopRule, device: device) -> None:
-        self.stop, self.device = stop, device
+    def __init__(
+        self,
+        ids: Sequence[int],
+        stop: StopRule,
+        device: device,
+        now: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.stop, self.device, self._now = stop, device, now
         self.tokens = list(ids)
         self.prompt_length = len(ids)
         self.origin: list[Origin] = []
@@ -112,7 +119,7 @@ class Text:
 
     def start(self) -> None:
         """Start the timer."""
-        self.started_ns = self.first_ns = self.last_ns = time.perf_counter_ns()
+        self.started_ns = self.first_ns = self.last_ns = self._now()
 
     @property
     def position(self) -> int:
@@ -157,7 +164,7 @@ class Text:
         # Whoever made the outcome, the text ends with its last token.
         known = self.decided is not None and self.decided[0] == self.tokens[-1]
         self._end = self.decided[1] if self.decided is not None and known else None
-        self.last_ns = time.perf_counter_ns()
+        self.last_ns = self._now()
         if self.position == kept:  # these are the first tokens
             self.first_ns = self.last_ns
         if kept == len(outcome.committed):

@@ -213,8 +213,8 @@ class Session:
             Noise(sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device),
             decoder.vocab_size,
         )
-        self._text = Text(request.ids, request.stop, self.device)
         meter = Meter(self.device) if shared is None else shared.meter
+        self._text = Text(request.ids, request.stop, self.device, meter.clock.now)
         self.harness = Harness(self, meter, reference)
         self._drafts = Drafts(self._text, self._chooser)
         self.target = Metered(decoder, meter, role="verify", place=self._place)

@@ -95,7 +95,8 @@ class Cell:
 
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
     vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
-    measurement begins with the same `memory`, and fails after `limit_s` seconds.
+    measurement begins with the same `memory`, and fails after `limit_s` seconds. `load`: how the
+    requests of its pass arrive.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Cell:
         pictured: bool = False,
         delayed_by: Delay | None = None,
         limit_s: float | None = None,
+        load: str | None = None,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -125,6 +127,7 @@ class Cell:
         self.reference = reference
         self.pictured = pictured
         self.limit_s = limit_s
+        self._load = load
         self._memory_before: Saved | None = None
         self._delayed_by = Delay() if delayed_by is None else delayed_by
         self.delay = Delay()
@@ -334,7 +337,7 @@ class Cell:
             draft_forwards=None if unseen else drafts,
             target_equivalents=None if unseen else equivalents,
             version=m.version,
-            batch=m.batch,
+            batch=m.batch and replace(m.batch, load=self._load),
             forwards=None if unseen else m.trace,
             ns=ns,
             peak_bytes=m.peak,

@@ -38,7 +38,7 @@ from specbench_cli.execute.view import Progress, RunView
 from specbench_cli.execute.window import Measurable, Windows
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Key
+from specbench_cli.store.schema import PASSES_APART, Key
 from specbench_cli.tasks.schema import Question
 
 WAVES = 4
@@ -96,7 +96,7 @@ class Pass:
         view: who is told.
         turns: those that the run takes, if it does.
         guests: the rows that are decoded in processes of their plug-ins, if there are any.
-        part: what a view calls this pass (`view.Progress`).
+        part: what a view calls the process's pass (`view.Progress`); several say their load too.
 
     Attributes:
         left_out: rows that were given up because a worker of theirs was lost, with why.
@@ -145,13 +145,13 @@ class Pass:
         self._dropped: dict[str, str] = {}
         self._guests = guests or Guests(plan, run_dir, 1)
         self._alone = False
-        self._part = part
+        self._of, self._part = part, part
         self._prompts = self._measured = 0
         self._told, self._last = monotonic(), True
         self._pace = Pace({arm.label: Work(0) for arm in plan.arms})
 
     def run(self, number: int) -> None:
-        """Do the missing work of pass `number` (from 1)."""
+        """Do the missing work of pass `number` (from 1), one of the process's `Plan.passes`."""
         memory = {arm.label: Memory() for arm in self._plan.arms}
         self._delays.clear()
         self._opening.clear()
@@ -165,6 +165,8 @@ class Pass:
             for arm in arms
         ):
             visits = every  # what was decoded before an interruption is learnt once more
+        if len(self._plan.loads) > 1:
+            self._part = f"{self._of}, load {self._plan.load(number)}".removeprefix(", ")
         self._view.stage(f"warming up {len(self._plan.arms)} rows")
         self._warm_up(visits[0][0], number, memory)
         # What is loaded by now is no garbage: the collection before each output need not go through
@@ -173,15 +175,18 @@ class Pass:
         try:
             size = self._plan.config.batch
             size *= WAVES if size > 1 else 1
-            if self._plan.arrivals:
+            if self._plan.loads:
                 size = len(visits)
             back = visits[0][0] if len(visits) > size else None
-            later = self._plan.config.repeats - number
+            process = number % PASSES_APART
+            starts = self._plan.config.repeats - process
+            own = self._plan.passes(process)
+            later = starts * len(own) + len(own) - 1 - own.index(number)
             self._last = later <= 0
             check = self._run_dir.manifest.get("near_ties") is None and self._compares
             self._pace = Pace(
                 self._work(visits, number, later, back),
-                starts=later * process_seconds(),
+                starts=starts * process_seconds(),
                 check=Check(REFERENCE, POSITIONS, self._plan.config.batch) if check else None,
             )
             self._prompts, self._measured = len(every), len(every) - len(visits)
@@ -417,6 +422,7 @@ class Pass:
             pictured=number == 1 and question.prompt_id in self._pictured,
             delayed_by=self._delays.get(arm.label),
             limit_s=self._plan.config.timeout_per_prompt,
+            load=self._plan.load(number),
         )
         self._delays[arm.label] = cell.delay
         return cell
@@ -470,7 +476,8 @@ class Pass:
 
     def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        size, arrivals = self._plan.config.batch, self._plan.arrivals[: len(cells)]
+        size, load = self._plan.config.batch, self._plan.load(cells[0].pass_)
+        arrivals = self._plan.loads[load][: len(cells)] if load else ()
         if arm.label in self._guests.labels:
             return Remote(self._guests, cells, size, arrivals)
         return measurable(cells, size, arrivals)

@@ -1,21 +1,32 @@
-"""Latencies and throughput of requests that arrive by the clock (`--load`).
+"""Latencies, throughput and goodput of requests that arrive by the clock (`--load`).
 
 TTFT (time to first token) and latency begin when a request arrives, so that waiting for a seat is
-part of them. ms a token: from the first token on. Intervals: 95%, percentile bootstrap over
-requests; those of a queue depend on each other, so that a true interval is wider.
+part of them. ms a token: from the first token on. Goodput: tokens of outputs a second; drafted ones
+that fell do not count (as in SmartSpec, arXiv:2406.14066). Intervals: 95%, percentile bootstrap
+over blocks of requests in their order, since those of a queue depend on each other.
 """
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_cli.report.export import harmless
 from specbench_cli.store.schema import Record
 
 Floats = NDArray[np.float64]
+Parts = Sequence[Floats]
+"""A figure of every request, a pass after another."""
+Met = tuple[Floats, Floats, Floats, Floats]
+"""Of the requests of a pass: when each arrived, had its first token and its last one, in seconds
+from the first possible moment, and how many tokens."""
 
 PERCENTILES = (50, 90, 99)
 RESAMPLES = 999
@@ -23,110 +34,256 @@ RESAMPLES = 999
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """What requests of one row met.
+    """What requests of one row met under one load, in their order of arrival.
 
-    requests: how many came to an end. seconds: from the first arrival to the last token.
-    tokens: of all outputs. ttft, latency: seconds; per_token: milliseconds; one a request.
+    load: as typed; None in records from before. requests: how many came to an end.
+    ttft, latency: seconds; per_token: milliseconds, of requests with several tokens.
+    gaps, tokens: in the order of ends, seconds since the end before (the first: since the first
+    arrival) and tokens of the output.
     offered: requests a second between the first and the last arrival; None where all came at once.
     saturated: whether most of them waited longer for their first token than it took to decode them.
     """
 
     label: str
+    load: str | None
     requests: int
-    seconds: float
-    tokens: int
-    ttft: Floats
-    per_token: Floats
-    latency: Floats
+    ttft: Parts
+    per_token: Parts
+    latency: Parts
+    gaps: Parts
+    tokens: Parts
     offered: float | None
     saturated: bool
 
+    @classmethod
+    def of(cls, label: str, load: str | None, passes: Sequence[Met]) -> Self:
+        """The row of requests that were met, which arrive alike in all passes."""
+        ttft, per_token, latency, gaps, tokens = [], [], [], [], []
+        for arrived, first, ended, counts in passes:
+            came = np.argsort(arrived, kind="stable")
+            several = came[counts[came] > 1]
+            ttft.append((first - arrived)[came])
+            latency.append((ended - arrived)[came])
+            per_token.append(1e3 * (ended - first)[several] / (counts[several] - 1))
+            went = np.argsort(ended, kind="stable")
+            gaps.append(np.diff(ended[went], prepend=arrived.min()))
+            tokens.append(counts[went])
+        waited, took = np.concatenate(ttft), np.concatenate(latency)
+        span = float(np.ptp(passes[0][0]))
+        return cls(
+            label=label,
+            load=load,
+            requests=len(took),
+            ttft=ttft,
+            per_token=per_token,
+            latency=latency,
+            gaps=gaps,
+            tokens=tokens,
+            offered=(len(passes[0][0]) - 1) / span if span > 0 else None,
+            saturated=bool(np.mean(waited > took - waited) > 0.5),
+        )
+
+    @property
+    def throughput(self) -> float:
+        """Requests a second, from the first arrival to the last token."""
+        return self.requests / float(np.concatenate(self.gaps).sum())
+
+    @property
+    def goodput(self) -> float:
+        """Tokens of outputs a second, likewise."""
+        return float(np.concatenate(self.tokens).sum() / np.concatenate(self.gaps).sum())
+
+    def rates(self) -> dict[str, tuple[float, float, float]]:
+        """Throughput and goodput, each with the ends of its interval."""
+        gaps, tokens = resampled(self.gaps).sum(1), resampled(self.tokens).sum(1)
+        return {
+            "requests_per_s": (self.throughput, *_ends(self.requests / gaps)),
+            "tokens_per_s": (self.goodput, *_ends(tokens / gaps)),
+        }
+
+    def times(self) -> dict[str, tuple[float, float, float]]:
+        """Percentiles of the three times, each with the ends of its interval; none of a time that
+        no request has."""
+        found = {}
+        named = {"ttft_s": self.ttft, "ms_per_token": self.per_token, "latency_s": self.latency}
+        for name, parts in named.items():
+            whole = np.concatenate(parts)
+            if len(whole):
+                drawn = np.percentile(resampled(parts), PERCENTILES, axis=1)
+                for percent, value, draws in zip(
+                    PERCENTILES, np.percentile(whole, PERCENTILES), drawn, strict=True
+                ):
+                    found[f"{name}_p{percent}"] = (float(value), *_ends(draws))
+        return found
+
 
 def load_rows(records: Sequence[Record]) -> list[LoadRow]:
-    """The rows of a run under load, in the order of its records; none of another run."""
-    rows: dict[str, list[Record]] = {}
+    """The rows of a run under load, in the order of its records, each under all its loads by their
+    rates; none of another run."""
+    rows: dict[str, dict[str | None, list[Record]]] = {}
     for record in records:
         if record.error is None and not record.void and record.batch and record.batch.first:
-            rows.setdefault(record.label, []).append(record)
-    return [_row(label, own) for label, own in rows.items()]
+            own = rows.setdefault(record.label, {})
+            own.setdefault(record.batch.load, []).append(record)
+    found = []
+    for label, loads in rows.items():
+        under = [_row(label, load, own) for load, own in loads.items()]
+        found += sorted(under, key=lambda row: row.offered or math.inf)
+    return found
 
 
-def _row(label: str, records: Sequence[Record]) -> LoadRow:
-    batches = [record.batch for record in records if record.batch is not None]
-    arrived = np.array([batch.arrived or 0 for batch in batches]) / 1e9
-    first = np.array([batch.first or 0 for batch in batches]) / 1e9
-    ended = np.array([batch.finished for batch in batches]) / 1e9
-    tokens = np.array([record.n_tokens or 0 for record in records])
-    passes = np.array([record.pass_ for record in records])
-    seconds = sum(
-        float(ended[passes == number].max() - arrived[passes == number].min())
-        for number in np.unique(passes)
-    )
-    span = float(arrived.max() - arrived.min())
-    decoding, n = ended - first, int((passes == passes[0]).sum())
-    return LoadRow(
-        label=label,
-        requests=len(records),
-        seconds=seconds,
-        tokens=int(tokens.sum()),
-        ttft=first - arrived,
-        per_token=1e3 * decoding[tokens > 1] / (tokens[tokens > 1] - 1),
-        latency=ended - arrived,
-        offered=(n - 1) / span if span > 0 else None,
-        saturated=bool(np.mean(first - arrived > decoding) > 0.5),
-    )
+def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
+    passes: dict[int, list[Record]] = {}
+    for record in records:
+        passes.setdefault(record.pass_, []).append(record)
+    met = []
+    for own in passes.values():
+        batches = [record.batch for record in own if record.batch is not None]
+        arrived, first, ended = (
+            np.array([getattr(batch, of) or 0 for batch in batches]) / 1e9
+            for of in ("arrived", "first", "finished")
+        )
+        tokens = np.array([record.n_tokens or 0 for record in own], dtype=np.float64)
+        met.append((arrived, first, ended, tokens))
+    return LoadRow.of(label, load, met)
 
 
-def interval(values: Floats, percent: float) -> tuple[float, float]:
-    """A 95% interval of a percentile."""
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(np.percentile(values[draws], percent, axis=1), (2.5, 97.5))
+def resampled(parts: Parts) -> Floats:
+    """A figure of as many requests [RESAMPLES, n], drawn within each pass in circular blocks of
+    n^(1/3) neighbours (Hall, Horowitz, Jing 1995); the same ones for parts of the same sizes."""
+    draw, found = np.random.default_rng(0), []
+    for part in parts:
+        n = len(part)
+        if n:
+            block = math.ceil(n ** (1 / 3))
+            starts = draw.integers(n, size=(RESAMPLES, -(-n // block), 1))
+            drawn = (starts + np.arange(block)).reshape(RESAMPLES, -1)[:, :n] % n
+            found.append(part[drawn])
+    return np.concatenate(found, axis=1)
+
+
+def _ends(draws: Floats) -> tuple[float, float]:
+    low, high = np.percentile(draws, (2.5, 97.5))
     return float(low), float(high)
 
 
 def as_dict(row: LoadRow) -> Mapping[str, object]:
-    """A row for programs: percentiles with their intervals, by name."""
-    figures = {"ttft_s": row.ttft, "ms_per_token": row.per_token, "latency_s": row.latency}
+    """A row for programs: rates and percentiles with the ends of their intervals, by name."""
     found: dict[str, object] = {
         "method": row.label,
+        "load": row.load,
         "requests": row.requests,
         "offered_per_s": row.offered,
-        "requests_per_s": row.requests / row.seconds,
-        "tokens_per_s": row.tokens / row.seconds,
         "saturated": row.saturated,
     }
-    for name, values in figures.items():
-        for percent in PERCENTILES if len(values) else ():
-            low, high = interval(values, percent)
-            key = f"{name}_p{percent}"
-            found[key] = float(np.percentile(values, percent))
-            found[f"{key}_low"], found[f"{key}_high"] = low, high
+    for name, (value, low, high) in (row.rates() | row.times()).items():
+        found |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return found
+
+
+def write_loads(rows: Sequence[LoadRow], path: Path) -> Path:
+    """`as_dict` of each row as a line of CSV."""
+    lines = [as_dict(row) for row in rows]
+    names = dict.fromkeys(name for line in lines for name in line)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
+        writer.writeheader()
+        for line in lines:
+            writer.writerow({name: harmless(value) for name, value in line.items()})
+    return path
+
+
+# ---- where arrivals outrun a row -----------------------------------------------------------------
+
+
+def saturation(rows: Sequence[LoadRow]) -> list[str]:
+    """Of each row under several rates, in words, from which on arrivals outrun it: from there to
+    the highest rate it is saturated."""
+    by_label: dict[str, list[LoadRow]] = {}
+    for row in rows:
+        if row.offered is not None:
+            by_label.setdefault(row.label, []).append(row)
+    return [f"{label}: {_knee(own)}" for label, own in by_label.items() if len(own) > 1]
+
+
+def knee(rows: Sequence[LoadRow]) -> int:
+    """Which of a row's rates, the lowest first, is the first from which on it is saturated; their
+    number where it is at none."""
+    return 1 + max((at for at, row in enumerate(rows) if not row.saturated), default=-1)
+
+
+def _knee(rows: Sequence[LoadRow]) -> str:
+    """Of one row, by rates."""
+    first = knee(rows)
+    if first == len(rows):
+        return f"not saturated up to {rows[-1].offered:.3g} requests/s"
+    most = max(rows, key=lambda row: row.goodput)
+    below = f", not at {rows[first - 1].offered:.3g}" if first else ", the lowest rate"
+    return (
+        f"saturated from {rows[first].offered:.3g} requests/s on{below}; at most"
+        f" {most.throughput:.3g} requests/s and {most.goodput:.0f} tokens/s"
+    )
+
+
+# ---- as text -------------------------------------------------------------------------------------
+
+TITLE = "Under load"
+HEADINGS = (
+    *("method", "offered /s", "requests /s", "goodput tok/s"),
+    *("TTFT s p50", "p90", "p99", "ms/token p50", "p90", "p99", "latency s p50", "p90", "p99"),
+    "",
+)
+NOTE = (
+    "Requests arrive by the clock; waiting for a seat counts. Each figure has its 95% interval,"
+    " of blocks of requests. Goodput: tokens of outputs a second. Saturated: most requests waited"
+    " longer for their first token than it took to decode them."
+)
+
+
+def cells(row: LoadRow) -> tuple[str, ...]:
+    """A row of a table under `HEADINGS`."""
+    offered = "all at once" if row.offered is None else f"{row.offered:.3g}"
+    rates, times = row.rates(), row.times()
+    figures = [rates["requests_per_s"], rates["tokens_per_s"]]
+    keys = [f"{name}_p{p}" for name in ("ttft_s", "ms_per_token", "latency_s") for p in PERCENTILES]
+    shown = [_with_interval(times.get(key)) for key in keys]
+    flag = "saturated" if row.saturated else ""
+    return (row.label, offered, *map(_with_interval, figures), *shown, flag)
+
+
+def _with_interval(figure: tuple[float, float, float] | None) -> str:
+    if figure is None:
+        return "-"
+    value, low, high = figure
+    return f"{value:.3g} [{low:.3g}, {high:.3g}]"
 
 
 def load_lines(records: Sequence[Record]) -> list[str]:
     """The rows as a table of text; none of a run without load."""
     rows = load_rows(records)
-    if not rows:
-        return []
+    return row_lines(rows, "under load") if rows else []
+
+
+def row_lines(rows: Sequence[LoadRow], title: str) -> list[str]:
+    """Rows as a table of text, with what is said of their saturation."""
     wide = max(8, *(len(row.label) for row in rows))
-    offered = rows[0].offered
-    arriving = "all at once" if offered is None else f"{offered:.3g} requests/s offered"
     lines = [
-        f"under load ({arriving}); p50 / p90 / p99, with the 95% interval of the latency's p99",
-        f" {'':{wide}}  req/s  tok/s  {'TTFT s':^18} {'ms/token':^18} {'latency s':^18}",
+        f"{title}; p50 / p90 / p99, with the 95% interval of the latency's p99",
+        f" {'':{wide}} offered  req/s  tok/s  {'TTFT s':^18} {'ms/token':^18} {'latency s':^18}",
     ]
     for row in rows:
-        low, high = interval(row.latency, 99)
+        _, low, high = row.times()["latency_s_p99"]
+        offered = "at once" if row.offered is None else f"{row.offered:.3g}"
         lines.append(
-            f" {row.label:{wide}} {row.requests / row.seconds:6.2f} {row.tokens / row.seconds:6.0f}"
+            f" {row.label:{wide}} {offered:>7} {row.throughput:6.2f} {row.goodput:6.0f}"
             f"  {_three(row.ttft)} {_three(row.per_token)} {_three(row.latency)}"
             f" [{low:.2f}, {high:.2f}]" + ("  saturated" if row.saturated else "")
         )
-    return lines
+    return [*lines, *saturation(rows)]
 
 
-def _three(values: Floats) -> str:
-    if not len(values):
+def _three(parts: Parts) -> str:
+    whole = np.concatenate(parts)
+    if not len(whole):
         return f"{'-':^18}"
-    return " /".join(f"{each:5.2f}" for each in np.percentile(values, PERCENTILES))
+    return " /".join(f"{each:5.2f}" for each in np.percentile(whole, PERCENTILES))

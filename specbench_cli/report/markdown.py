@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from specbench_cli import output
-from specbench_cli.report import columns
+from specbench_cli.report import columns, load
 from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
@@ -46,6 +46,7 @@ def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> l
         sweep_of(summary, manifest),
         reading.spec_bench,
         modelled.modelled_rows(reading.run.records()) if reading.parallel else (),
+        load.load_rows(reading.records),
     )
     page.write_text(content, encoding="utf-8")
     return [page]
@@ -59,6 +60,7 @@ def report(
     sweep: Sweep | None = None,
     spec_bench: SpecBench | None = None,
     in_parallel: Sequence[modelled.ModelledRow] = (),
+    loads: Sequence[load.LoadRow] = (),
 ) -> str:
     """The whole report; `figures` are paths of images, relative to it."""
     cell = ("method", "prompt", "turn", "pass")
@@ -70,6 +72,7 @@ def report(
         *(f"![speedup over vanilla]({path})" for path in figures if _name(path) == "speedup"),
         *(sweep_part(sweep, plots) if sweep is not None else ()),
         *tuning_part(manifest.get("tuning")),
+        *_load(loads),
         "## All families",
         *_figures_of(summary.rows),
         "## By task family",
@@ -139,6 +142,14 @@ def _modelled(rows: Sequence[modelled.ModelledRow]) -> list[str]:
         return []
     lines = table(modelled.HEADINGS, (row.cells() for row in rows))
     return [f"## {modelled.TITLE}", modelled.NOTE, lines]
+
+
+def _load(rows: Sequence[load.LoadRow]) -> list[str]:
+    if not rows:
+        return []
+    knees = "\n".join(f"- {line}" for line in load.saturation(rows))
+    lines = table(load.HEADINGS, map(load.cells, rows))
+    return [part for part in (f"## {load.TITLE}", load.NOTE, lines, knees) if part]
 
 
 def _claims(found: Sequence[claims.Line]) -> list[str]:

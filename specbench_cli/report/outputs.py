@@ -8,6 +8,7 @@ from pathlib import Path
 from specbench_cli.report.export import write_csv, write_json
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
+from specbench_cli.report.load import load_rows, write_loads
 from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.pareto import sweep_of, write_points
@@ -46,6 +47,9 @@ def _figures(reading: Reading, place: Path) -> list[Path]:
     sweep = sweep_of(reading.summary, reading.run.manifest)
     if sweep is not None:
         files.append(write_points(sweep, place / "pareto.csv"))
+    if loads := load_rows(reading.records):
+        place.mkdir(exist_ok=True)
+        files.append(write_loads(loads, place / "load.csv"))
     return files
 
 

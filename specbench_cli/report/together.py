@@ -4,7 +4,7 @@ A row is the same in two runs if method, parameters, guarantee and the method's 
 runs are further processes of it. Rows that only share a name are told apart by their run's.
 
 Passes are numbered anew, so that a cell finds the vanilla of its own run and pass (`pairing`): the
-number's rest by `RUNS_APART` says which of its row's processes a cell is of. Processes can be
+number's rest by `PASSES_APART` says which of its row's processes a cell is of. Processes can be
 resampled only if all rows have equally many; where they have not, they count as one.
 """
 
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specbench_cli.report.numbers.pairing import RUNS_APART
+from specbench_cli.report.numbers.pairing import process
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.source import Source
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import PASSES_APART, Record
 
 T = TypeVar("T")
 
@@ -143,24 +143,25 @@ def _passes(
 ) -> tuple[list[dict[int, int]], dict[int, str]]:
     """Each run's passes as the report numbers them, and what it says of them."""
     own = [sorted({record.pass_ for record in run}) for run in records]
+    processes = [sorted(set(map(process, passes))) for passes in own]
     had: dict[str, int] = {}
     starts = []
-    for passes, run in zip(own, labels, strict=True):
+    for made, run in zip(processes, labels, strict=True):
         rows = [label for label in run.values() if label != BASELINE]
         start = max((had.get(label, 0) for label in rows), default=0)
         starts.append(start)
-        had.update({label: start + len(passes) for label in rows})
+        had.update({label: start + len(made) for label in rows})
     counts = {
-        sum(len(own[i]) for i, run in enumerate(labels) if row in run.values()) for row in had
+        sum(len(processes[i]) for i, run in enumerate(labels) if row in run.values()) for row in had
     }
     resampled = len(counts) <= 1
     numbered: list[dict[int, int]] = []
     shown: dict[int, str] = {}
-    for name, passes, start in zip(short, own, starts, strict=True):
+    for name, passes, made, start in zip(short, own, processes, starts, strict=True):
         numbered.append({})
-        for place, pass_ in enumerate(passes):
-            process = start + place if resampled else 0
-            number = RUNS_APART * len(shown) + process
+        for pass_ in passes:
+            place = start + made.index(process(pass_)) if resampled else 0
+            number = PASSES_APART * len(shown) + place
             numbered[-1][pass_] = number
             shown[number] = f"{pass_} @{name}"
     return numbered, shown

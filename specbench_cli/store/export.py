@@ -57,7 +57,7 @@ def _schema() -> pyarrow.Schema:
             (f"likelihood_{f.name}", pa.list_(number) if f.name == "cumulants" else number)
             for f in fields(Likelihood)
         ]
-        + [(f"batch_{f.name}", pa.int64()) for f in fields(Batch)]
+        + [(f"batch_{f.name}", text if f.name == "load" else pa.int64()) for f in fields(Batch)]
         + [("verdict_kind", text)]
         + [(n, pa.int64()) for n in ("verdict_position", "verdict_expected")]
         + [("output_ids", ints), ("origin", pa.list_(text)), ("log_probs", pa.list_(number))]

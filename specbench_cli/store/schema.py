@@ -37,6 +37,10 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PASSES_APART = 1000
+"""A pass's number: its process's, from 1, and this for each pass that the process made before it;
+it makes several under several loads."""
+
 Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$")]
 """A word that tables show: no control character, no line break, not empty."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
@@ -283,6 +287,8 @@ class Batch:
     end of the method. finished: ns until this one's last token. at_once: most of them that took
     part in a step, where others joined as these ended; null in records from before: all. arrived,
     first: ns until the request was there, and until its first token; null where all were there.
+    load: how they arrived (`poisson:4`), of which a run may have several; null likewise, and in
+    records from before.
     """
 
     __pydantic_config__ = STRICT
@@ -294,6 +300,7 @@ class Batch:
     at_once: Count | None = None
     arrived: Count | None = None
     first: Count | None = None
+    load: Name | None = None
 
 
 Key = tuple[str, int, str, int]

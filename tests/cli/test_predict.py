@@ -364,3 +364,56 @@ def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe
     code, out, err = run("predict", "last")
     assert [row["label"] for row in table_of(out)] == ["vanilla", "linear", "all"]
     assert float(table_of(out)[1]["predicted"]) > 0
+
+
+# ---- under load, simulated -----------------------------------------------------------------------
+
+
+def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, kept):
+    asked = ("predict", str(made), "--load", "poisson:2,200", "--batch", "2")
+    code, out, _ = run(*asked, "--json")
+    assert code == 0
+    (found,) = map(json.loads, out.splitlines())
+    assert {row["method"] for row in found["modelled"]} == {"vanilla", "sps", "pld"}
+    assert found["missing"].keys() == {"hf:vanilla", "hf:assisted"}
+    slow, fast = (
+        {row["method"]: row for row in found["modelled"] if row["load"] == load}
+        for load in ("poisson:2", "poisson:200")
+    )
+    for row in slow.values():
+        assert not row["saturated"] and row["requests"] == 12
+        assert row["latency_s_p50"] < fast[row["method"]]["latency_s_p50"]
+    # 1.1 ms a forward of the target and 0.1 ms of the host; sps is dear: its draft costs as much.
+    assert slow["vanilla"]["ms_per_token_p50"] == pytest.approx(1.2, rel=0.1)
+    assert fast["vanilla"]["saturated"] and (found["measured"], found["errors"]) == ([], [])
+    assert run(*asked, "--json")[1] == out  # the same every time
+    code, out, _ = run(*asked)
+    lines = out.splitlines()
+    assert (
+        code == 0 and lines[0].startswith("modelled: batch 2") and lines[1].startswith("modelled ")
+    )
+    assert "not modelled: hf:vanilla: another program's, whose steps are its own" in lines
+    assert any(line.startswith("vanilla: saturated from") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (("--load", "poisson:0"), "RATE must be a number above 0"),
+        (("--load", "uniform:3"), "must be poisson:RATE"),
+        (("--load", "trace:none.txt"), "trace none.txt cannot be read"),
+        (("--load", "poisson:1", "--against", "x.json"), "--against cannot go with --load"),
+        (("--batch", "4"), "--batch cannot go with RUN without --load"),
+        (("--load", "poisson:1", "--batch", "0"), "greater than or equal to 1"),
+    ],
+)
+def test_a_load_that_cannot_be_simulated_is_told(run, made, kept, asked, why):
+    code, out, err = run("predict", str(made), *asked)
+    assert code == 2 and not out
+    assert why in " ".join(err.replace("│", " ").split())
+
+
+def test_a_trace_shorter_than_the_run_is_told(run, made, kept, tmp_path):
+    (tmp_path / "few.txt").write_text("0\n1\n")
+    code, _, err = run("predict", str(made), "--load", f"trace:{tmp_path}/few.txt")
+    assert code == 2 and "lists 2 arrivals for 12 prompts" in err

@@ -6,7 +6,11 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.execute import passes
+from specbench_cli.execute.view import Progress
 from specbench_cli.report.load import load_lines, load_rows
+from specbench_cli.report.numbers.pairing import process
+from specbench_cli.report.outputs import write_outputs
+from specbench_cli.store.run_dir import RunDir
 
 
 def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
@@ -45,9 +49,26 @@ def test_requests_join_no_sooner_than_they_arrive(specbench):
         assert {record.turn for record in records} == {1}
     plain, _ = load_rows(outcome.records)
     assert (plain.label, plain.requests, plain.offered) == ("vanilla", 4, 3 / 0.4)
-    assert plain.tokens == sum(r.n_tokens for r in outcome.by_label("vanilla"))
+    counts = [r.n_tokens for r in outcome.by_label("vanilla")]
+    assert (plain.load, plain.tokens[0].tolist()) == ("burst:2:0.4", counts)
     text = "\n".join(load_lines(outcome.records))
-    assert "7.5 requests/s offered" in text and "eqspec" in text
+    assert "    7.5 " in text and "eqspec" in text
+
+
+def test_several_rates_are_a_pass_each_of_one_process(specbench):
+    outcome = specbench(batch=2, limit=3, max_new_tokens=3, load="poisson:40,80")
+    assert outcome.exit_code == 0
+    assert (outcome.log.total, len(outcome.records)) == (6, 6)
+    by_load = {record.batch.load: record.pass_ for record in outcome.records}
+    assert by_load == {"poisson:40": 1, "poisson:80": 1001}
+    assert {process(number) for number in by_load.values()} == {1}
+    slow, fast = load_rows(outcome.records)
+    assert fast.offered == pytest.approx(2 * slow.offered)
+    parts = [each.part for each in outcome.log.said if isinstance(each, Progress)]
+    assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
+    reading = write_outputs(RunDir.open(outcome.path))
+    assert reading.summary.passes == 1
+    assert "poisson:80" in (outcome.path / "figures" / "load.csv").read_text()
 
 
 @pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])

@@ -30,17 +30,25 @@ class HostClock:
 
     def restart(self) -> None:
         """Make now the zero of all marks."""
-        self.zero_ns = time.perf_counter_ns()
+        self.zero_ns = self.now()
+
+    def now(self) -> int:
+        """Nanoseconds of the monotonic clock."""
+        return time.perf_counter_ns()
+
+    def sleep(self, ns: int) -> None:
+        """Wait for so long."""
+        time.sleep(ns / 1e9)
 
     def mark(self) -> int:
         """Nanoseconds since the zero."""
-        return time.perf_counter_ns() - self.zero_ns
+        return self.now() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
         """Marks already are times."""
 
 
-class CudaClock:
+class CudaClock(HostClock):
     """Marks of forwards are CUDA events, so that a forward's time is the device's, not the
     launch's.
 
@@ -59,7 +67,7 @@ class CudaClock:
         torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
-        self.zero_ns = time.perf_counter_ns()
+        self.zero_ns = self.now()
 
     def mark(self) -> int:
         """Index of a new event on the current stream."""
@@ -88,13 +96,16 @@ def not_finite(model: str) -> str:
 class Meter:
     """The trace of one decoding.
 
+    Args:
+        clock: what its times are of; default: the device's.
+
     Attributes:
         forwards: every forward, in the order in which this worker heard of them.
         messages: what went from worker to worker.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.clock = CudaClock(device) if device.type == "cuda" else HostClock()
+    def __init__(self, device: torch.device, clock: HostClock | None = None) -> None:
+        self.clock = clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self.forwards: list[Forward] = []
         self.messages: list[Sent] = []
         self._marked: list[Forward] = []  # those whose times are marks of this clock

@@ -22,7 +22,7 @@ from specbench_cli.execute.planning.order import balanced
 from specbench_cli.models.heads import OWN, check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.scoring.code import check_containment, compiles
-from specbench_cli.store.schema import GUARANTEES
+from specbench_cli.store.schema import GUARANTEES, PASSES_APART
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -91,7 +91,8 @@ class Plan:
     target: Checkpoint
     draft: Checkpoint | None
     others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
-    arrivals: tuple[float, ...] = ()  # of the questions, in seconds; none: all are there
+    # How requests arrive, as typed, and when the questions do, in seconds; none: all are there.
+    loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()  # what of the tasks is not asked, in words
 
     @property
@@ -121,18 +122,26 @@ class Plan:
     @property
     def cells(self) -> int:
         """Outputs to be made: prompts x rows x passes."""
-        return self.turns * len(self.arms) * self.config.repeats
+        return self.turns * len(self.arms) * self.config.repeats * len(self.passes())
 
     @property
     def most_tokens(self) -> int:
         """The tokens of all outputs, if each were as long as it may be."""
-        rows = len(self.arms) * self.config.repeats
+        rows = len(self.arms) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
 
     def budget(self, question: Question) -> int:
         """Most new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
         return self.config.max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
+
+    def passes(self, process: int = 1) -> list[int]:
+        """The passes that a process makes, which is one, or one under each load."""
+        return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
+
+    def load(self, pass_: int) -> str | None:
+        """How requests arrive in a pass; None where all are there."""
+        return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
 
     def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[Arm, ...]]]:
         """The questions of a pass, each with its rows in that visit's order."""
@@ -163,7 +172,7 @@ class Plan:
                 }
                 for task in self.tasks
             ],
-            "passes": self.config.repeats,
+            "passes": self.config.repeats * len(self.passes()),
             "cells": self.cells,
             "most_tokens": self.most_tokens,
             **({"not_asked": list(self.missing)} if self.missing else {}),
@@ -323,7 +332,7 @@ def make_plan(config: RunConfig) -> Plan:
         tasks=tasks,
         questions=chosen,
         missing=_missing(config, tasks, asked, chosen),
-        arrivals=_arrivals(config, len(chosen)),
+        loads=_loads(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
@@ -348,11 +357,12 @@ def _missing(
     return tuple(found)
 
 
-def _arrivals(config: RunConfig, n: int) -> tuple[float, ...]:
-    """When n questions arrive, the same for all rows and passes. Raises UsageError."""
+def _loads(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
+    """When n questions arrive under each load, the same for all rows. Raises UsageError."""
     if config.load is None:
-        return ()
+        return {}
     try:
-        return tuple(Arrivals.parse(config.load).times(n, config.seed))
+        swept = Arrivals.sweep(config.load)
+        return {each.typed: tuple(each.times(n, config.seed)) for each in swept}
     except ValueError as error:
         raise UsageError(f"--load: {error}", hint="specbench run --help") from error

@@ -12,6 +12,7 @@ from specbench_cli.report.figures import (
     cost,
     lanes,
     lengths,
+    load,
     pareto,
     prompts,
     seen,
@@ -40,6 +41,7 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "positions": accepted.draw_levels,
     "accepted": accepted.draw_counts,
     "lengths": lengths.draw,
+    "load": load.draw,
     "contexts": contexts.draw,
     "seen": seen.draw,
     "prompts": prompts.draw,
@@ -61,6 +63,9 @@ CAPTIONS = {
     "accepted": "How many drafted tokens a step accepts, as a share of steps.",
     "lengths": "Speedup against the number of levels drafted a step, with its 95%"
     " interval (an arrowhead: it goes on).",
+    "load": "Goodput, time to the first token and latency at several arrival rates, with 95%"
+    " intervals; times as median (filled) and p99 (hollow). A diamond: from here on arrivals outrun"
+    " the row.",
     "contexts": "Decode speedup against the length of the context, with its 95% interval (an"
     " arrowhead: it goes on); grey: the other methods.",
     "seen": "MAT along a pass, of the methods that learn from one prompt for the next: of some"

@@ -9,17 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from specbench_cli.stats.bootstrap import PairedTimes
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import PASSES_APART, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
 """A record's time in ns and the tokens it was spent on, null where the method cannot say."""
 
 Loss = Literal["void", "failed"]
-
-RUNS_APART = 1000
-"""Where several runs are read as one (`together`), passes are numbered this far apart: by the whole
-number a cell finds the vanilla of its own run, by the rest it is its row's first, second ...
-process."""
 
 
 def total(record: Record) -> tuple[int | None, int | None]:
@@ -82,8 +77,9 @@ def pair(
 
 
 def process(pass_: int) -> int:
-    """Which of a row's processes a pass is."""
-    return pass_ % RUNS_APART
+    """Which of a row's processes made a pass. By the whole number a cell finds the vanilla of its
+    own load and, where several runs are read as one (`together`), of its own run."""
+    return pass_ % PASSES_APART
 
 
 def loss(record: Record) -> Loss | None:

@@ -1,0 +1,260 @@
+"""Batches decoded without models: scripts say what these would have said, a table what it costs.
+
+A discrete-event simulation with the engine's own driver: batches, sessions, methods and their
+policies are those that measure. Two things are others: `Scripted` decoders, which know the outputs
+and which of their tokens the draft model gets right, and a `Clock` that moves by what a forward
+costs, and to the next arrival where nothing is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.meter import HostClock
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.types import Input, Out, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import MethodFault
+
+Price = Callable[[str, Sequence[tuple[int, int]]], float]
+"""Nanoseconds that a forward of a model ("target", "draft") takes, by the new rows of each sequence
+in it and the rows before them (none: a prefill); with what the host does for it."""
+
+
+class Clock(HostClock):
+    """Time that passes only where it is spent."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        super().__init__()
+
+    def now(self) -> int:
+        """Nanoseconds spent so far."""
+        return self._at
+
+    def sleep(self, ns: int) -> None:
+        """Spend some."""
+        self._at += ns
+
+
+class Priced(Decoder):
+    """A decoder whose forwards take what a table says; what they compute is the decoder's own."""
+
+    def __init__(self, decoder: Decoder, clock: Clock, price: Price) -> None:
+        self._decoder, self._clock, self._price = decoder, clock, price
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The decoder's."""
+        return self._decoder.name
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> State:
+        """See `Decoder`."""
+        return self._decoder.new_state(capacity, n_seqs)
+
+    def forward(self, x: Input, state: State, **how: Any) -> Out:
+        """See `Decoder`."""
+        self._spend([(x, state)])
+        return self._decoder.forward(x, state, **how)
+
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """See `Decoder`."""
+        self._spend([(part.x, part.state) for part in parts])
+        return self._decoder.forward_batch(parts, taps=taps)
+
+    def _spend(self, parts: Sequence[tuple[Input, State]]) -> None:
+        rows = [
+            ((x.ids if isinstance(x, Tokens) else x.rows).shape[1], state.length())
+            for x, state in parts
+        ]
+        self._clock.sleep(round(self._price(self.name, rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A request as it went.
+
+    prompt, output: ids. right: of each token of the output, whether the draft model says it after
+    the text before it. budget: most tokens. eos: whether its last token ended it.
+    """
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    right: tuple[bool, ...]
+    budget: int
+    eos: bool = False
+
+    def request(self, place: int) -> Request:
+        """The request."""
+        stop = StopRule(frozenset(self.output[-1:] if self.eos else ()), self.budget)
+        return Request(f"simulated/{place}", 1, self.prompt, stop)
+
+
+class ScriptState:
+    """How many rows were fed, and of which script."""
+
+    by_row = True
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._written = self._kept = 0
+        self.script: Script | None = None
+
+    def length(self, seq: int = 0, layer: int = 0) -> int:
+        """See `State`."""
+        return self._written
+
+    def position(self, seq: int = 0) -> int:
+        """See `State`."""
+        return self._written
+
+    def write(self, n: int) -> None:
+        """Count n rows more."""
+        self._written += n
+
+    def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
+        """See `State`."""
+        self._written = self._kept + len(path)
+        self._kept = self._written - loose
+
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
+        """See `State`."""
+        self._written = min(self._written, n)
+        self._kept = min(self._kept, n)
+
+    def clear(self) -> None:
+        """See `State`."""
+        self._written = self._kept = 0
+        self.script = None
+
+    @property
+    def nbytes(self) -> int:
+        """See `State`."""
+        return 0
+
+
+class Scripted(Decoder):
+    """Says the tokens of scripts: the target all of them, the draft model those that it gets right,
+    and another one in place of each that it does not.
+
+    Raises:
+        ValueError: two scripts begin alike and go on otherwise.
+    """
+
+    n_layers = hidden_size = 1
+    weight_bytes = 0
+    max_positions = 1 << 30
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, name: str, scripts: Sequence[Script], *, sure: bool) -> None:
+        self.name, self._sure = name, sure
+        self._of = {script.prompt: script for script in scripts}
+        if any(self._of[script.prompt].output != script.output for script in scripts):
+            raise ValueError("two requests have one prompt and different outputs")
+        self.vocab_size = 2 + max(max(s.prompt + s.output) for s in scripts)
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptState:
+        """See `Decoder`."""
+        return ScriptState(capacity)
+
+    def forward(self, x: Input, state: State, **how: Any) -> Out:
+        """See `Decoder`; chains through the whole model alone.
+
+        Raises:
+            MethodFault: anything else.
+        """
+        at = how.pop("logits_at", "last")
+        if not isinstance(x, Tokens) or any(value not in (None, ()) for value in how.values()):
+            raise MethodFault(
+                "a simulation knows chains of a draft model and of lookups: no trees, no heads, no"
+                " parts of the target"
+            )
+        assert isinstance(state, ScriptState)
+        self.ran += 1
+        ids, first = x.ids[0].tolist(), state.length()
+        if not first:
+            state.script = self._of[tuple(ids)]
+        assert state.script is not None
+        state.write(len(ids))
+        rows = range(len(ids)) if at == "all" else range(len(ids) - 1, len(ids))
+        hidden = torch.zeros(1, len(ids), self.hidden_size)
+        if at is None:
+            return Out(None, hidden)
+        logits = torch.zeros(1, len(rows), self.vocab_size)
+        for row, place in enumerate(rows):
+            logits[0, row, self._next(state.script, first + place + 1)] = 1.0
+        return Out(logits, hidden)
+
+    def _next(self, script: Script, position: int) -> int:
+        """The token that is said at a position of the text; 0 behind its end."""
+        at = position - len(script.prompt)
+        if at >= len(script.output):
+            return 0
+        token = script.output[at]
+        return token if self._sure or script.right[at] else (token + 1) % self.vocab_size
+
+
+def simulate(
+    method: Method,
+    scripts: Sequence[Script],
+    price: Price,
+    *,
+    size: int,
+    arrivals: Sequence[float] = (),
+    costs: Callable[[str, int], float] | None = None,
+) -> Batch:
+    """Decode scripted requests as a batch would; all times are the clock's, from 0.
+
+    Args:
+        size, arrivals: see `Batch`.
+        costs: what policies are told of forwards; see `Workspace.costs`.
+    Raises:
+        MethodFault: the method asks for more than scripts know.
+    """
+    clock = Clock()
+    decoders: Mapping[str, Decoder] = {
+        name: Priced(Scripted(name, scripts, sure=name == "target"), clock, price)
+        for name in ("target", "draft")
+    }
+    requests = [script.request(place) for place, script in enumerate(scripts)]
+    longest = max(len(script.prompt) + script.budget for script in scripts)
+    workspace = Workspace(decoders, longest, costs=costs)
+    return driven(method, workspace, requests, clock, size=size, arrivals=arrivals)
+
+
+def driven(
+    method: Method,
+    workspace: Workspace,
+    requests: Sequence[Request],
+    clock: Clock,
+    *,
+    size: int,
+    arrivals: Sequence[float] = (),
+) -> Batch:
+    """Decode requests as a batch to its end on such a clock, which `Priced` decoders move."""
+    batch = Batch(
+        workspace,
+        requests,
+        Sampling(),
+        size=size,
+        held=method.held(size),
+        arrivals=arrivals,
+        clock=clock,
+    )
+    for session in batch.sessions:
+        session.harness.begin()
+    for _ in method.generate_batch(batch):
+        pass
+    return batch

@@ -1,0 +1,199 @@
+"""What a run's rows would meet under load: modelled, by a machine's costs and recorded acceptance.
+
+The engine's own driver decodes the run's first turns once more, with the rows' own methods and
+policies, as scripts say (`engine.simulation`): outputs are those recorded, and the draft model is
+right where a drafted token was accepted and wrong where one was rejected. Of tokens that were never
+tested each is right with the chance that tested ones of the same output had.
+
+A forward over several sequences is taken to cost what one over as many rows does, after the mean
+context of its rows; prompts that are prefilled together cost what each does; the host's work is a
+sequence's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench_cli import registry
+from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.errors import SpecbenchError, UsageError
+from specbench_cli.measure.costs import Costs
+from specbench_cli.report.load import LoadRow
+from specbench_cli.report.numbers.run_costs import probe_command
+from specbench_cli.report.source import Source
+from specbench_cli.store.schema import LOSSLESS, Record
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+    from specbench_cli.engine.simulation import Script
+
+LENGTHS = ("heuristic", "synergy", "smartspec")
+"""Rules that ask nothing of what the draft model says."""
+
+
+class Prices:
+    """What forwards take by a machine's costs; see `simulation.Price`.
+
+    Attributes:
+        forwards, extrapolated: how many there were, and of them those beyond the probe's points.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self.forwards = self.extrapolated = 0
+
+    def __call__(self, model: str, rows: Sequence[tuple[int, int]]) -> float:
+        """Nanoseconds."""
+        costs = self._costs
+        going = [(n, before) for n, before in rows if before]
+        new = sum(n for n, _ in going)
+        ns = sum(costs.prefill_ns(model, n) for n, before in rows if not before)
+        if model == "target":
+            ns += costs.host_ns(nodes=new - len(going), steps=len(going))
+        else:
+            ns += costs.host_ns(drafts=len(going), steps=0)
+        if going:
+            context = sum(n * before for n, before in going) / new
+            ns += costs.forward_ns(model, new, context)
+            self.forwards += 1
+            self.extrapolated += not costs.covers(model, new, context)
+        return ns
+
+
+def simulated(
+    run: Source, costs: Costs, loads: Sequence[Arrivals], size: int, prices: Prices
+) -> tuple[list[LoadRow], dict[str, str]]:
+    """The rows of a run under loads, and by label why others have none.
+
+    Args:
+        size: sequences that take part in a step.
+        prices: of `costs`.
+    Raises:
+        UsageError: a trace lists fewer arrivals than the run has prompts.
+    """
+    from specbench_cli.engine.simulation import simulate
+    from specbench_cli.measure.step_costs import StepCosts, of_kept
+
+    told = run.manifest.get("step_costs")
+    policy = StepCosts.model_validate(told) if told else of_kept(costs)
+    prompts = {(each.prompt_id, each.turn): tuple(each.ids) for each in run.prompts()}
+    config = run.manifest.get("config", {}).get("effective", {})
+    rows: dict[str, dict[str, Record]] = {}
+    for record in run.records():
+        if record.turn == 1:
+            rows.setdefault(record.label, {}).setdefault(record.prompt_id, record)
+    found: list[LoadRow] = []
+    missing: dict[str, str] = {}
+    for label, own in rows.items():
+        records = list(own.values())
+        try:
+            method = _method(records)
+            _check_costs(method, costs, run.manifest)
+            scripts = _scripts(records, prompts, config)
+            for load in loads:
+                times = _times(load, len(records), config.get("seed") or 0)
+                batch = simulate(method, scripts, prices, size=size, arrivals=times, costs=policy)
+                texts = [session.harness.text for session in batch.sessions]
+                first, ended = (
+                    np.array([getattr(text, of) for text in texts]) / 1e9
+                    for of in ("first_ns", "last_ns")
+                )
+                tokens = np.array([float(text.position) for text in texts])
+                met = (np.array(times), first, ended, tokens)
+                found.append(LoadRow.of(label, load.typed, [met]))
+        except UsageError:
+            raise
+        except (SpecbenchError, ValueError) as fault:
+            missing[label] = getattr(fault, "message", str(fault))
+    return found, missing
+
+
+def _times(load: Arrivals, n: int, seed: int) -> list[float]:
+    try:
+        return load.times(n, seed)
+    except ValueError as error:
+        raise UsageError(f"--load: {error}", "specbench predict --help") from error
+
+
+class _NotModelled(SpecbenchError):
+    """A row that no simulation knows enough of."""
+
+
+def _method(records: Sequence[Record]) -> Method:
+    """The row's method. Raises _NotModelled where scripts do not say what it asks for."""
+    first = records[0]
+    if first.peer:
+        raise _NotModelled("another program's, whose steps are its own")
+    if first.guarantee not in LOSSLESS:
+        raise _NotModelled("lossy: what it would accept elsewhere is not recorded")
+    if any(record.error is not None for record in records):
+        raise _NotModelled("it failed on some prompts")
+    try:
+        method = registry.build(first.method, first.params.effective)
+    except SpecbenchError as fault:
+        raise _NotModelled(fault.message) from fault
+    if not method.batches:
+        raise _NotModelled("it decodes one prompt at a time")
+    rule = getattr(method.params, "length", 0)
+    if isinstance(rule, str) and rule not in LENGTHS:
+        raise _NotModelled(f"length={rule} goes by what the draft model says of each token")
+    if method.artifacts() or method.models() or method.any_vocabulary or method.needed - {"draft"}:
+        raise _NotModelled("its drafts are of no draft model or lookup alone")
+    return method
+
+
+def _check_costs(method: Method, costs: Costs, manifest: Mapping[str, Any]) -> None:
+    if "draft" in method.needed and "draft" not in costs.curves:
+        raise _NotModelled(f"its draft model was not probed: {probe_command(manifest)}")
+
+
+def _scripts(
+    records: Sequence[Record],
+    prompts: Mapping[tuple[str, int], tuple[int, ...]],
+    config: Mapping[str, Any],
+) -> list[Script]:
+    """The requests of a row as they went."""
+    from specbench_cli.engine.simulation import Script
+
+    budget = config.get("max_new_tokens") or max(record.n_tokens or 0 for record in records)
+    found = []
+    for record in records:
+        prompt = prompts.get((record.prompt_id, 1))
+        if prompt is None or record.output_ids is None or record.origin is None:
+            raise _NotModelled("the run does not hold its prompts, outputs and origins")
+        output = tuple(record.output_ids)
+        whole = budget if record.finish == "eos" else len(output)
+        right = _right(record.origin, record.prompt_id)
+        found.append(Script(prompt, output, right, whole, record.finish == "eos"))
+    return found
+
+
+def _right(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
+    """Of each token whether the draft model says it: known of those that it was tested on."""
+    stood, fell = origin.count("accepted"), origin.count("recovered")
+    chance = stood / (stood + fell) if stood + fell else 0.0
+    draw = Random(prompt_id)
+    drawn = [draw.random() < chance for _ in origin]
+    known = {"accepted": True, "recovered": False}
+    return tuple(known.get(word, guess) for word, guess in zip(origin, drawn, strict=True))
+
+
+def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
+    """How far p50 and p99 of the latency are off where the same row was measured under the same
+    load, as a share of the measured ones."""
+    known = {(row.label, row.load): row for row in measured}
+    found = []
+    for row in modelled:
+        other = known.get((row.label, row.load))
+        if other is not None:
+            ours, theirs = row.times(), other.times()
+            off = {
+                f"{key}_error": ours[key][0] / theirs[key][0] - 1
+                for key in ("latency_s_p50", "latency_s_p99")
+            }
+            found.append({"method": row.label, "load": row.load, **off})
+    return found

@@ -1,0 +1,137 @@
+"""The simulator against the driver that it stands for, on a clock that a cost table moves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.audit.models.tiny import nominal_costs, tiny_models
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.simulation import Clock, Priced, Script, driven, simulate
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import MethodFault
+
+ARRIVALS = [0.0, 0.0, 0.0001, 0.004, 0.0041, 0.0042, 0.2, 0.2003]
+"""Seconds: some at once, some while others are decoded, some after an idle time."""
+
+
+def price(model, rows):
+    """Nanoseconds: a forward, its rows, what they attend to, and what the host does a sequence."""
+    constant, row = {"target": (1e6, 5e4), "draft": (1e5, 8e3)}[model]
+    return constant + sum(row * n + 30 * n * before + 2e4 for n, before in rows)
+
+
+@cache
+def requests():
+    """Eight, of prompts of 2 to 80 tokens; every other one ends at a token in the middle of what
+    vanilla says."""
+    models, vanilla = tiny_models(), registry.load("vanilla")()
+    found = []
+    for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
+        prompt = models.prompts[2 * at] * (1 + 2 * (at % 3))
+        request = Request(f"tiny/{at}", 1, prompt, StopRule(frozenset(), budget))
+        if at % 2 == 0:
+            session = Session(models.workspace, request, Sampling())
+            list(vanilla.generate(session))
+            stop = StopRule(frozenset({session.output()[budget // 2]}), budget)
+            request = replace(request, stop=stop)
+        found.append(request)
+    return found
+
+
+def measured(method, size):
+    """The real driver over real models, on a clock that the table moves."""
+    tiny, clock = tiny_models().workspace, Clock()
+    decoders = {name: Priced(model, clock, price) for name, model in tiny.decoders.items()}
+    workspace = Workspace(decoders, tiny.capacity, costs=nominal_costs)
+    return driven(method, workspace, requests(), clock, size=size, arrivals=ARRIVALS)
+
+
+def script(session):
+    """What a record says: the prompt, the output, and which tokens were drafted."""
+    (request,), text = session.requests, session.harness.text
+    right = tuple(origin == "accepted" for origin in text.origin)
+    return Script(
+        request.ids,
+        tuple(session.output()),
+        right,
+        request.stop.max_new_tokens,
+        session.finish == "eos",
+    )
+
+
+def events(batch):
+    """All that was done, by whom for whom, and when."""
+    forwards = [(f.model, f.role, dict(f.rows), f.t0_ns, f.t1_ns) for f in batch.meter.forwards]
+    texts = [session.harness.text for session in batch.sessions]
+    tokens = [(*text.output, *text.origin, text.finish) for text in texts]
+    times = [(text.first_ns, text.last_ns) for text in texts]
+    return forwards, tokens, times, (batch.prefill_ns, batch.idle_ns)
+
+
+ROWS = [
+    ("vanilla", {}),
+    ("pld", {}),
+    ("sps", {"length": 3}),
+    ("eqspec", {"length": 4}),
+    ("eqspec", {"length": "heuristic"}),
+    ("eqspec", {"length": "synergy", "max": 6}),
+    ("eqspec", {"length": "smartspec", "max": 6}),
+    ("exspec", {"length": "smartspec", "window": 5}),
+]
+
+
+@pytest.mark.parametrize(("name", "params"), ROWS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, params, size):
+    method = registry.build(name, params)
+    real = measured(method, size)
+    scripts = [script(session) for session in real.sessions]
+    found = simulate(method, scripts, price, size=size, arrivals=ARRIVALS, costs=nominal_costs)
+    for ours, theirs in zip(events(found), events(real), strict=True):
+        assert ours == theirs
+    assert real.idle_ns > 0.1e9 and {session.finish for session in real.sessions} == {
+        "length",
+        "eos",
+    }
+
+
+def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
+    clock = Clock()
+    clock.sleep(70)
+    assert (clock.now(), clock.mark()) == (70, 70)
+    clock.restart()
+    assert clock.mark() == 0
+    one = Script((1, 2), (3, 4, 5), (False,) * 3, 3)
+    batch = simulate(registry.build("vanilla", {}), [one], lambda model, rows: 10, size=1)
+    text = batch.sessions[0].harness.text
+    assert (text.first_ns, text.last_ns) == (10, 30)
+
+
+def test_another_policy_than_the_recorded_one_is_simulated_by_what_the_draft_gets_right():
+    draw = random.Random(4)
+    scripts = [
+        Script((at, 1), tuple(draw.choices(range(9), k=40)), (True,) * 40, 40) for at in range(3)
+    ]
+    sure = simulate(registry.build("eqspec", {"length": 4}), scripts, price, size=3)
+    steps = [f for f in sure.meter.forwards if (f.model, f.role) == ("target", "verify")]
+    assert len(steps) == 8  # 39 tokens, 5 a step
+    wrong = [Script(s.prompt, s.output, (False,) * 40, 40) for s in scripts]
+    never = simulate(registry.build("eqspec", {"length": 4}), wrong, price, size=3)
+    assert [list(s.output()) for s in never.sessions] == [list(s.output) for s in scripts]
+    assert sum(f.role == "verify" for f in never.meter.forwards) == 39
+
+
+def test_what_scripts_do_not_know_is_refused():
+    one = Script((1, 2), (3, 4, 5, 6, 7, 8), (False,) * 6, 6)
+    with pytest.raises(MethodFault, match="no trees, no heads, no parts of the target"):
+        simulate(registry.build("sps-tree", {}), [one], price, size=1)
+    other = Script((1, 2), (3, 3), (False,) * 2, 2)
+    with pytest.raises(ValueError, match="one prompt and different outputs"):
+        simulate(registry.build("vanilla", {}), [one, other], price, size=1)
