@@ -135,7 +135,7 @@ class Records(_Lines):
     name = "records"
     file = "records.jsonl"
     free = (
-        "sampling|guarantee|pass|seed",
+        "sampling|guarantee|pass|turn|seed",
         "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version",
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
         r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
@@ -152,12 +152,17 @@ class Records(_Lines):
         beside = json.loads((PARALLEL / "manifest.json").read_text())["rows"]
         more = [{"label": f"w {row['label']}", "method": row["method"]} for row in beside]
         run.update(rows=[*run.manifest["rows"], *more])
+        self.asked = {(prompt.prompt_id, prompt.turn) for prompt in run.prompts()}
 
     def seeds(self) -> list[Any]:
         lines = super().seeds()
         beside = [json.loads(each) for each in (PARALLEL / self.file).read_text().splitlines()]
         few = lines[:9] + [each | {"label": f"w {each['label']}"} for each in beside[1:3]]
         return [_shortened(each) for each in few]
+
+    def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
+        asked = (data["prompt_id"], data["turn"]) in self.asked
+        return None if asked else "accepted a turn that nobody asked"
 
     def read(self, rng: Random) -> None:
         self.reported(rng)
