@@ -410,8 +410,11 @@ def run(
         _show(reading, result.run_dir, form)
     if result.exit_code is ExitCode.ENVIRONMENT and result.void:
         output.error(*NOISE)
-    if left_out := reading.facts.left_out:
-        output.error(f"not all that was asked for could run here: {'; '.join(left_out)}")
+    if left_out := reading.run.manifest.get("left_out"):
+        output.error(
+            f"not all that was asked for could run here: {', '.join(left_out)} left out",
+            "why is said above, and in report.md",
+        )
     return result.exit_code
 
 

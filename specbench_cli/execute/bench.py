@@ -45,9 +45,14 @@ class Bench:
         module: builds transformers' own module of a role.
         facts: by role, what is known of each checkpoint.
         device: where everything runs.
+        unfit: the rows whose trained modules do not load, with why.
+
+    Args:
+        plan: of the run.
+        lenient: whether there may be such rows; else their fault is raised.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
         config = plan.config
         self._plan = plan
         self.device = choose_device(config.home)
@@ -95,9 +100,16 @@ class Bench:
                     dtype=dtype,
                 )
             }
-        own = (arm for arm in plan.arms if arm.label not in plan.apart)
-        for wanted in (each for arm in own for each in arm.method.artifacts()):
-            self.workspace.artifact(wanted)  # what is missing or wrong shows before any timing
+        self.unfit: dict[str, SpecbenchError] = {}
+        for arm in plan.arms:
+            if arm.label not in plan.apart:
+                try:
+                    for wanted in arm.method.artifacts():  # what is wrong shows before any timing
+                        self.workspace.artifact(wanted)
+                except (UsageError, EnvironmentFault) as fault:
+                    if not lenient:
+                        raise
+                    self.unfit[arm.label] = fault
 
     @property
     def _beside(self) -> torch.device | None:
@@ -150,8 +162,9 @@ class Bench:
         kind = wanted.kind
         target = self._plan.target
         files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+        made = readable(lambda path: kind.load(path, self.workspace.decoders), files)
         self._heads[wanted] = files
-        return readable(lambda path: kind.load(path, self.workspace.decoders), files)
+        return made
 
     def prompt(self, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
         """The ids of a prompt: the questions so far, with the answers given in between."""

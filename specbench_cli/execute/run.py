@@ -14,8 +14,9 @@ from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, now, program, rows
 from specbench_cli.execute.planning import tune
-from specbench_cli.execute.planning.plan import Plan, fitting, make_plan
+from specbench_cli.execute.planning.plan import REFERENCE, Plan, fitting, make_plan, reason
 from specbench_cli.execute.planning.tune import Tuning
+from specbench_cli.execute.shown import without_folders
 from specbench_cli.execute.turns import own as own_turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
@@ -56,7 +57,8 @@ def start(
         view.note(words)
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
-    told = {**manifest(plan, sources), "left_out": left_out}
+    why = {label: without_folders(words) for label, words in left_out.items()}
+    told = {**manifest(plan, sources), "left_out": why}
     return plan, RunDir.create(path, told, order=config.model_dump_json())
 
 
@@ -318,11 +320,14 @@ def _run_pass(
         part = f"pass {number} of {plan.config.repeats}"
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
-    with closing(Bench(plan)) as bench:
+    lenient = part != TUNING  # which has candidates, not rows
+    with closing(Bench(plan, lenient=lenient)) as bench:
+        plan = _able(plan, bench.unfit, run_dir, view)
         bench.check_first_turns()
         provide_costs(plan, bench, run_dir)
         threads = bench.resolved()["threads"]
         guests = Guests(plan, run_dir, threads)
+        plan = _able(plan, guests.unfit, run_dir, view)
         models, heads = bench.models(), {**bench.heads(), **guests.heads}
         _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
@@ -343,6 +348,25 @@ def _run_pass(
             f"{labels} could not be run to the end: {why.message}",
             hint=resumption(run_dir.path),
         )
+
+
+def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:
+    """The plan without rows whose heads turned out not to load; the manifest and the view are told.
+    Raises the first one's fault where only vanilla would be left."""
+    rest = plan.without(unfit)
+    if unfit and all(arm.label == REFERENCE for arm in rest.arms):
+        raise next(iter(unfit.values()))
+    before = run_dir.manifest.get("left_out") or {}
+    found = {label: reason(fault) for label, fault in unfit.items()}
+    for words in _unfit({label: why for label, why in found.items() if label not in before}):
+        view.note(words)
+    able = {arm.label for arm in rest.arms}  # one that was mended since can run again
+    left_out = {label: why for label, why in before.items() if label not in able}
+    left_out |= {label: without_folders(why) for label, why in found.items()}
+    if left_out != before:
+        run_dir.update(left_out=left_out, rows=rows(rest))
+        view.started(rest.cells, len(run_dir.answered()), run_dir.path)
+    return rest
 
 
 def _check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:

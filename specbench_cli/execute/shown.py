@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+_PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
+
+
+def without_folders(text: str) -> str:
+    """A sentence with the last name in place of each path from the root or the home."""
+    return _PATH.sub("", text)
 
 
 def shown(value: Any) -> Any:

@@ -53,12 +53,15 @@ def resolve_head(
 
 
 def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = "") -> None:
-    """Refuse a target's own module where none is known; reads no files. Arguments: `resolve_head`.
+    """Refuse a module that is not here and that nobody could fetch; reads no files. Arguments:
+    `resolve_head`.
 
     Raises:
-        UsageError: nothing of this kind is known for the target.
+        UsageError: no such folder, or nothing of this kind is known for the target.
     """
-    if source == OWN and not inside and kind not in target.heads:
+    if source != OWN:
+        _local(source, kind, hint)
+    elif not inside and kind not in target.heads:
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(
             f"no {_called(kind, hint)} is known for {target.label}{others}",
@@ -73,6 +76,16 @@ def _called(kind: str, hint: str) -> str:
 
 
 def _named(source: str, kind: str, hint: str) -> HeadFiles:
+    here = _local(source, kind, hint)
+    if here is not None:
+        return here
+    found = cached_snapshot(source)
+    instead = "or give the folder of another: --set METHOD.head=FOLDER"
+    return HeadFiles(source, found or download(source, Wanted(source), None, instead))
+
+
+def _local(source: str, kind: str, hint: str) -> HeadFiles | None:
+    """The module in a folder, or a shipped one by its name; None for a hub id."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return HeadFiles(folder.resolve().name, folder)
@@ -83,6 +96,4 @@ def _named(source: str, kind: str, hint: str) -> HeadFiles:
             f"no such {_called(kind, hint)}: {source}",
             hint=hint or "--set METHOD.head=FOLDER with config.json and *.safetensors, or a hub id",
         )
-    found = cached_snapshot(source)
-    instead = "or give the folder of another: --set METHOD.head=FOLDER"
-    return HeadFiles(source, found or download(source, Wanted(source), None, instead))
+    return None

@@ -149,7 +149,7 @@ def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
     assert code == 3, "a row could not run, and the others did"
     assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
     assert f"left out, could not run here: sps: {why}" in out
-    assert "error: not all that was asked for could run here: sps" in err
+    assert "error: not all that was asked for could run here: sps left out" in err
     assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
     code, out, _ = run("report", "last")
     assert code == 0 and "pld" in out and "sps: sps needs" in out

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.execute import run as execute
 from specbench_cli.execute.run import exit_code
 from specbench_cli.measure import environment
 from specbench_cli.models import resolve
+from specbench_cli.models.aliases import HERE
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal import table
 from specbench_cli.store.invariants import validate
@@ -273,3 +274,64 @@ def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
     assert exit_code(records, {}) == ExitCode.OK
     ours.void = True
     assert exit_code(records, {}) == ExitCode.ENVIRONMENT
+
+
+def heads_that_do_not_load(folder):
+    """Rows of EAGLE-2 by what is wrong with their heads, and a word of what is said."""
+    good = HERE / "embedded" / "embedded-eagle"
+    for name in ("cut", "no-json", "no-tensors"):
+        shutil.copytree(good, folder / name)
+    with (folder / "cut" / "model.safetensors").open("r+b") as file:
+        file.truncate(2000)
+    (folder / "no-json" / "config.json").write_text("{")
+    (folder / "no-tensors" / "model.safetensors").unlink()
+    found = {"cut": "is damaged", "no-json": "damaged or cut off", "no-tensors": "lacks model"}
+    rows = {str(folder / name): (name, word) for name, word in found.items()}
+    return {
+        **rows,
+        str(folder / "gone"): ("gone", "no such eagle head"),
+        "embedded-medusa": ("other", "no head's layout is known"),
+    }
+
+
+def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specbench, log, tmp_path):
+    heads = heads_that_do_not_load(tmp_path)
+    rows = [
+        {"name": "eagle2", "label": label, "params": {"head": source}}
+        for source, (label, _) in heads.items()
+    ]
+    view = log()
+    done = specbench(*rows, "eagle2", limit=1, max_new_tokens=4, log=view)
+    assert done.exit_code == ExitCode.ENVIRONMENT
+    assert {record.label for record in done.records} == {"vanilla", "eagle2"}
+    assert [row["label"] for row in done.manifest["rows"]] == ["vanilla", "eagle2"]
+    for label, word in heads.values():
+        (note,) = (note for note in view.notes if note.startswith(f"{label} is left out"))
+        assert word in note
+        assert word in done.manifest["left_out"][label]
+        assert str(tmp_path) not in done.manifest["left_out"][label]
+    names = [each for each in view.said if isinstance(each, str)]
+    assert names.index("warming up 2 rows") == 1, "they were named before any row was run"
+
+
+def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbench, tmp_path):
+    cut = next(iter(heads_that_do_not_load(tmp_path)))
+    with pytest.raises(EnvironmentFault, match="is damaged"):
+        specbench({"name": "eagle2", "params": {"head": cut}}, limit=1)
+
+
+def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench, log, tmp_path):
+    cut = Path(next(iter(heads_that_do_not_load(tmp_path))))
+    view = log(interrupt_after=1)
+    row = {"name": "eagle2", "label": "mended", "params": {"head": str(cut)}}
+    with pytest.raises(KeyboardInterrupt):
+        specbench(row, "pld", limit=2, max_new_tokens=4, log=view)
+    shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
+    with pytest.raises(UsageError, match="changed since: the weights of eagle cut"):
+        specbench(resume=specbench.path(1))
+    plan, run_dir = execute.reopen(specbench.path(1), view, force=True)
+    view.interrupt_after = None
+    assert execute.run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
+    assert run_dir.manifest["left_out"] == {}
+    labels = [record.label for record in run_dir.records()]
+    assert labels.count("mended") == labels.count("pld") == 2

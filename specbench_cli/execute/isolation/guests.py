@@ -6,7 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from specbench_cli.errors import MethodFault, WorkerLost
+from specbench_cli.errors import (
+    EnvironmentFault,
+    MethodFault,
+    SpecbenchError,
+    UsageError,
+    WorkerLost,
+)
 from specbench_cli.execute.cell import Cell, Measured, Together
 from specbench_cli.execute.isolation.inside import Asked, Found, Opening
 from specbench_cli.execute.isolation.rooms import Room, file_of, room_of
@@ -24,6 +30,7 @@ class Guests:
 
     Attributes:
         labels: of the rows. heads: what the manifest keeps of their trained modules.
+        unfit: those whose process could not load what they decode with, and why.
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
@@ -42,8 +49,13 @@ class Guests:
         self._cold: set[str] = set()
         self._settled: list[tuple[Any, ...]] = []
         self.heads: dict[str, Any] = {}
+        self.unfit: dict[str, SpecbenchError] = {}
         for room in dict.fromkeys(self._rooms.values()):
-            self.heads |= self._open(room)
+            try:
+                self.heads |= self._open(room)
+            except (UsageError, EnvironmentFault) as fault:
+                own = (label for label, each in self._rooms.items() if each is room)
+                self.unfit |= dict.fromkeys(own, fault)
 
     def warm_up(self, arm: Arm, ids: Sequence[int], capacity: int) -> str | None:
         """Run a row a little, at the beginning of a pass; why that failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,7 +19,7 @@ from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
 from specbench_cli.execute.planning.order import balanced
-from specbench_cli.models.heads import OWN, check_head, resolve_head
+from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.scoring.code import check_containment, compiles
 from specbench_cli.store.schema import GUARANTEES, PASSES_APART
@@ -130,6 +130,15 @@ class Plan:
         rows = len(self.arms) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
 
+    def without(self, labels: Collection[str]) -> Plan:
+        """The same of the other rows."""
+        kept = [row for row in self.config.methods if row.label not in labels]
+        return replace(
+            self,
+            arms=tuple(arm for arm in self.arms if arm.label not in labels),
+            config=self.config.model_copy(update={"methods": kept}),
+        )
+
     def budget(self, question: Question) -> int:
         """Most new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
@@ -185,7 +194,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     for `make_plan` to refuse.
 
     Args:
-        fetch: have heads that are known for the target, and not on this machine, downloaded.
+        fetch: have heads that are not on this machine downloaded.
     """
     _plug_in(config)
     target, draft = _pair(config)
@@ -194,11 +203,16 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
         arm = Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         fault = _unfit(arm, target, draft, fetch=fetch)
         if fault is not None and row.label != REFERENCE:
-            found[row.label] = f"{fault.message} ({fault.hint})" if fault.hint else fault.message
+            found[row.label] = reason(fault)
     kept = [row for row in config.methods if row.label not in found]
     if all(row.label == REFERENCE for row in kept):
         return config, {}
     return config.model_copy(update={"methods": kept}), found
+
+
+def reason(fault: SpecbenchError) -> str:
+    """Why a row cannot run here, in a manifest and for a person."""
+    return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
 def _plug_in(config: RunConfig) -> None:
@@ -232,7 +246,7 @@ def _unfit(
         )
     try:
         for wanted in arm.method.artifacts():
-            find = resolve_head if fetch and wanted.source == OWN else check_head
+            find = resolve_head if fetch else check_head
             kind = wanted.kind
             find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
     except (UsageError, EnvironmentFault) as fault:
