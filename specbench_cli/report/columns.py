@@ -121,7 +121,7 @@ GUARANTEE = Column(
     data={"guarantee": lambda row: row.guarantee},
 )
 SCOPE = _figure("state", "state_scope", _or_none, align="l")
-QUESTIONS = _figure("questions", "n_prompts", _whole, "how many the figures are of")
+QUESTIONS = _figure("n", "n_prompts", _whole, "questions that the figures are of")
 SPEEDUP = Column(
     "speedup",
     "vanilla's time / the method's, paired on prompts",

@@ -354,7 +354,7 @@ def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, cap
     print_runs([make_reading()], families=True)
     out = capsys.readouterr().out
     assert "math_reasoning(8)" in out
-    assert "(n): questions of the family; of fewer than 20 a figure is an example" in out
+    assert "(n): how many questions the family has; of fewer than 20 a figure is an example" in out
 
 
 def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(

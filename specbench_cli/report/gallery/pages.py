@@ -40,7 +40,8 @@ _GUARANTEES = {
 _COLUMNS = (
     *(columns.METHOD, columns.SPEEDUP, columns.INTERVAL, columns.MAT, columns.TOKENS),
     Heading("draft", "the draft model of the run", "l"),
-    *(columns.QUESTIONS, columns.OUTPUT),
+    Heading("questions"),
+    columns.OUTPUT,
     Heading("run", align="l"),
 )
 

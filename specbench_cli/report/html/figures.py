@@ -26,16 +26,21 @@ _DRAWN = frozenset(
 """Elements that are kept."""
 _HEAVIEST = 250_000
 """Characters of an SVG; a heavier one (thousands of points) is shown as its PNG."""
+_ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
+_COLUMN = 300
+"""Points that a figure of a column's width is narrower than."""
 _FONT = re.compile(r"(?:(italic|oblique)\s+)?(?:(bold|\d{3})\s+)?([\d.]+)px\s+(.+)")
 _FONT_PARTS = ("font-style", "font-weight", "font-size", "font-family")
 
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A figure of the page. svg: its markup, or empty where `png` holds a data URL instead."""
+    """A figure of the page. wide: drawn for a page's width, not a column's. svg: its markup, or
+    empty where `png` holds a data URL instead."""
 
     name: str
     caption: str
+    wide: bool
     svg: Markup
     png: str
 
@@ -46,12 +51,14 @@ def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
         if file.suffix != ".svg":
             continue
         name, caption = file.stem, CAPTIONS.get(file.stem, file.stem)
+        source = file.read_text(encoding="utf-8")
+        wide = (across := _ACROSS.search(source)) is not None and float(across[1]) > _COLUMN
         picture = file.with_suffix(".png")
         if file.stat().st_size > _HEAVIEST and picture.exists():
             data = base64.b64encode(picture.read_bytes()).decode()
-            yield Inlined(name, caption, Markup(), f"data:image/png;base64,{data}")
+            yield Inlined(name, caption, wide, Markup(), f"data:image/png;base64,{data}")
         else:
-            yield Inlined(name, caption, svg(file.read_text(encoding="utf-8"), name), "")
+            yield Inlined(name, caption, wide, svg(source, name), "")
 
 
 def svg(source: str, name: str) -> Markup:

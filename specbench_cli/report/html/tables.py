@@ -114,7 +114,7 @@ def by_family(summary: Summary) -> list[Table]:
             family = Heading("family", "task family", "l", choose=True)
             name = f"By task family, {caption.lower()}"
             heads = (family, columns.QUESTIONS, *shown)
-            note = text.prose(text.small_families(summary, "questions"))
+            note = text.prose(text.small_families(summary, "column n", then=""))
             tables.append(Table(f"family-{key}", name, heads, rows, note, heads=4))
     return tables
 
@@ -126,7 +126,7 @@ def in_detail(summary: Summary) -> Table:
 
 def equivalence(summary: Summary) -> Table:
     """What became of the outputs, and what that proves."""
-    note = text.proof(summary)
+    note = text.prose([text.proof(summary)])
     return _table(
         "equivalence", "Outputs against vanilla's", summary.rows, columns.EQUIVALENCE, note
     )

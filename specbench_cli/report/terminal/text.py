@@ -225,7 +225,7 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
     counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
     if not counts:
         return []
-    note = f"{n}: questions of the family"
+    note = f"{n}: how many questions the family has"
     if min(counts) < FEW:
         note += f"; of fewer than {FEW} a figure is an example, no estimate{then}"
     return [note]

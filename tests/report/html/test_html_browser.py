@@ -175,7 +175,7 @@ def test_rows_are_filtered_by_words_and_by_choice(page):
     Select(page.find(f"{section} select")).select_by_visible_text("qa")
     assert set(page.shown("family-lossless", 0)) == {"qa"}
     page.find(f"{section} input").send_keys("sps")
-    assert page.shown("family-lossless", 2) == ["sps"]
+    assert page.shown("family-lossless", 3) == ["sps"]
     assert page.find(f"{section} output").text == f"1 of {everything} rows"
     Select(page.find("[data-table=overall-lossless] select")).select_by_visible_text("peer")
     assert page.shown("overall-lossless", 1) == ["hf:vanilla"]
