@@ -8,6 +8,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute import passes
 from specbench_cli.report.load import load_lines, load_rows
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 
 def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
     outcome = specbench("eqspec", batch=2, limit=5, max_new_tokens=8)
