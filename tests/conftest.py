@@ -57,10 +57,10 @@ def _small_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def small_pair(_shipped: dict[str, Alias], _small_folders: dict[str, str]) -> Iterator[None]:
-    """A pair of an eighth of the numbers goes by the names of the shipped one in this process: for
-    what no shipped head and no figure of the shipped pair is needed."""
+    """A pair of an eighth of the numbers goes by the names of the shipped one in this process, and
+    has no heads: for what needs no figure of the shipped pair."""
     names = {
-        name: entry.model_copy(update={"folder": _small_folders[name]})
+        name: entry.model_copy(update={"folder": _small_folders[name], "heads": {}})
         for name, entry in _shipped.items()
         if name in _small_folders
     }
