@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from specbench_cli.measure import quiet
+from specbench_cli.models.aliases import HERE, Alias, aliases
 from specbench_cli.testing import few_cases
 
 # How long an example takes says how busy the machine is.
@@ -33,6 +37,46 @@ def _short_windows() -> Iterator[None]:
     Passes in processes of their own do.
     """
     with patch.object(quiet, "WINDOW_S", 0.05):
+        yield
+
+
+@pytest.fixture(scope="session")
+def _small_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By the names of the shipped pair: its draft, and that draft's first layer alone."""
+    draft = HERE / "embedded" / "embedded-1m"
+    folder = tmp_path_factory.mktemp("small") / "first-layer"
+    shutil.copytree(draft, folder)
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    written = json.dumps(config | {"num_hidden_layers": 1})
+    (folder / "config.json").write_text(written, encoding="utf-8")
+    weights = load_file(draft / "model.safetensors")
+    first = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
+    save_file(first, folder / "model.safetensors", metadata={"format": "pt"})
+    return {"embedded-7m": str(draft), "embedded-1m": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def small_pair(_shipped: dict[str, Alias], _small_folders: dict[str, str]) -> Iterator[None]:
+    """A pair of an eighth of the numbers goes by the names of the shipped one in this process, and
+    has no heads: for what needs no figure of the shipped pair."""
+    names = {
+        name: entry.model_copy(update={"folder": _small_folders[name], "heads": {}})
+        for name, entry in _shipped.items()
+        if name in _small_folders
+    }
+    with patch.dict(aliases(), names):
+        yield
+
+
+@pytest.fixture(scope="module")
+def _shipped() -> dict[str, Alias]:
+    return dict(aliases())
+
+
+@pytest.fixture
+def shipped_pair(_shipped: dict[str, Alias], small_pair: None) -> Iterator[None]:
+    """The shipped pair in a module of small ones."""
+    with patch.dict(aliases(), _shipped):
         yield
 
 

@@ -20,6 +20,8 @@ from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
 SMALL = {"limit": 2, "max_new_tokens": 6, "allow_noise": True, "threads": 1}

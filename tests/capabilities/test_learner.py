@@ -17,6 +17,8 @@ from specbench_cli.execute import run as execute
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 LEARNER = Path(__file__).with_name("learner.py")
 QUESTIONS, ROUNDS = ("How much is 2 + 2?", "Name the capital of a country."), 3
 LEARNING = {"name": "learner", "label": "learning"}

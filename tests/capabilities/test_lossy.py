@@ -13,6 +13,8 @@ from specbench_cli.report.reading import read
 from specbench_cli.report.terminal import text
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 PLUGIN = str(Path(__file__).with_name("lossy.py"))
 
 
@@ -28,7 +30,7 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def decode(tmp_path_factory):
-    """Runs of rows beside vanilla's on the embedded pair."""
+    """Runs of rows beside vanilla's on a small pair."""
 
     def run(*rows, **config):
         checked = RunConfig.model_validate(

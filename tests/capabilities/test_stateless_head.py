@@ -1,4 +1,4 @@
-"""A head without a state: metered, audited, and of use on the embedded target."""
+"""A head without a state: metered, audited, and of use on a trained target."""
 
 import ast
 import json
@@ -15,6 +15,8 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.models import resolve
 from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
 
 FILE = Path(__file__).with_name("stateless_head.py")
 LEVELS = 3
@@ -102,7 +104,9 @@ def run(tmp_path, folder, *more):
         ("--temperature", "1", "--verify", "coupled"),
     ],
 )
-def test_on_the_embedded_target_it_is_lossless_metered_and_of_use(tmp_path, linear, folder, rule):
+def test_on_a_trained_target_it_is_lossless_metered_and_of_use(
+    tmp_path, linear, target, folder, rule
+):
     code, found = run(tmp_path, folder, *rule)
     assert code == 0
     records = [each for each in found.records() if each.label == "linear"]
@@ -117,4 +121,4 @@ def test_on_the_embedded_target_it_is_lossless_metered_and_of_use(tmp_path, line
         steps = sum(len(record.steps.committed) for record in records)
         assert sum(sum(record.steps.committed) for record in records) / steps > 1.1
     held = found.manifest["heads"]["linear fitted"]
-    assert held["weight_bytes"] == LEVELS * 256 * 256 * 4
+    assert held["weight_bytes"] == LEVELS * target.hidden_size**2 * 4

@@ -22,6 +22,8 @@ from specbench_cli.measure.kept import kept_at
 from specbench_cli.measure.rounds import Grid
 from specbench_cli.models.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "default-2cores"
 METHODS = ["vanilla", "sps", "pld", "all"]
 

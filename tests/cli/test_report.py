@@ -13,6 +13,8 @@ from specbench_cli.commands.report import EXAMPLES
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.tasks import load_task
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 FAULTY = '''
 from specbench_cli.api import Method, Tokens
 

@@ -1,4 +1,4 @@
-"""`specbench run` from the command line to its result, on the embedded pair."""
+"""`specbench run` from the command line to its result, on a small pair."""
 
 import csv
 import io
@@ -19,6 +19,8 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.run import RunConfig
 from specbench_cli.execute import turns
 from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
 
 HIDDEN = {"only_pass", "parent"}
 ROOT = Path(__file__).parents[2]
@@ -236,6 +238,7 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
     assert len({record.key for record in records}) == len(records) > before
 
 
+@pytest.mark.usefixtures("shipped_pair")  # other processes have no other one by its names
 def test_passes_in_processes_of_their_own_are_announced_and_concluded_once(
     capfd, tmp_path, monkeypatch
 ):

@@ -13,6 +13,8 @@ from specbench_cli.commands.run import EPILOG, spelled_out
 from specbench_cli.report import figures as drawn
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(
     {

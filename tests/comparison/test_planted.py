@@ -24,6 +24,8 @@ from specbench_cli.execute.manifest import manifest
 from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 ROWS = ("vanilla", "sps", "sps-tree")
 
 

@@ -1,4 +1,4 @@
-"""Runs small enough for tests: the embedded pair, a few questions, a few tokens."""
+"""Runs small enough for tests: a pair, a few questions, a few tokens."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from specbench_cli.report.numbers.pairing import process
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 
 def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
     outcome = specbench("eqspec", batch=2, limit=5, max_new_tokens=8)

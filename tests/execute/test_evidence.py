@@ -12,6 +12,8 @@ from specbench_cli.execute import evidence
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 SILENT = """
 from specbench_cli.api import Method
 
@@ -77,7 +79,7 @@ def test_chosen_outputs_have_none_but_each_token_has_its_probability(specbench):
 
 
 def test_drafts_are_kept_of_the_first_question_of_each_family_and_say_what_stood(specbench):
-    outcome = specbench("sps", "eagle2", "hf:assisted", limit=7, max_new_tokens=8)
+    outcome = specbench("sps", "sps-tree", "hf:assisted", limit=7, max_new_tokens=8)
     first = {}
     for prompt in outcome.prompts:
         first.setdefault(prompt.family, prompt.prompt_id)

@@ -17,6 +17,8 @@ from specbench_cli.execute.cell import limited, one_line
 from specbench_cli.execute.isolation import inside, rooms, state
 from specbench_cli.store.schema import Ns
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 BAD = """
     import os
     from specbench_cli.api import Method

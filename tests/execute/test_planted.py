@@ -44,6 +44,8 @@ from specbench_cli.execute.run import exit_code
 from specbench_cli.report.numbers.standing import broken, surprise
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
@@ -79,8 +81,8 @@ class Found:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Makes a run of vanilla and one other method with something wrong; models are loaded once for
-    each dtype."""
+    """Makes a run of vanilla and one other method with something wrong; each pair is loaded once
+    for each dtype."""
     benches = {}
     # Measured in full it takes seconds a run.
     tolerance = cache(lambda module: measure_tolerance(module, [range(5, 69)]))
@@ -93,9 +95,10 @@ def run(tmp_path_factory):
         def loaded(**more) -> tuple[Plan, Bench]:
             rows = [{"name": "vanilla"}, {"name": "sps"}]
             plan = make_plan(RunConfig.model_validate({"methods": rows, **SETTINGS, **more}))
-            if plan.config.dtype not in benches:
-                benches[plan.config.dtype] = stack.enter_context(closing(Bench(plan)))
-            return plan, benches[plan.config.dtype]
+            key = plan.target.path, plan.config.dtype
+            if key not in benches:
+                benches[key] = stack.enter_context(closing(Bench(plan)))
+            return plan, benches[key]
 
         def made(method=None, planted=None, limit=2, **more) -> Found:
             plan, bench = loaded(limit=limit, **more)
@@ -565,6 +568,7 @@ def test_a_draft_that_says_no_number_fails_its_cells_alone_with_their_step(run, 
     found.told(f"{number} in the draft's final norm", found.errors["sps"])
 
 
+@pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("head", ["eagle3", "hydra", "layerskip"])
 def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     """In greedy decoding, where a draft of no numbers would change no token."""

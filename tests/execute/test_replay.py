@@ -4,6 +4,8 @@ import pytest
 
 from specbench_cli.errors import ExitCode
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 LEAVES = """
 from specbench_cli.api import Method, Outcome, Step
 

@@ -1,4 +1,4 @@
-"""Whole runs over the embedded pair: what they write, how they resume, what makes them fail."""
+"""Whole runs over a small pair: what they write, how they resume, what makes them fail."""
 
 import shutil
 import textwrap
@@ -16,6 +16,8 @@ from specbench_cli.report.reading import read
 from specbench_cli.report.terminal import table
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.tasks import load_task
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 VOCAB = 4096
 
 

@@ -9,6 +9,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.scoring import score
 from specbench_cli.tasks import load_task, written_text
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 CODE = {
     "name": "code",
     "version": "1",

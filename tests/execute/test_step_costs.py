@@ -5,6 +5,8 @@ import pytest
 from specbench_cli.execute import step_costs as module
 from specbench_cli.measure.step_costs import StepCosts
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 AUTO = {
     "name": "sps-tree",
     "params": {"shape": "dynamic", "nodes": "auto", "width": 3, "depth": 3},

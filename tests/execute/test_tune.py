@@ -15,6 +15,8 @@ from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Steps, Trace, Verdict
 from specbench_cli.tasks import load_task
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 QUESTIONS = load_task("mini").questions
 
 

@@ -6,6 +6,8 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal import text
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 ORACLE = {"name": "sps", "label": "oracle", "params": {"length": "oracle"}}
 
 

@@ -15,6 +15,8 @@ from specbench_cli.execute import run as execute
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 TIMEOUT_S = 1
 MANY = 6
 """Questions: records are told of late, and work must be left by then."""

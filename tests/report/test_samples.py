@@ -11,6 +11,8 @@ from specbench_cli.report import samples
 from specbench_cli.report.samples import FORMATS, export
 from specbench_cli.store.run_dir import RunDir
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 RUN = Path(__file__).parents[2] / "results/reference/default-2cores"
 
 

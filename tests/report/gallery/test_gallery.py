@@ -21,6 +21,8 @@ from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Verdict
 
+pytestmark = pytest.mark.usefixtures("small_pair")
+
 MACHINES = {
     "here": {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2, "memory_gib": 24}},
     "there": {"id": "ddddeeeeffff", "hardware": {"cpu": "other CPU", "accelerators": [
