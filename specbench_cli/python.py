@@ -88,7 +88,13 @@ def run(
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, remember
 
-    with _threads_kept(), make_progress(json=False) if progress else RunProgress() as view:
+    with (
+        warnings.catch_warnings(),
+        _threads_kept(),
+        make_progress(json=False) if progress else RunProgress() as view,
+    ):
+        # In a notebook without ipywidgets, on import of transformers; no bar of its is ever drawn.
+        warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = execute.start(asked, sources, None if out is None else Path(out), view)
         with told_how_to_go_on(run_dir.path, view, part=False):
             result = execute.run(plan, run_dir, view, fresh=True)

@@ -146,7 +146,7 @@ def test_the_short_html_holds_tables_words_and_no_markup_of_others(run, monkeypa
     brief = run._repr_html_()
     assert brief.count("<table>") == 1
     assert "<td>sps</td>" in brief
-    assert "proof: 0 of 2 mismatched" in brief
+    assert "Proof: 0 of 2 mismatched" in brief
     assert "<b>noisy: other programs were running" in brief
     assert "<style" not in brief
     assert "<script" not in brief

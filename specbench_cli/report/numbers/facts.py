@@ -114,7 +114,7 @@ class Facts:
         if self.device not in ("", "auto", "cpu"):
             work.append(self.device)
         if self.threads:
-            work.append(f"{self.threads} threads")
+            work.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
         if self.batch > 1:
             work.append(f"batch {self.batch}")
         if self.load:
