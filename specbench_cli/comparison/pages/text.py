@@ -48,7 +48,7 @@ def say(line: str) -> None:
             "\n".join(
                 textwrap.wrap(
                     line,
-                    WIDTH,
+                    min(WIDTH, output.columns() or WIDTH),
                     subsequent_indent="  ",
                     break_long_words=False,
                     break_on_hyphens=False,

@@ -1,9 +1,11 @@
-"""The tables of a result, 100 columns wide, and the same as TSV and JSON."""
+"""The tables of a result, 100 columns wide or as wide as the terminal, and the same as TSV and
+JSON."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.text import Text
@@ -24,13 +26,15 @@ _ALIGN: dict[str, Literal["left", "center", "right"]] = {"<": "left", "^": "cent
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: heading, cell, alignment, the blanks before it, and whether it gives way first."""
+    """A column: heading, cell, alignment, the blanks before it, whether it gives way first, and the
+    heading where there is little room."""
 
     heading: str
     cell: Callable[[Row], Text]
     align: Literal["<", "^", ">"] = ">"
     gap: int = 1
     shrinks: bool = False
+    narrow: str = ""
 
 
 def print_runs(
@@ -44,12 +48,14 @@ def print_runs(
     """
     for reading in readings:
         summary, facts = reading.summary, reading.facts
-        head, foot = facts.header(summary.prompts, WIDTH), footer(summary, facts, reading.where)
+        head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
+        foot = footer(summary, facts, reading.where)
         foot += load_lines(reading.records)
         if form == "table":
-            notes = (Text(f" {note}", "dim") for note in foot)
-            more = _drawn_families(summary) if families else []
-            for line in (*map(Text, head), *_drawn(summary), *notes, *more):
+            width = output.columns()
+            notes = (Text(line, "dim") for line in _noted(foot, width))
+            more = _drawn_families(summary, width) if families else []
+            for line in (*map(Text, head), *_drawn(summary, width), *notes, *more):
                 output.data(line)
         else:
             for note in (*head, *foot):
@@ -127,8 +133,24 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(summary: Summary) -> list[Text]:
-    """Heading and rows; those of another kind below, under a line that says which."""
+def _noted(notes: Sequence[str], width: int | None) -> list[str]:
+    """Notes in lines that a terminal of a width does not break."""
+    if width is None:
+        return [f" {note}" for note in notes]
+    whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some are two lines already
+    wrap = textwrap.TextWrapper(
+        width,
+        initial_indent=" ",
+        subsequent_indent="   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line for note in whole for line in wrap.wrap(note)]
+
+
+def _drawn(summary: Summary, width: int | None = None) -> list[Text]:
+    """Heading and rows; those of another kind below, under a line that says which. Of `width` see
+    `_grids`."""
     columns = [
         _Column("", lambda row: Text(row.letters, "bold"), "<"),
         _Column("", lambda row: Text(output.plain(row.label)), "<", shrinks=True),
@@ -137,7 +159,7 @@ def _drawn(summary: Summary) -> list[Text]:
         _Column("MAT", lambda row: Text(text.number(row.mat)), gap=2),
         _Column("accept", lambda row: Text(text.percent(row.acceptance_rate))),
         _Column("tok/s", lambda row: Text(text.number(row.tokens_per_s, 0))),
-        _Column("time goes to", _bar, "<", 2),
+        _Column("time goes to", _bar, "<", 2, narrow="time"),
         _Column("output", _output, "<"),
     ]
     if any(row.relaxed is not None for row in summary.rows):
@@ -149,13 +171,14 @@ def _drawn(summary: Summary) -> list[Text]:
         columns.insert(
             bar, _Column("params", lambda row: Text(row.params_from or text.NONE), "<", 2)
         )
-    lines = _grid(columns, summary.rows)
-    for place, kind in reversed(text.sections(summary.rows)):
-        lines.insert(1 + place, Text(kind))
-    return lines
+    grids = _grids(columns, summary.rows, width)
+    for lines in grids:
+        for place, kind in reversed(text.sections(summary.rows)):
+            lines.insert(1 + place, Text(kind))
+    return [line for lines in grids for line in lines]
 
 
-def _drawn_families(summary: Summary) -> list[Text]:
+def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
     """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
     lines = []
     by_family = {
@@ -172,12 +195,33 @@ def _drawn_families(summary: Summary) -> list[Text]:
         for family, rows in by_family.items():
             heading = text.family(family, rows.values()).replace(" (", "(")  # six have to fit
             columns.append(_Column(heading, _cell_of(rows, figure), gap=2))
-        lines += [Text(title, "bold"), *_grid(columns, summary.rows)]
-    return [*lines, *(Text(f" {note}", "dim") for note in text.small_families(summary))]
+        grids = _grids(columns, summary.rows, width)
+        lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
+    small = _noted(text.small_families(summary), width)
+    return [*lines, *(Text(line, "dim") for line in small)]
 
 
 def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
     return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
+
+
+def _grids(columns: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
+    """`_grid`, for a terminal of a width: closer where that is needed to fit, else one below the
+    other, each with the columns up to the one that shrinks; None for lines of any length."""
+    if width is None or _wide(_grid(columns, rows)) <= width:
+        return [_grid(columns, rows)]
+    close = [replace(column, gap=1, heading=column.narrow or column.heading) for column in columns]
+    lead = next(at for at, column in enumerate(close) if column.shrinks) + 1
+    parts = [close[:lead]]
+    for column in close[lead:]:
+        if len(parts[-1]) > lead and _wide(_grid([*parts[-1], column], rows)) > width:
+            parts.append(close[:lead])
+        parts[-1] = [*parts[-1], column]
+    return [_grid(part, rows) for part in parts]
+
+
+def _wide(lines: Sequence[Text]) -> int:
+    return max(map(len, lines))
 
 
 def _grid(columns: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
