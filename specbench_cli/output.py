@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -78,6 +79,22 @@ def human() -> bool:
 def columns() -> int | None:
     """How wide the terminal is that stdout is; None where it is none, and lines may be long."""
     return console(stderr=False).width if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
+    """A text in lines of a width, broken between words alone.
+
+    Args:
+        first, rest: what the first line and the others begin with.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def console(*, stderr: bool) -> Console:

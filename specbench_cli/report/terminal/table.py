@@ -3,7 +3,6 @@ JSON."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -138,14 +137,7 @@ def _noted(notes: Sequence[str], width: int | None) -> list[str]:
     if width is None:
         return [f" {note}" for note in notes]
     whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some are two lines already
-    wrap = textwrap.TextWrapper(
-        width,
-        initial_indent=" ",
-        subsequent_indent="   ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line for note in whole for line in wrap.wrap(note)]
+    return [line for note in whole for line in output.wrapped(note, width, " ", "   ")]
 
 
 def _drawn(summary: Summary, width: int | None = None) -> list[Text]:
