@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -28,6 +29,9 @@ from rich.text import Text
 
 Format = Literal["table", "tsv", "json"]
 """How a result is written: to be read, as tab-separated lines, or as a JSON object a line."""
+
+_GAP = 2
+"""Blanks between the columns of a table that is drawn."""
 
 _DIGITS = 6
 """Significant digits of a figure in tab-separated lines; files and JSON have all."""
@@ -72,14 +76,36 @@ def human() -> bool:
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
+def columns() -> int | None:
+    """How wide the terminal is that stdout is; None where it is none, and lines may be long."""
+    return console(stderr=False).width if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
+    """A text in lines of a width, broken between words alone.
+
+    Args:
+        first, rest: what the first line and the others begin with.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def console(*, stderr: bool) -> Console:
-    """A console on today's stdout or stderr, with markup, emoji and highlighting off."""
+    """A console on today's stdout or stderr, with markup, emoji and highlighting off. Talk to a
+    terminal is broken between words."""
     return _Console(
         file=cast(IO[str], _Talk(sys.stderr)) if stderr else None,
         markup=False,
         emoji=False,
         highlight=False,
-        soft_wrap=True,
+        soft_wrap=not (stderr and sys.stderr.isatty()),
     )
 
 
@@ -110,6 +136,9 @@ def data(content: RenderableType) -> None:
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Print records as a table: drawn for a person, tab-separated for a pipe.
 
+    On a terminal that is too narrow for the longest words of all columns they stand in several
+    tables one below the other, each with the first column.
+
     Args:
         records: one mapping a row; a missing or None value is an empty cell.
         columns: which keys, in which order; default: the keys of all records, as first seen.
@@ -118,12 +147,27 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
         tsv(records, columns)
         return
     names, cells = _cells(records, columns)
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        drawn.add_column(Text(plain(name)), overflow="fold")
-    for line in cells:
-        drawn.add_row(*map(Text, line))
-    console(stderr=False).print(drawn, soft_wrap=False)
+    page = console(stderr=False)
+    texts = [[line[at] for line in [[*map(plain, names)], *cells]] for at in range(len(names))]
+    words = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
+    parts = [[0]] if names else []
+    for at in range(1, len(names)):
+        if (
+            len(parts[-1]) > 1
+            and sum(words[i] + _GAP for i in [*parts[-1], at]) > page.width + _GAP
+        ):
+            parts.append([0])
+        parts[-1].append(at)
+    for part in parts:
+        drawn = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for at in part:
+            single = max(map(len, texts[at])) == words[at]
+            drawn.add_column(
+                Text(texts[at][0]), overflow="fold", no_wrap=single, min_width=words[at]
+            )
+        for line in cells:
+            drawn.add_row(*(Text(line[at]) for at in part))
+        page.print(drawn, soft_wrap=False)
 
 
 def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:

@@ -394,4 +394,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     tasks = (
         f"{t['name']}: {t['questions']} questions, {t['prompts']} prompts" for t in facts["tasks"]
     )
-    return {**facts, "methods": "; ".join(methods), "tasks": "; ".join(tasks)}
+    sentences: dict[str, str] = {
+        name: "; ".join(facts[name]) for name in ("not_asked", "left_out") if name in facts
+    }
+    return {**facts, "methods": "; ".join(methods), "tasks": "; ".join(tasks), **sentences}

@@ -68,9 +68,12 @@ def _show(checks: list[Check], works: bool) -> None:
         output.rows(facts, ("name", "status", "found", "prevents", "mend"))
     else:
         output.rows(facts, ("name", "status", "found"))
+        width = output.console(stderr=False).width
         for check in checks:
             if check.status != "ok":
-                output.data(f"\n{check.name}: prevents {check.prevents}\n  mend: {check.mend}")
+                what, mend = f"{check.name}: prevents {check.prevents}", f"mend: {check.mend}"
+                lines = [*output.wrapped(what, width), *output.wrapped(mend, width, "  ", "    ")]
+                output.data("\n".join(["", *lines]))
         output.data("")
     if not works:
         output.note("the default run does not work: mend what is missing first")

@@ -65,6 +65,31 @@ def test_table_for_a_person_is_aligned(terminal):
     assert lines == ["name          speedup", "sps           1.235", "[red]x[/red]  1"]
 
 
+def test_a_narrow_terminal_gets_the_columns_below_each_other_and_no_word_is_cut(
+    terminal, monkeypatch
+):
+    screen = terminal()
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [
+        {
+            "name": "a-model-7b-instruct",
+            "draft": "a-model-1b-instruct",
+            "says": "two words, more",
+        },
+        {"name": "b", "draft": "", "says": "one"},
+    ]
+    output.rows(rows)
+    drawn = Text.from_ansi(screen.getvalue()).plain.splitlines()
+    assert [line.rstrip() for line in drawn] == [
+        "name                 draft",
+        "a-model-7b-instruct  a-model-1b-instruct",
+        "b",
+        "name                 says",
+        "a-model-7b-instruct  two words, more",
+        "b                    one",
+    ]
+
+
 def test_long_lines_are_not_wrapped(capsys):
     output.data("x" * 500)
     output.note("y" * 500)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli import output
 from specbench_cli.report import columns
 from specbench_cli.report.columns import COST
 from specbench_cli.report.html import tables
@@ -348,6 +349,23 @@ def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
     monkeypatch.setattr(text, "FEW", 49)
     (line,) = text.few_questions(reading.summary)
     assert line.startswith("too few questions to rank by: 48 questions; intervals were tested")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_breaks_no_row_and_lacks_no_column(
+    make_reading, capsys, monkeypatch, width
+):
+    print_runs([make_reading()], families=True)
+    wide = capsys.readouterr().out
+    monkeypatch.setattr(output, "columns", lambda: width)
+    print_runs([make_reading()], families=True)
+    narrow = capsys.readouterr().out
+    broken = [line for line in narrow.splitlines() if len(line) > width]
+    assert [line for line in broken if len(line.split()) > 1] == [], "a path is one word"
+    said = {word for word in wide.split() if word not in {"goes", "to"}}  # of a heading
+    assert said <= set(narrow.split())
+    if width == 80:
+        assert narrow.count("A sps") == 1, "there is room for the whole of the first table"
 
 
 def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from specbench_cli import output
@@ -44,17 +43,8 @@ def show(comparison: Comparison) -> None:
 def say(line: str) -> None:
     """Talk beside a table: below it for a person, on stderr where the table is piped."""
     if output.human():
-        output.data(
-            "\n".join(
-                textwrap.wrap(
-                    line,
-                    WIDTH,
-                    subsequent_indent="  ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-        )
+        width = min(WIDTH, output.columns() or WIDTH)
+        output.data("\n".join(output.wrapped(line, width)))
     else:
         output.note(line)
 

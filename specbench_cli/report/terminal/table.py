@@ -1,10 +1,11 @@
-"""The tables of a result, 100 columns wide, and the same as TSV and JSON."""
+"""The tables of a result, 100 columns wide or as wide as the terminal, and the same as TSV and
+JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.text import Text
@@ -28,13 +29,15 @@ _MARKS = {"left": "<", "center": "^", "right": ">"}
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: heading, cell, alignment, the blanks before it, and whether it gives way first."""
+    """A column: heading, cell, alignment, the blanks before it, whether it gives way first, and the
+    heading where there is little room."""
 
     heading: str
     cell: Callable[[Row], Text]
     align: Literal["left", "center", "right"] = "right"
     gap: int = 1
     shrinks: bool = False
+    narrow: str = ""
 
 
 def print_runs(
@@ -48,12 +51,14 @@ def print_runs(
     """
     for reading in readings:
         summary, facts = reading.summary, reading.facts
-        head, foot = facts.header(summary.prompts, WIDTH), footer(summary, facts, reading.where)
+        head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
+        foot = footer(summary, facts, reading.where)
         foot += load_lines(reading.records)
         if form == "table":
-            notes = (Text(f" {note}", "dim") for note in foot)
-            more = _drawn_families(summary) if families else []
-            for line in (*map(Text, head), *_drawn(summary), *notes, *more):
+            width = output.columns()
+            notes = (Text(line, "dim") for line in _noted(foot, width))
+            more = _drawn_families(summary, width) if families else []
+            for line in (*map(Text, head), *_drawn(summary, width), *notes, *more):
                 output.data(line)
         else:
             for note in (*head, *foot):
@@ -118,13 +123,23 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(summary: Summary) -> list[Text]:
-    """Heading and rows; those of another kind below, under a line that says which."""
+def _noted(notes: Sequence[str], width: int | None) -> list[str]:
+    """Notes in lines that a terminal of a width does not break."""
+    if width is None:
+        return [f" {note}" for note in notes]
+    whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some are two lines already
+    return [line for note in whole for line in output.wrapped(note, width, " ", "   ")]
+
+
+def _drawn(summary: Summary, width: int | None = None) -> list[Text]:
+    """Heading and rows; those of another kind below, under a line that says which. Of `width` see
+    `_grids`."""
     shown = columns.of(columns.TERMINAL, summary.rows)
-    lines = _grid([_column(column) for column in shown], summary.rows)
-    for place, kind in reversed(text.sections(summary.rows)):
-        lines.insert(1 + place, Text(kind))
-    return lines
+    grids = _grids([_column(column) for column in shown], summary.rows, width)
+    for lines in grids:
+        for place, kind in reversed(text.sections(summary.rows)):
+            lines.insert(1 + place, Text(kind))
+    return [line for lines in grids for line in lines]
 
 
 def _column(column: Column) -> _Column:
@@ -144,10 +159,11 @@ def _column(column: Column) -> _Column:
         _ALIGN[column.align],
         2 if column in (columns.INTERVAL, columns.MAT, columns.CHOSEN, columns.TIME) else 1,
         column is columns.METHOD,
+        "time" if column is columns.TIME else "",
     )
 
 
-def _drawn_families(summary: Summary) -> list[Text]:
+def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
     """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
     lines = []
     by_family = {
@@ -164,12 +180,33 @@ def _drawn_families(summary: Summary) -> list[Text]:
         for family, rows in by_family.items():
             heading = text.family(family, rows.values()).replace(" (", "(")  # six have to fit
             drawn.append(_Column(heading, _cell_of(rows, figure), gap=2))
-        lines += [Text(title, "bold"), *_grid(drawn, summary.rows)]
-    return [*lines, *(Text(f" {note}", "dim") for note in text.small_families(summary))]
+        grids = _grids(drawn, summary.rows, width)
+        lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
+    small = _noted(text.small_families(summary), width)
+    return [*lines, *(Text(line, "dim") for line in small)]
 
 
 def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
     return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
+
+
+def _grids(chosen: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
+    """`_grid`, for a terminal of a width: closer where that is needed to fit, else one below the
+    other, each with the columns up to the one that shrinks; None for lines of any length."""
+    if width is None or _wide(_grid(chosen, rows)) <= width:
+        return [_grid(chosen, rows)]
+    close = [replace(column, gap=1, heading=column.narrow or column.heading) for column in chosen]
+    lead = next(at for at, column in enumerate(close) if column.shrinks) + 1
+    parts = [close[:lead]]
+    for column in close[lead:]:
+        if len(parts[-1]) > lead and _wide(_grid([*parts[-1], column], rows)) > width:
+            parts.append(close[:lead])
+        parts[-1] = [*parts[-1], column]
+    return [_grid(part, rows) for part in parts]
+
+
+def _wide(lines: Sequence[Text]) -> int:
+    return max(map(len, lines))
 
 
 def _grid(chosen: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
