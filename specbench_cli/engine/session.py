@@ -182,6 +182,8 @@ class Session:
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
 
+    _noise: type[Noise] = Noise
+
     def __init__(
         self,
         workspace: Workspace,
@@ -210,7 +212,9 @@ class Session:
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
-            Noise(sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device),
+            self._noise(
+                sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
+            ),
             decoder.vocab_size,
         )
         meter = Meter(self.device) if shared is None else shared.meter

@@ -56,6 +56,13 @@ ATEN = torch.ops.aten
 LENIENT = {ATEN.copy_.default, ATEN.index.Tensor, ATEN.index_put_.default, ATEN.index_put.default}
 """What takes a tensor that was left on the CPU too, by a transfer that nobody asked for."""
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+SEEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""What the host must see numbers for."""
+
+FUSED = {ATEN.lstm_cell.default}
+"""What is made of kernels that a CPU, and so a shadow, has none of."""
+
 
 class WrongDevice(RuntimeError):
     """A tensor left on the CPU, or one that is fetched from the device in passing."""
@@ -88,6 +95,14 @@ class FarMode(TorchDispatchMode):
         given = {id(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)}
         if not given and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
             return _done(func, args, kwargs)
+        if (
+            func.namespace == "aten"
+            and func not in FUSED
+            and not SEEN & {*func.tags}
+            and all(id(tensor) in given and tensor.fake_device == FAR for tensor in tensors)
+            and not any(isinstance(leaf, torch.device) for leaf in leaves)
+        ):
+            return self._there(func, args, kwargs)
         if len(given) < len(set(map(id, tensors))):  # some are on the CPU
             if given and func in LENIENT:
                 raise WrongDevice(f"{func}: a tensor was left on the CPU")
@@ -112,6 +127,29 @@ class FarMode(TorchDispatchMode):
                 raise WrongDevice(f"{func} fetches a tensor from {FAR}")
             fake.shadow = shadow
         return out
+
+    def _there(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation gives whose tensors are all on `FAR`, and which names no device: that
+        is there too, and as large as its shadow, which spares the fakes' own bookkeeping."""
+        if func.has_kernel_for_dispatch_key(COMPOSITE):
+            with self:
+                return func.decompose(*args, **kwargs)
+        fakes = {
+            id(leaf.shadow): leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "shadow")
+        }
+        return tree_map(lambda out: self._wrapped(out, fakes), _done(func, args, kwargs))
+
+    def _wrapped(self, out: Any, fakes: Mapping[int, FakeTensor]) -> Any:
+        """A shadow as a tensor on the device; of what an operation wrote in place, the same."""
+        if not isinstance(out, Tensor):
+            return out
+        if id(out) in fakes:
+            return fakes[id(out)]
+        with unset_fake_temporarily(), torch.inference_mode(out.is_inference()):
+            meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
+            fake: Any = FakeTensor(self._fake, meta, FAR)
+        fake.shadow = out
+        return fake
 
 
 def _done(func: Any, args: Any, kwargs: Any) -> Any:
