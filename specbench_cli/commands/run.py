@@ -198,6 +198,15 @@ def run(
             "--load",
         ),
     ] = None,
+    memory_budget: Annotated[
+        str | None,
+        _Decoding(
+            "SIZE",
+            "Lower batch, draft lengths and tree nodes until the run is predicted to hold no more:"
+            " 2GB, 500MB.",
+            "no bound",
+        ),
+    ] = None,
     raw: Annotated[bool, _Decoding(None, "Prompts without a template.", "off", "--raw")] = False,
     seed: Annotated[str | None, _Decoding("N", "Of everything drawn.", "0")] = None,
     dtype: Annotated[
@@ -316,6 +325,7 @@ def run(
         "repeats": repeats,
         "batch": batch,
         "load": load_,
+        "memory_budget": memory_budget,
         "tune": tune,
         "tune_by": tune_by,
         "threads": threads,

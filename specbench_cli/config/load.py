@@ -41,7 +41,10 @@ SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
 CIRCUMSTANCES = frozenset(
-    "batch load seed threads device devices dtype allow_noise isolation timeout_per_prompt".split()
+    (
+        "batch load memory_budget seed threads device devices dtype allow_noise isolation"
+        " timeout_per_prompt"
+    ).split()
 )
 """What may be given without asking for more than the short run."""
 
@@ -122,7 +125,7 @@ def compose(
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    together = "load" in given.fields
+    together = not given.fields.keys().isdisjoint(("load", "memory_budget"))
     together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
     given.fields.setdefault("methods", Sourced(named or list(usual), "default"))

@@ -10,8 +10,11 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
+    TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -101,6 +104,26 @@ def _known_load(value: str) -> str:
     return value
 
 
+def nbytes(text: str) -> int:
+    """The bytes that a size stands for: `2GB`, `500MiB`, `1500000`.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size < 1:
+        raise ValueError(f"must be a size above 0 such as 2GB, 500MB or 1.5GiB, got {text!r}")
+    return size
+
+
+def _known_budget(value: str) -> str:
+    nbytes(value)
+    return value
+
+
 class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
@@ -130,6 +153,7 @@ class RunConfig(BaseModel):
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)
     load: Annotated[str, AfterValidator(_known_load)] | None = None
+    memory_budget: Annotated[str, AfterValidator(_known_budget)] | None = None
     threads: Annotated[Number | None, Field(ge=1)] = None
     device: str = "auto"
     devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None

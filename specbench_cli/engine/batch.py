@@ -109,6 +109,7 @@ class Batch:
         those that are returned comes next."""
         for session in [each for each in self._seat if each.finish is not None]:
             self._free.append(self._seat.pop(session))
+            session.harness.left()
         n = min(len(self._free), self._arrived())
         self._joining_ns = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]

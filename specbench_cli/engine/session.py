@@ -131,6 +131,12 @@ class Harness:
         state = session.new_state(session.target)
         session._scoring = Scoring(session.target, state, self.text, session._place or 0)
 
+    def left(self) -> None:
+        """Let go of the last step's logits and of the noise, which would be held as long as the
+        session: of a batch, when the sequence has left it."""
+        self._session._rows = None
+        self._session._noise.clear()
+
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the step that they led to."""
         first, self._taken = self._taken, len(self.meter.forwards)
@@ -208,13 +214,14 @@ class Session:
         self.sampling = sampling
         self._pass = pass_
         self.memory = Memory() if memory is None else memory
+        self._noise = Noise(
+            sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
+        )
         self._chooser = Chooser(
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
-            self._noise(
-                sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
-            ),
+            self._noise,
             decoder.vocab_size,
         )
         meter = Meter(self.device) if shared is None else shared.meter

@@ -103,12 +103,12 @@ class Script:
 
 
 class ScriptState:
-    """How many rows were fed, and of which script."""
+    """How many rows were fed, and of which script; `row_bytes` is what one would take."""
 
     by_row = True
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, row_bytes: int = 0) -> None:
+        self.capacity, self._row_bytes = capacity, row_bytes
         self._written = self._kept = 0
         self.script: Script | None = None
 
@@ -142,7 +142,7 @@ class ScriptState:
     @property
     def nbytes(self) -> int:
         """See `State`."""
-        return 0
+        return self.capacity * self._row_bytes
 
 
 class Scripted(Decoder):
@@ -158,8 +158,10 @@ class Scripted(Decoder):
     max_positions = 1 << 30
     device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, name: str, scripts: Sequence[Script], *, sure: bool) -> None:
-        self.name, self._sure = name, sure
+    def __init__(
+        self, name: str, scripts: Sequence[Script], *, sure: bool, row_bytes: int = 0
+    ) -> None:
+        self.name, self._sure, self._row_bytes = name, sure, row_bytes
         self._of = {script.prompt: script for script in scripts}
         if any(self._of[script.prompt].output != script.output for script in scripts):
             raise ValueError("two requests have one prompt and different outputs")
@@ -167,7 +169,7 @@ class Scripted(Decoder):
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptState:
         """See `Decoder`."""
-        return ScriptState(capacity)
+        return ScriptState(capacity, self._row_bytes)
 
     def forward(self, x: Input, state: State, **how: Any) -> Out:
         """See `Decoder`; chains through the whole model alone.

@@ -63,7 +63,7 @@ class Bench:
         self.facts: dict[str, ConfigFacts] = {
             role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
-        self.tokenizer = _tokenizer(plan.target)
+        self.tokenizer = tokenizer_of(plan.target)
         words = {role: self._words(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
@@ -132,7 +132,7 @@ class Bench:
         """
         if role == "target":
             return None
-        target, theirs = self._plan.target, _tokenizer(draft)
+        target, theirs = self._plan.target, tokenizer_of(draft)
         differing = _differing(self.tokenizer, theirs, self.facts[role].vocab_size)
         if not differing:
             return None
@@ -266,7 +266,7 @@ class Bench:
         }
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Any:
+def tokenizer_of(checkpoint: Checkpoint) -> Any:
     """transformers' tokenizer; without a chat template of its own it gets the customary one."""
     from transformers import AutoTokenizer
 

@@ -50,15 +50,16 @@ def start(
     from specbench_cli.execute.planning.placement import check_places
 
     config, left_out = fitting(config, fetch=True)
+    config, memory = _within(config)
     plan, tuning = planned(config)
     check_places(plan)
     view.planned(facts(plan, tuning))
-    for words in (*plan.missing, *_unfit(left_out)):
+    for words in (*plan.missing, *_unfit(left_out), *_bounded(memory)):
         view.note(words)
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, config.model_dump(mode="json"))
     why = {label: without_folders(words) for label, words in left_out.items()}
-    told = {**manifest(plan, sources), "left_out": why}
+    told = {**manifest(plan, sources), "left_out": why, "memory_budget": memory}
     return plan, RunDir.create(path, told, order=config.model_dump_json())
 
 
@@ -66,8 +67,27 @@ def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """The plan of a run that is not begun, and its facts, those of rows that cannot run among
     them."""
     config, left_out = fitting(config, fetch=False)
+    config, memory = _within(config)
     plan, tuning = planned(config)
-    return plan, {**facts(plan, tuning), **({"left_out": _unfit(left_out)} if left_out else {})}
+    beside = {"left_out": _unfit(left_out), "memory_budget": memory}
+    return plan, {**facts(plan, tuning), **{name: each for name, each in beside.items() if each}}
+
+
+def _within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
+    """See `memory.within`, which takes torch."""
+    if config.memory_budget is None:
+        return config, None
+    from specbench_cli.execute.planning.memory import within
+
+    return within(config)
+
+
+def _bounded(told: Mapping[str, Any] | None) -> list[str]:
+    if told is None:
+        return []
+    from specbench_cli.execute.planning.memory import sentence
+
+    return [f"--memory-budget: {sentence(told)}"]
 
 
 def _unfit(left_out: Mapping[str, str]) -> list[str]:

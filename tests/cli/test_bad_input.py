@@ -96,6 +96,15 @@ REFUSED = [
     # drafts
     ("run --target embedded-1m -m sps", 2, "sps needs a draft model, and embedded-1m", "--draft M"),
     ("run --target embedded-1m -m sps --draft auto", 2, "has no customary one", "--draft MODEL"),
+    # batches, load, memory
+    ("run --batch 0", 2, "batch", "specbench run --help"),
+    ("run --batch many", 2, "batch", "specbench run --help"),
+    ("run -m pearl --batch 4", 2, "pearl decodes one prompt at a time, and --batch 4", "drop --ba"),
+    ("run --load poisson:0", 2, "RATE must be a number above 0", "specbench run --help"),
+    ("run --load poisson:4:1:1", 2, "write 1:4:1 or 4:1:-1", "specbench run --help"),
+    ("run --load often", 2, "must be poisson:RATE", "specbench run --help"),
+    ("run --load trace:gone.txt", 2, "trace gone.txt cannot be read", "specbench run --help"),
+    ("run --memory-budget lots", 2, "must be a size above 0 such as 2GB", "specbench run --help"),
     # files
     ("run --config gone.yaml", 2, "cannot read gone.yaml: No such file", ""),
     ("run --config foreign", 2, "cannot read foreign: Is a directory", ""),

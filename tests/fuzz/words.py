@@ -52,6 +52,7 @@ class Configs(Subject):
             "device": "cpu",
             "devices": {"target": "cpu:0", "draft": "cpu:1"},
             "load": "poisson:2",
+            "memory_budget": "2GB",
             "set": {"sps": {"length": 4}},
             "sweep": {"sps": {"length": [1, 2]}},
             "tune": 4,

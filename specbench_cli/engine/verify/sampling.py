@@ -132,6 +132,10 @@ class Noise:
         offset = first - start * self._block
         return whole[offset : offset + n]
 
+    def clear(self) -> None:
+        """Keep no block; they are made again where they are asked for."""
+        self._blocks.clear()
+
     def _make(self, block: int) -> Tensor:
         if block not in self._blocks:
             for old in [b for b in self._blocks if abs(b - block) > 1]:

@@ -1,0 +1,107 @@
+"""Predicted bytes against what tensors hold, to the byte where they can be counted beforehand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.bench import Bench
+from specbench_cli.execute.planning.memory import Room, within
+from specbench_cli.execute.planning.plan import make_plan
+from specbench_cli.measure.footprint import expected
+from specbench_cli.measure.memory import Ledger
+
+
+def config(*methods, **given):
+    rows = [{"name": "vanilla"}, *({"name": m} if isinstance(m, str) else m for m in methods)]
+    settings = {"limit": 8, "max_new_tokens": 8, "category": ["qa", "rag"], **given}
+    return RunConfig.model_validate({"methods": rows, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "rule"),
+    [("pld", 1, "greedy"), ("eqspec", 4, "rejection"), ("sps-tree", 4, "coupled")],
+)
+def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
+    temperature = 0.0 if rule == "greedy" else 0.8
+    asked = config(name, batch=batch, verify=rule, temperature=temperature)
+    found = Room(asked).footprint(batch, 99)
+    plan = make_plan(asked)
+    bench = Bench(plan)
+    requests = []
+    for question in plan.questions:
+        ids = bench.prompt(question.turns[:1], ())
+        bench.workspace.reserve(len(ids) + 8)
+        requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop(8)))
+    sampling = Sampling(rule, temperature)
+    with Ledger() as ledger:
+        for n in (1, len(requests)):  # warmed up alone
+            for arm in plan.arms:
+                held = arm.method.held(batch)
+                deal = Batch(bench.workspace, requests[:n], sampling, size=batch, held=held)
+                for _ in arm.method.generate_batch(deal):
+                    pass
+    assert found.weights + found.draft == bench.workspace.weight_bytes
+    assert found.rows == bench.workspace.state_bytes
+    assert found.total == pytest.approx(bench.workspace.weight_bytes + ledger.peak, rel=0.05)
+
+
+def test_a_ledger_counts_what_is_held_and_the_most_at_once():
+    with Ledger() as ledger:
+        kept = torch.zeros(100)
+        for _ in range(3):
+            torch.ones(1000)
+        view = kept[10:]
+    assert (ledger.held, ledger.peak) == (400, 4400)
+    del kept, view
+    assert ledger.held == 0
+
+
+@given(st.floats(0.05, 0.95), st.integers(0, 30))
+def test_a_tree_brings_no_less_than_a_chain_of_as_many_nodes(chance, nodes):
+    chain, tree = (expected(chance, nodes, tree=each) for each in (False, True))
+    assert chain == pytest.approx(sum(chance**k for k in range(nodes + 1)))
+    assert tree >= chain - 1e-9
+    assert expected(chance, nodes + 1, tree=True) > tree
+
+
+def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
+    asked = config("eqspec", batch=6)
+    room = Room(asked)
+    sizes = [room.footprint(batch, most).total for batch, most in ((6, 5), (3, 5), (1, 1))]
+    assert sizes == sorted(sizes, reverse=True)
+    chosen = []
+    for limit in (10**10, sizes[0], sizes[0] - 1, sizes[1], sizes[2]):
+        found, told = within(asked.model_copy(update={"memory_budget": str(limit)}))
+        assert told["predicted"]["total"] <= limit == told["budget_bytes"]
+        drafts = told["chosen"]["drafts"]
+        assert (found.batch, drafts["vanilla"]) == (told["chosen"]["batch"], 0)
+        assert found.methods[1].params.get("length", 5) == drafts["eqspec"] <= 5
+        chosen.append((found.batch, drafts["eqspec"]))
+    assert chosen[:2] == [(6, 5)] * 2 and chosen[-1] == (1, 1)
+    assert chosen[2] < (6, 5) and chosen[3][0] >= 3
+    with pytest.raises(UsageError, match=r"is impossible: batch 1 .*weights 34\.1 MB") as refused:
+        within(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
+    assert "MB or more" in refused.value.hint
+
+
+def test_what_is_not_known_beforehand_is_refused_by_name():
+    for row, why in (
+        ({"name": "eagle2"}, "what eagle2 holds beside a draft model is not known"),
+        ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen as the run"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            within(config(row, memory_budget="1GB"))
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GB", "2 apples", "GB", "nan", "1e400"])
+def test_a_budget_that_makes_no_sense_is_told_with_what_does(text):
+    with pytest.raises(ValueError, match=r"must be a size above 0 such as 2GB, 500MB or 1\.5GiB"):
+        config(memory_budget=text)
