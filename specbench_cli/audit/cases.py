@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from specbench_cli.audit.models.head import (
     TableFeatureHead,
@@ -36,7 +34,7 @@ from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import PeerSession, Request, Session
-from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling, gumbel
+from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
@@ -54,17 +52,6 @@ def nominal_costs(model: str, rows: int) -> float:
     return (1 + rows / 16) / (1 if model == "target" else 10)
 
 
-class KeptNoise(Noise):
-    """Noise that was made before is copied: the same requests are decoded time and again."""
-
-    def _gumbel(self, block: int) -> Tensor:
-        size = self._block
-        return _made(self._key, self._vocab, block * size, size, self._device).clone()
-
-
-_made = lru_cache(maxsize=512)(gumbel)
-
-
 class Watched(Session):
     """A session that remembers every state it handed out, with the model, or the part of the
     target, that it is a state of, and the heads that have none; and is watched from outside.
@@ -75,7 +62,6 @@ class Watched(Session):
 
     held: list[tuple[Decoder | Partial, State]]
     stateless: tuple[FeatureHead, ...] = ()
-    _noise = KeptNoise
 
     def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
         super().__init__(workspace, *request, **rest)

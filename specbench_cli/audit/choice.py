@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import host
 from specbench_cli.engine.verify.random import Random
 
 Law = Mapping[Hashable, float]
@@ -37,7 +36,7 @@ class ChoiceOracle:
     def categorical(self, p: Tensor) -> Tensor:
         """See `Random`."""
         rows = p.reshape(-1, p.shape[-1]).tolist()
-        return host.ids([self._choose(row) for row in rows], p.device).reshape(p.shape[:-1])
+        return torch.tensor([self._choose(row) for row in rows]).reshape(p.shape[:-1])
 
     def bernoulli(self, a: Tensor) -> Tensor:
         """See `Random`."""

@@ -188,8 +188,6 @@ class Session:
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
 
-    _noise: type[Noise] = Noise
-
     def __init__(
         self,
         workspace: Workspace,

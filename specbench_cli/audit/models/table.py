@@ -368,12 +368,10 @@ class LearntTable(nn.Module):
 
 
 def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:
-    """Entries [n, V] of a table, by numpy, whose lookup costs a fraction of torch's; of one place
-    by plain indices, which cost less than lists."""
-    entries = table.numpy()
+    """Entries [n, V] of a table; of one place by plain indices, which cost far less than lists."""
     if len(last) == 1:
-        return torch.from_numpy(entries[before[0], last[0]][None].copy())
-    return torch.from_numpy(entries[before, last])
+        return table[before[0], last[0]].clone()[None]
+    return table[before, last]
 
 
 def way_of(draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int) -> Tensor:
@@ -427,14 +425,8 @@ KINDS = ("peaked", "flat", "near", "equal", "disjoint")
 
 def random_table(vocab: int, seed: int, scale: float = 1.0) -> Tensor:
     """A table [V, V, V] of float64 logits; the larger `scale`, the more peaked the laws."""
-    return scale * _normal(vocab, seed)
-
-
-@lru_cache(maxsize=512)
-def _normal(vocab: int, seed: int) -> Tensor:
-    """Normal numbers [V, V, V], which every audit asks for anew; nobody may write to them."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(vocab, vocab, vocab, generator=generator, dtype=torch.float64)
+    return scale * torch.randn(vocab, vocab, vocab, generator=generator, dtype=torch.float64)
 
 
 def sure_table(vocab: int, seed: int) -> Tensor:

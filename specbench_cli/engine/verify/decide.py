@@ -98,24 +98,26 @@ def drawn(
     tokens, q = draft.tokens, draft.q
     if tree is not None:
         return _drawn_tree(draft, tree, p, random, passes, drafters)
-    last = p.shape[0] == draft.nodes
-    sums = [law.sum()[None] for law in (p, q) if law is not None]
-    sound = torch.cat([*sums, *drafters.values()]).isfinite()
+    last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
         p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
     if passes is None:
         judge = chain.block if rule == "block" else chain.rejection
         stand, token = judge(tokens, q, p, random)
-        parts = [stand[None], token[None], sound, tokens]
+        parts = [stand[None], token[None], whole, tokens]
     else:
         taken, stand, token = chain.relaxed_rejection(tokens, q, p, random, passes)
-        parts = [stand[None], token[None], sound, tokens, taken]
+        parts = [stand[None], token[None], whole, tokens, taken]
+    if q is not None:
+        parts.append(q.sum().isfinite()[None])
+    parts += [greatest.isfinite() for greatest in drafters.values()]
     n, following, finite, *rest = host.numbers(torch.cat(parts))
-    if q is not None and not rest.pop(0):
+    sound = [rest.pop() for _ in drafters][::-1]
+    if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
     if not finite:
         raise ArithmeticError(NOT_FINITE)
-    _check(drafters, [rest.pop(0) for _ in drafters])
+    _check(drafters, sound)
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
     relaxed = [at for at in range(n) if not rest[at]] if rest else ()
     return _of_chain(n, ids, following, bonus=not last, relaxed=relaxed), token[None]

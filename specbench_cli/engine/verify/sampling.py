@@ -144,16 +144,12 @@ class Noise:
         return self._blocks[block]
 
     def _gumbel(self, block: int) -> Tensor:
-        return gumbel(self._key, self._vocab, block * self._block, self._block, self._device)
-
-
-def gumbel(key: int, vocab: int, first: int, n: int, device: torch.device) -> Tensor:
-    """Keyed noise of output positions first..first+n-1: [n, vocab] float32."""
-    quads = -(-vocab // 4)  # one counter gives the words of four token ids
-    token = torch.arange(quads, device=device).expand(n, quads)
-    position = torch.arange(first, first + n, device=device)
-    zero = torch.zeros(n, quads, dtype=torch.int64, device=device)
-    counter = torch.stack((token, position[:, None].expand(n, quads), zero, zero))
-    words = philox(counter, key).permute(1, 2, 0).reshape(n, -1)
-    uniform = (words[:, :vocab].double() + 0.5) * 2.0**-32
-    return (-(-uniform.log()).log()).float()
+        quads = -(-self._vocab // 4)  # one counter gives the words of four token ids
+        shape = (self._block, quads)
+        token = torch.arange(quads, device=self._device).expand(shape)
+        position = torch.arange(block * self._block, (block + 1) * self._block, device=self._device)
+        zero = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        counter = torch.stack((token, position[:, None].expand(shape), zero, zero))
+        words = philox(counter, self._key).permute(1, 2, 0).reshape(self._block, -1)
+        uniform = (words[:, : self._vocab].double() + 0.5) * 2.0**-32
+        return (-(-uniform.log()).log()).float()
