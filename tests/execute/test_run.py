@@ -296,6 +296,7 @@ def heads_that_do_not_load(folder):
     }
 
 
+@pytest.mark.usefixtures("shipped_pair")  # whose heads fit no other
 def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specbench, log, tmp_path):
     heads = heads_that_do_not_load(tmp_path)
     rows = [
