@@ -11,8 +11,8 @@ from __future__ import annotations
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
-from specbench_cli.engine.method import Claim, Method
-from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto, Widths
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
 from specbench_cli.engine.session import PeerSession, Session

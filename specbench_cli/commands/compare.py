@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from json import dumps
 from pathlib import Path
@@ -156,6 +157,7 @@ def _compare(
     from specbench_cli.comparison.reading import side
 
     base, new = map(side, given)
+    gc.freeze()  # as in report: what was read has no cycles
     found = put_together(base, new, tolerance=let_pass, fail_on=closing)
     if json:
         from specbench_cli.comparison.pages.as_dict import as_dict

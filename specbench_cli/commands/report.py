@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -151,6 +152,7 @@ def report(
     formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
     sources = _sources(runs)
     reading = read_together(sources, force=force)
+    gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
     if also or any(map(spec_bench_table.is_imported, sources)):
         reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
     if to is None:

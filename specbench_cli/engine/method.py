@@ -4,35 +4,17 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
 from specbench_cli.engine.models.head import Trained
-from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.params import Claim, MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Guarantee, Outcome, Step
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A speedup that a method's source reports, with its set-up; read in the source itself.
-
-    speedup: over plain decoding, as printed there: "2.90x", "up to 6.5x".
-    models, task, hardware: empty where the source does not say. temperature: null likewise.
-    source: where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
-    """
-
-    speedup: str
-    models: str = ""
-    task: str = ""
-    temperature: float | None = None
-    hardware: str = ""
-    source: str
 
 
 class Method(ABC):

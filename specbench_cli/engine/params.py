@@ -1,10 +1,29 @@
-"""Parameters of methods: their base, and types of parameters that several have."""
+"""Data of methods: what their sources claim, the base of their parameters, and types that several
+have."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A speedup that a method's source reports, with its set-up; read in the source itself.
+
+    speedup: over plain decoding, as printed there: "2.90x", "up to 6.5x".
+    models, task, hardware: empty where the source does not say. temperature: null likewise.
+    source: where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
+    """
+
+    speedup: str
+    models: str = ""
+    task: str = ""
+    temperature: float | None = None
+    hardware: str = ""
+    source: str
 
 
 class MethodParams(BaseModel):

@@ -24,7 +24,6 @@ Strata of fewer than four clusters are pooled (collapsed strata: Cochran, "Sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -48,7 +47,7 @@ MAX_LOST = 0.01
 WIDEST = 100.0
 """Ends of an interval that are further apart than by this factor are no figures: a handful of
 questions whose resamples nearly lack variation."""
-_CHUNK = 1 << 15
+_CHUNK = 1 << 17
 """Numbers of a resampled array at a time: as many as the cache holds."""
 _DRAWN = 256
 """Resamples drawn at a time."""
@@ -80,17 +79,6 @@ class Resampled:
     theta_star: Floats
     cov_star: Floats
     clusters: int
-
-    def of(self, methods: Sequence[int]) -> Resampled:
-        """The same resamples of some of the methods only."""
-        rows, columns = np.ix_(methods, methods)
-        return Resampled(
-            self.theta[methods],
-            self.cov[rows, columns],
-            self.theta_star[:, methods],
-            self.cov_star[:, rows, columns],
-            self.clusters,
-        )
 
 
 @dataclass(frozen=True, slots=True)

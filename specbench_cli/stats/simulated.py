@@ -83,5 +83,5 @@ def false_differences(
         drawn = resample(setting.times(rng, methods), resamples=resamples)
         together += bool(different(drawn).any())
         pairs = itertools.combinations(range(methods), 2)
-        alone += any(different(drawn.of(list(pair))).any() for pair in pairs)
+        alone += any(different(drawn, methods=pair).any() for pair in pairs)
     return together / replications, alone / replications

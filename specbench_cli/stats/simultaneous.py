@@ -16,34 +16,50 @@ from numpy.typing import NDArray
 
 from specbench_cli.stats.bootstrap import LEVEL, MAX_LOST, Floats, Resampled, studentized
 
+_AT_ONCE = 64
+"""Resamples whose pairs are compared at a time: as many as the cache holds."""
 
-def different(drawn: Resampled, level: float = LEVEL) -> NDArray[np.bool_]:
-    """Which pairs differ at a simultaneous `level`: [k, k], symmetric, the diagonal False.
+
+def different(
+    drawn: Resampled, level: float = LEVEL, methods: Sequence[int] | None = None
+) -> NDArray[np.bool_]:
+    """Which pairs of k methods differ at a simultaneous `level`: [k, k], symmetric, the diagonal
+    False.
 
     One question alone proves no difference, nor do passes too incomplete to resample.
+
+    Args:
+        methods: those that are compared, in this order; None for all.
     """
-    k = len(drawn.theta)
-    result = np.zeros((k, k), dtype=bool)
-    limit = critical(drawn, level)
+    chosen = np.arange(len(drawn.theta)) if methods is None else np.array(methods, np.intp)
+    result = np.zeros((len(chosen), len(chosen)), dtype=bool)
+    limit = critical(drawn, level, chosen)
     if limit is None:
         return result
-    a, b = np.triu_indices(k, 1)
+    first, second = np.triu_indices(len(chosen), 1)
+    a, b = chosen[first], chosen[second]
     delta = drawn.theta[a] - drawn.theta[b]
     significant = np.abs(studentized(delta, standard_error(drawn.cov, a, b))) > limit
-    result[a, b] = result[b, a] = significant
+    result[first, second] = result[second, first] = significant
     return result
 
 
-def critical(drawn: Resampled, level: float = LEVEL) -> float | None:
+def critical(
+    drawn: Resampled, level: float = LEVEL, methods: NDArray[np.intp] | None = None
+) -> float | None:
     """The studentized difference beyond which a pair differs; None where nothing is proved."""
-    k = len(drawn.theta)
-    if drawn.clusters < 2 or k < 2:
+    chosen = np.arange(len(drawn.theta)) if methods is None else methods
+    if drawn.clusters < 2 or len(chosen) < 2:
         return None
-    a, b = np.triu_indices(k, 1)
+    a, b = (chosen[each] for each in np.triu_indices(len(chosen), 1))
     delta = drawn.theta[a] - drawn.theta[b]
-    delta_star = drawn.theta_star[:, a] - drawn.theta_star[:, b]
-    t_star = np.abs(studentized(delta_star - delta, standard_error(drawn.cov_star, a, b)))
-    largest = t_star.max(axis=1)
+    largest = np.empty(len(drawn.theta_star))
+    for start in range(0, len(largest), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        theta = drawn.theta_star[part]
+        spread = standard_error(drawn.cov_star[part], a, b)
+        t = np.abs(studentized(theta[:, a] - theta[:, b] - delta, spread))
+        largest[part] = t.max(axis=1)
     lost = np.isnan(largest)
     if lost.mean() > MAX_LOST:
         return None

@@ -201,7 +201,9 @@ def make_row(
     accepted, nodes = _sum(s.accepted for s in steps), _sum(s.nodes for s in steps)
     lossy = [s for s in steps if s.relaxed is not None]
     relaxed = _sum(s.relaxed or [] for s in lossy)
-    mat = _ratio(_sum(s.committed for s in steps), sum(len(s.levels) for s in steps))
+    committed, counts = [sum(s.committed) for s in steps], [len(s.committed) for s in steps]
+    ends = sum(s.committed[-1] for s in steps if s.committed)
+    mat = _ratio(sum(committed), sum(counts))
     timed = [r for r in cells if not r.void and r.error is None]
     target, draft, host = _shares(timed)
     discarded, verified = _rates(cells)
@@ -235,15 +237,13 @@ def make_row(
         decode_speedup_low=decoding.low,
         decode_speedup_high=decoding.high,
         mat=mat,
-        mat_macro=_mean([m for s in steps if (m := _ratio(sum(s.committed), len(s.levels)))]),
-        mat_full=_ratio(
-            _sum(s.committed[:-1] for s in steps), sum(max(0, len(s.levels) - 1) for s in steps)
-        ),
+        mat_macro=_mean([n / count for n, count in zip(committed, counts, strict=True) if n]),
+        mat_full=_ratio(sum(committed) - ends, sum(counts) - sum(map(bool, counts))),
         mat_note=None if mat is not None else ("no step" if steps else "steps not reported"),
         acceptance_rate=_ratio(accepted, drafted),
         alpha=_ratio(accepted, tested),
         acceptance_by_position=_by_position(cells),
-        nodes_per_step=_ratio(nodes, sum(len(s.nodes) for s in steps)),
+        nodes_per_step=_ratio(nodes, sum(counts)),
         node_yield=_ratio(accepted, nodes),
         accept_rule=accept,
         relaxed=_ratio(relaxed, _sum(s.committed for s in lossy)),

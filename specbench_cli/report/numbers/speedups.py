@@ -34,8 +34,8 @@ class Speedups:
         if self.drawn is None:
             return {}
         best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
-        chosen = self.drawn.of([self.labels.index(label) for label in best_first])
-        named = letters(different(chosen), range(len(best_first)))
+        methods = [self.labels.index(label) for label in best_first]
+        named = letters(different(self.drawn, methods=methods), range(len(best_first)))
         return dict(zip(best_first, named, strict=True))
 
 
