@@ -323,6 +323,7 @@ def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbenc
         specbench({"name": "eagle2", "params": {"head": cut}}, limit=1)
 
 
+@pytest.mark.usefixtures("shipped_pair")
 def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench, log, tmp_path):
     cut = Path(next(iter(heads_that_do_not_load(tmp_path))))
     view = log(interrupt_after=1)

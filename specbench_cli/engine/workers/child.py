@@ -123,9 +123,10 @@ def provide(module: str, file: str | None) -> None:
     if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
         return
     spec = importlib.util.spec_from_file_location(module, file)
-    if spec is not None and spec.loader is not None:
+    if spec is not None:
         sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[module])
+        source = Path(file).read_bytes()  # and no bytecode, which may be of an older text
+        exec(compile(source, file, "exec"), vars(sys.modules[module]))  # noqa: S102
 
 
 def _seated(
