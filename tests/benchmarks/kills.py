@@ -260,7 +260,7 @@ def main() -> int:
             load_decoder=cache(bench.load_decoder),
             config_facts=cache(bench.config_facts),
             module_of=cache(bench.module_of),
-            _tokenizer=kept(bench._tokenizer),
+            tokenizer_of=kept(bench.tokenizer_of),
         ),
         patch.object(outputs, "write_figures", lambda *_: []),
         patch.object(
