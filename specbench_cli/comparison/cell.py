@@ -1,7 +1,12 @@
-"""What a comparison sees of one output: a digest of its ids, its counters, its times."""
+"""What a comparison sees of one output: a digest of its ids, its counters, its times.
+
+No class has slots: hundreds of thousands of them come from other processes, and unpickling one that
+is frozen and has slots sets every field by a call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -27,7 +32,7 @@ class RowKey(NamedTuple):
     label: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Counters:
     """Sums over a cell's steps; null what the method cannot see (peers).
 
@@ -44,10 +49,11 @@ class Counters:
     target_forwards: int | None
     draft_forwards: int | None
 
-    def __add__(self, other: Counters) -> Counters:
-        """The sums of two cells; null where either is."""
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return Counters(*(None if None in pair else sum(pair) for pair in pairs))
+    @classmethod
+    def summed(cls, of: Collection[Counters]) -> Counters:
+        """The sums of cells; null where one is."""
+        columns = ([getattr(each, f.name) for each in of] for f in fields(cls))
+        return cls(*(None if None in column else sum(column) for column in columns))
 
     @property
     def contradiction(self) -> str | None:
@@ -69,7 +75,7 @@ class Counters:
         return self.committed / self.steps if self.committed is not None and self.steps else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
     """Of one cell, in nanoseconds; null what the method cannot see.
 
@@ -90,7 +96,7 @@ class Times:
     draft_fastest: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One output.
 

@@ -15,6 +15,7 @@ from specbench_cli.comparison.outcome import (
     RowOutcome,
     worst,
 )
+from specbench_cli.comparison.processes import processes
 from specbench_cli.comparison.scope import Scope, scope
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
@@ -34,9 +35,10 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
     at = scope(base, new)
     changes: Mapping[RowKey, tuple[Change, ...]] = {}
     untimed: tuple[str, ...] = ()
+    run = processes(base, new)
     if at.timing is None:
-        changes = timing.changes(base, new, at, tolerance)
-        untimed = timing.not_judged(base, new, at)
+        changes = timing.changes(at, run, tolerance)
+        untimed = (*base.left_out, *new.left_out, *timing.not_judged(at, run))
     rows = (*_compared(at, changes, tolerance), *_missing(at), *_added(at, new))
     judged = changes or any(rule != "nothing" for rule, _ in at.rules.values())
     if not judged and not any(row.outcome == "broken" for row in rows):
@@ -46,7 +48,7 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
         new=new.name,
         rows=rows,
         not_compared=(*at.not_compared, *untimed),
-        timing=_timing(at, tolerance, timing.turns(base, new)),
+        timing=_timing(at, tolerance, run.pairs),
         tolerance=tolerance,
         fail_on=tuple(fail_on),
         facts={"base": _facts(base), "new": _facts(new)},

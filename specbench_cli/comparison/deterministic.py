@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING
 
 from specbench_cli.comparison.cell import Cell, Counters, RowKey
@@ -159,7 +157,7 @@ def _sums(pairs: Sequence[Pair]) -> tuple[Counters, Counters] | None:
     if not pairs:
         return None
     base, new = zip(*((base.counters, new.counters) for base, new in pairs), strict=True)
-    return reduce(add, base), reduce(add, new)
+    return Counters.summed(base), Counters.summed(new)
 
 
 def _mat_of(base: Counters, new: Counters) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -15,21 +16,22 @@ from specbench_cli.comparison.turns import pairs_of
 from specbench_cli.report.numbers.speedups import MAX_LOST
 from specbench_cli.stats.regression import partnered
 
-Outputs = Mapping[tuple[str, Place], Cell]
+Outputs = Mapping[str, Mapping[Place, Cell]]
 """A process' outputs, by label and place."""
-Pairs = Sequence[tuple[Cell, Cell]]
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
     """Every process of both sides, BASE's first.
 
-    new: whether it is NEW's. pair: the number of its pair, where the sides' runs took turns.
+    new: whether it is NEW's. pair: the number of its pair, where the sides' runs took turns. lost:
+    the labels that lost any of their times there.
     """
 
     outputs: tuple[Outputs, ...]
     new: tuple[bool, ...]
     pair: NDArray[np.int_] | None
+    lost: tuple[frozenset[str], ...]
 
     @property
     def pairs(self) -> int:
@@ -38,26 +40,32 @@ class Processes:
             return 0
         return len(set(self.pair[partnered(self.pair, np.array(self.new, dtype=bool))]))
 
-    def cells(self, label: str, pairs: Pairs, *, of_new: bool) -> Iterator[Cell]:
-        """A label's outputs at the pairs' places, of one side's processes."""
-        places = {place_of(cell) for cell, _ in pairs}
+    def cells(self, label: str, places: Iterable[Place], *, of_new: bool) -> Iterator[Cell]:
+        """A label's outputs at some places, of one side's processes."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
-                yield from (c for place in places if (c := own.get((label, place))) is not None)
+                yield from _at(own.get(label, {}), places)
 
-    def whole(self, labels: Sequence[str], pairs: Pairs) -> Processes:
+    def whole(self, labels: Sequence[str], places: Collection[Place]) -> Processes:
         """Those in which none of some labels lost more than a tenth of its times."""
-        places = {place_of(cell) for cell, _ in pairs}
-        kept = [all(_whole(own, label, places) for label in labels) for own in self.outputs]
+        kept = [
+            all(label not in lost or _whole(own[label], places) for label in labels)
+            for own, lost in zip(self.outputs, self.lost, strict=True)
+        ]
         return Processes(
             tuple(compress(self.outputs, kept)),
             tuple(compress(self.new, kept)),
             None if self.pair is None else self.pair[np.array(kept, dtype=bool)],
+            tuple(compress(self.lost, kept)),
         )
 
 
-def _whole(outputs: Outputs, label: str, places: Iterable[Place]) -> bool:
-    cells = [c for place in places if (c := outputs.get((label, place))) is not None]
+def _at(cells: Mapping[Place, Cell], places: Iterable[Place]) -> Iterator[Cell]:
+    return (cell for place in places if (cell := cells.get(place)) is not None)
+
+
+def _whole(own: Mapping[Place, Cell], places: Iterable[Place]) -> bool:
+    cells = list(_at(own, places))
     return sum(cell.times is None for cell in cells) <= MAX_LOST * len(cells)
 
 
@@ -69,10 +77,20 @@ def processes(base: Side, new: Side) -> Processes:
     of_new = tuple(of_new for _, of_new in both)
     pair = pairs_of(began, of_new)
     return Processes(
-        tuple({(cell.key.label, place_of(cell)): cell for cell in cells} for cells, _ in both),
+        tuple(_by_label(cells) for cells, _ in both),
         of_new,
         None if pair is None else np.array(pair),
+        tuple(
+            frozenset(cell.key.label for cell in cells if cell.times is None) for cells, _ in both
+        ),
     )
+
+
+def _by_label(cells: Iterable[Cell]) -> Outputs:
+    found = defaultdict[str, dict[Place, Cell]](dict)
+    for cell in cells:
+        found[cell.key.label][place_of(cell)] = cell
+    return dict(found)
 
 
 def place_of(cell: Cell) -> Place:

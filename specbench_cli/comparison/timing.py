@@ -28,8 +28,7 @@ import numpy as np
 
 from specbench_cli.comparison.cell import Cell, Place, RowKey
 from specbench_cli.comparison.outcome import Change, Finding
-from specbench_cli.comparison.processes import Processes, place_of, processes
-from specbench_cli.comparison.side import Side
+from specbench_cli.comparison.processes import Processes, place_of
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.stats.bootstrap import WIDEST
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
@@ -42,20 +41,19 @@ OUTSIDE = "hf:vanilla"
 VANILLA = f"{BASELINE} / {OUTSIDE}"
 
 
-def changes(
-    base: Side, new: Side, scope: Scope, tolerance: float
-) -> dict[RowKey, tuple[Change, ...]]:
+def changes(scope: Scope, run: Processes, tolerance: float) -> dict[RowKey, tuple[Change, ...]]:
     """By row, what became of each of its figures; those that cannot be judged left out.
 
     Args:
+        run: of the two sides.
         tolerance: the slowdown that is let pass, 0.05 for 5%.
     """
-    run = processes(base, new)
     asked: list[tuple[RowKey, str, Series]] = []
     for row, pairs in scope.pairs.items():
-        if _unjudged(row, pairs, run) is None:
+        places = _places(pairs)
+        if _unjudged(row, places, run) is None:
             labels = _against(row.label), row.label
-            asked += ((row, *one) for one in _series(row, pairs, run.whole(labels, pairs)))
+            asked += ((row, *one) for one in _series(row, pairs, run.whole(labels, places)))
     found = shifts([series for *_, series in asked], above=math.log1p(tolerance))
     result: dict[RowKey, tuple[Change, ...]] = {}
     for (row, figure, series), shift in zip(asked, found, strict=True):
@@ -74,20 +72,12 @@ def changes(
     return result
 
 
-def not_judged(base: Side, new: Side, scope: Scope) -> tuple[str, ...]:
-    """The runs and rows whose times are not judged, and why, a sentence each."""
-    run = processes(base, new)
-    reasons = (
-        (row, _unjudged(row, pairs, run) or _left_out(row, pairs, run))
-        for row, pairs in scope.pairs.items()
-    )
-    rows = (f"times of {row.task} {row.label}: {why}" for row, why in reasons if why)
-    return (*base.left_out, *new.left_out, *rows)
-
-
-def turns(base: Side, new: Side) -> int:
-    """How many pairs the runs make that took turns; 0 where they did not."""
-    return processes(base, new).pairs
+def not_judged(scope: Scope, run: Processes) -> Iterator[str]:
+    """The rows whose times are not judged, or not of all runs, and why, a sentence each."""
+    for row, pairs in scope.pairs.items():
+        places = _places(pairs)
+        if why := _unjudged(row, places, run) or _left_out(row, places, run):
+            yield f"times of {row.task} {row.label}: {why}"
 
 
 def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ...]:
@@ -143,22 +133,26 @@ def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
     return math.exp(low), math.exp(high)
 
 
-def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -> str | None:
+def _places(pairs: Sequence[tuple[Cell, Cell]]) -> list[Place]:
+    """Where a row's outputs are, each once, whatever the passes."""
+    return list(dict.fromkeys(place_of(cell) for cell, _ in pairs))
+
+
+def _unjudged(row: RowKey, places: Sequence[Place], run: Processes) -> str | None:
     """Why a row's times are not judged; hf:vanilla's are, on vanilla's row."""
     labels = _against(row.label), row.label
     for label in labels:
-        whole = run.whole((label,), pairs)
-        for side in (False, True):
-            cells = list(run.cells(label, pairs, of_new=side))
-            which = "NEW" if side else "BASE"
-            if not cells:
+        whole = run.whole((label,), places)
+        for side, which in ((False, "BASE"), (True, "NEW")):
+            if next(run.cells(label, places, of_new=side), None) is None:
                 return f"{which} has no {label} to compare with"
             if side not in whole.new:
+                cells = list(run.cells(label, places, of_new=side))
                 lost = sum(cell.times is None for cell in cells)
                 return f"{which}'s {label} lost {lost} of {len(cells)} (void or failed)"
-    if len({place_of(cell) for cell, _ in pairs}) < MIN_PROMPTS:
+    if len(places) < MIN_PROMPTS:
         return f"fewer than {MIN_PROMPTS} prompts"
-    left = run.whole(labels, pairs)
+    left = run.whole(labels, places)
     for side, which in ((False, "BASE"), (True, "NEW")):
         if side not in left.new:
             return f"no run of {which} is whole (void or failed outputs)"
@@ -167,10 +161,10 @@ def _unjudged(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -
     return None
 
 
-def _left_out(row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes) -> str | None:
+def _left_out(row: RowKey, places: Sequence[Place], run: Processes) -> str | None:
     """How many processes a row that is judged goes without."""
     every = len(run.outputs)
-    lost = every - len(run.whole((_against(row.label), row.label), pairs).outputs)
+    lost = every - len(run.whole((_against(row.label), row.label), places).outputs)
     return f"{lost} of {every} runs are left out (void or failed outputs)" if lost else None
 
 
@@ -187,7 +181,7 @@ def _series(
     row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes
 ) -> Iterator[tuple[str, Series]]:
     """A row's figures."""
-    places = list(dict.fromkeys(place_of(cell) for cell, _ in pairs))
+    places = _places(pairs)
     if row.label == BASELINE:
         apart = _apart(OUTSIDE, places, run)
         yield VANILLA, _one(VANILLA, row, places, run, _relative_whole, apart)
@@ -212,9 +206,9 @@ def _one(
     """A figure's logarithms at every place of every process."""
     values = np.full((len(places), len(run.outputs)), np.nan)
     for p, process in enumerate(run.outputs):
+        ours, theirs = (process.get(label, {}) for label in (row.label, _against(row.label)))
         for i, place in enumerate(places):
-            own = process.get((row.label, place))
-            other = process.get((_against(row.label), place))
+            own, other = ours.get(place), theirs.get(place)
             value = of(own, other) if own is not None and other is not None else None
             if value:
                 values[i, p] = math.log(value)
@@ -227,7 +221,8 @@ def _apart(label: str, places: Sequence[Place], run: Processes) -> float:
     for place in places:
         sides: tuple[list[float], list[float]] = ([], [])
         for process, is_new in zip(run.outputs, run.new, strict=True):
-            if (cell := process.get((label, place))) is not None and (value := _whole(cell)):
+            cell = process.get(label, {}).get(place)
+            if cell is not None and (value := _whole(cell)):
                 sides[is_new].append(value)
         if all(sides):
             found.append(math.log(median(sides[1]) / median(sides[0])))

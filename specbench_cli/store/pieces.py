@@ -15,10 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
 from specbench_cli.errors import UsageError
 from specbench_cli.store import jsonl
@@ -42,8 +42,7 @@ Span = tuple[int, int]
 """Bytes of a file: the first one, and the one behind the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read(Generic[T]):
+class Read(NamedTuple, Generic[T]):
     """What was made of the record of a line, and what other records must agree with."""
 
     line: int
@@ -121,7 +120,7 @@ def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:
 
 def _after(line: int, piece: Iterable[Read[T]]) -> Iterator[Read[T]]:
     """A piece that was read alone, its lines numbered from those before it."""
-    return (replace(each, line=line + each.line) for each in piece)
+    return (Read(line + number, key, own, made) for number, key, own, made in piece)
 
 
 class _Helper:

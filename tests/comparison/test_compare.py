@@ -112,11 +112,18 @@ def test_times_of_a_noisy_run_are_not_judged(monkeypatch):
     assert all(row.changes == () for row in found.rows)
 
 
+def test_runs_whose_times_are_left_out_are_named():
+    said = "times of 3 are left out: it is labelled noisy"
+    base = replace(side(noisy=False), left_out=(said,))
+    found = compare(base, side(noisy=False, name="b"), tolerance=0.05, fail_on=FAIL_ON)
+    assert said in found.not_compared
+
+
 def test_times_of_quiet_runs_on_one_machine_are_judged_by_the_timing_gate(monkeypatch):
     change = Change(figure="decode", ratio=1.2, low=1.1, high=1.3, significant=True)
     asked = []
 
-    def changes(base, new, scope, tolerance):
+    def changes(scope, run, tolerance):
         asked.append(tolerance)
         return {SPS: (change,)}
 

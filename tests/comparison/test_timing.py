@@ -10,6 +10,7 @@ from specbench_cli.comparison import timing
 from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey, Times
 from specbench_cli.comparison.outcome import Change
 from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.processes import processes
 from specbench_cli.comparison.scope import Scope
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.comparison.timing import (
@@ -21,7 +22,6 @@ from specbench_cli.comparison.timing import (
     changes,
     findings,
     not_judged,
-    turns,
 )
 
 LABELS = ("vanilla", "sps", "pld", "hf:vanilla")
@@ -111,7 +111,16 @@ def scope(base, new):
 
 
 def judged(base, new):
-    return changes(base, new, scope(base, new), TOLERANCE)
+    return changes(scope(base, new), processes(base, new), TOLERANCE)
+
+
+def unjudged(base, new):
+    """What is said of rows whose times are not judged."""
+    return list(not_judged(scope(base, new), processes(base, new)))
+
+
+def turns(base, new):
+    return processes(base, new).pairs
 
 
 def slower(base, new):
@@ -186,9 +195,7 @@ def test_faster_verification_does_not_make_draft_and_host_look_slower():
 def test_vanilla_without_hf_vanilla_is_not_judged_and_this_is_said():
     base, new = (side(seed, labels=LABELS[:-1]) for seed in (1, 2))
     assert RowKey("mini", "vanilla") not in judged(base, new)
-    assert not_judged(base, new, scope(base, new)) == (
-        "times of mini vanilla: BASE has no hf:vanilla to compare with",
-    )
+    assert unjudged(base, new) == ["times of mini vanilla: BASE has no hf:vanilla to compare with"]
 
 
 def test_row_that_lost_more_than_a_tenth_is_not_judged_and_this_is_said():
@@ -202,14 +209,14 @@ def test_row_that_lost_more_than_a_tenth_is_not_judged_and_this_is_said():
     )
     assert RowKey("mini", "pld") not in judged(BASE, new)
     assert RowKey("mini", "sps") in judged(BASE, new)
-    (said,) = not_judged(BASE, new, scope(BASE, new))
+    (said,) = unjudged(BASE, new)
     assert said == "times of mini pld: NEW's pld lost 2 of 12 (void or failed)"
 
 
 def test_two_prompts_are_too_few():
     base, new = side(1, prompts=2), side(2, prompts=2)
     assert judged(base, new) == {}
-    assert "fewer than 3 prompts" in not_judged(base, new, scope(base, new))[0]
+    assert "fewer than 3 prompts" in unjudged(base, new)[0]
 
 
 def test_components_of_other_work_are_not_compared():
@@ -290,9 +297,9 @@ def test_runs_that_lost_too_much_are_left_out_and_the_others_judged():
 
     hurt = replace(edited(new, lost), began=new.began)
     assert slower(base, hurt).keys() == {"sps"}
-    assert not_judged(base, hurt, scope(base, hurt)) == (
-        "times of mini sps: 1 of 16 runs are left out (void or failed outputs)",
-    )
+    assert unjudged(base, hurt) == [
+        "times of mini sps: 1 of 16 runs are left out (void or failed outputs)"
+    ]
 
 
 def test_too_few_whole_pairs_are_not_judged_and_this_is_said():
@@ -302,12 +309,7 @@ def test_too_few_whole_pairs_are_not_judged_and_this_is_said():
         edited(new, lambda c: replace(c, times=None) if c in first else c), began=new.began
     )
     assert judged(base, hurt) == {}
-    assert "of 5 pairs of runs 4 are whole" in not_judged(base, hurt, scope(base, hurt))[0]
-
-
-def test_runs_whose_times_are_left_out_are_named():
-    base = replace(BASE, left_out=("times of 3 are left out: it is labelled noisy",))
-    assert not_judged(base, side(2), scope(base, side(2)))[0].startswith("times of 3")
+    assert "of 5 pairs of runs 4 are whole" in unjudged(base, hurt)[0]
 
 
 def test_every_process_counts_though_only_the_first_are_pairs():
