@@ -10,6 +10,8 @@ import yaml
 
 from specbench_cli.errors import UsageError
 
+_MOST = 100_000
+"""Values of a file, those that its aliases repeat counted each time."""
 EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 
@@ -56,7 +58,8 @@ def read(path: Path) -> Document:
     """Read a YAML file with yaml.safe_load's rules and no key twice.
 
     Raises:
-        UsageError: no such file, no YAML, a key twice, or no mapping at the top.
+        UsageError: no such file, no YAML, a key twice, no mapping at the top, or aliases that lead
+            to themselves or make of it more than a hundred thousand values.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,6 +70,7 @@ def read(path: Path) -> Document:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
+        _count(root, path, {})
         lines, texts = _lines(root, path) if root is not None else ({}, {})
         values = loader.construct_document(root) if root is not None else {}
     except yaml.MarkedYAMLError as fault:
@@ -97,12 +101,34 @@ def scalar(text: str) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else text
 
 
+def _count(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
+    """How many values a node stands for, aliases written out.
+
+    Args:
+        counts: of the nodes seen before; 0 of those that hold this one.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        pairs = (
+            node.value if isinstance(node, yaml.MappingNode) else ((each,) for each in node.value)
+        )
+        counts[id(node)] = 1 + sum(_count(each, path, counts) for pair in pairs for each in pair)
+    count, at = counts[id(node)], f"{path}:{node.start_mark.line + 1}"
+    if count == 0:
+        raise UsageError(f"{at}: an alias leads to the anchor that it stands in", EXAMPLE)
+    if count > _MOST:
+        raise UsageError(f"{at}: aliases make of it {count:,} values, {_MOST:,} may be", EXAMPLE)
+    return count
+
+
 def _lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Line of every key and text of every word, by dotted path. Raises UsageError where a key
     stands twice."""
     lines: dict[str, int] = {}
     texts: dict[str, str] = {}
-    seen = {id(root)}  # an alias may lead to its own anchor
+    seen = {id(root)}
     todo = [("", root)]
     while todo:
         prefix, node = todo.pop()

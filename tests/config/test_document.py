@@ -32,9 +32,13 @@ def test_empty_file_says_nothing(document):
     assert document("# nothing\n").values == {}
 
 
-def test_anchors_and_recursion_are_read_once(document):
+def test_what_an_alias_names_stands_in_both_places(document):
     assert document("a: &x {b: 1}\nc: *x\n").values == {"a": {"b": 1}, "c": {"b": 1}}
-    document("a: &x\n  b: *x\n")
+
+
+LAUGHS = "a: &l0 [x, x]\n" + "".join(
+    f"l{n}: &l{n} [{', '.join(f'*l{n - 1}' for _ in range(10))}]\n" for n in range(1, 10)
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,9 @@ def test_anchors_and_recursion_are_read_once(document):
         ("a: \x06\n", "some.yaml: unacceptable character"),
         ('a: 1\nb: "\\ud800"\n', r"some.yaml:2: half a character: '\ud800'"),
         (f"a: {'[' * 3000}{']' * 3000}", "some.yaml: it is nested too deeply"),
+        ("b: 1\na: &x\n  b: *x\n", "some.yaml:2: an alias leads to the anchor that it stands in"),
+        ("a: &x [1, *x]\n", "some.yaml:1: an alias leads to the anchor"),
+        (LAUGHS, "some.yaml:6: aliases make of it 311,111 values, 100,000 may be"),
         ("a: 1\n---\nb: 2\n", "some.yaml:2: but found another document"),
     ],
 )
