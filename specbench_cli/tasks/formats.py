@@ -72,7 +72,8 @@ def _json(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _decoded(raw: bytes, line: int | None) -> Any:
     try:
-        found = json.loads(raw)
+        # Of bytes json would guess the encoding, and read half a character.
+        found = json.loads(raw.decode("utf-8-sig"))
         if b"\\ud" in raw.lower():  # half a character can be written so, and nothing can write it
             json.dumps(found, ensure_ascii=False).encode()
         return found

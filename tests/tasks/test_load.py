@@ -357,3 +357,10 @@ def test_gsm8k_keeps_the_whole_answer_and_numbers_its_rows():
     assert first.turns[0].startswith("Janet")
     assert first.reference is not None
     assert first.reference[0].endswith("#### 18")
+
+
+def test_lines_in_utf_16_are_refused_where_they_would_be_read_with_half_a_character(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_bytes('{"prompt": "\ud800"}'.encode("utf-16-be", "surrogatepass"))
+    with pytest.raises(UsageError, match="not JSON"):
+        load_task(str(file))

@@ -272,7 +272,7 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > path.stat().st_size:
                 raise ValueError("a header longer than the file")
-            header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+            header: dict[str, dict[str, Any]] = json.loads(file.read(length).decode())
         header.pop("__metadata__", None)
         ends = [each["data_offsets"][1] for each in header.values()]
         due = 8 + length + max(ends, default=0)
