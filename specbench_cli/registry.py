@@ -99,6 +99,13 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2502.05202",
     ),
+    "osd": Entry(
+        "methods.osd:Osd",
+        "OSD: the draft learns, between requests, the target's law at each place it was rejected.",
+        aliases=("online",),
+        needs=("draft",),
+        source="arXiv:2310.07177",
+    ),
     "sps-tree": Entry(
         "methods.sps_tree:SpsTree",
         "Tree speculative sampling: a small model drafts a tree, the target scores it in one"
