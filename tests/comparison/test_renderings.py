@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import Change, Comparison, Finding, RowOutcome
-from specbench_cli.comparison.pages import junit, markdown, text, words
+from specbench_cli.comparison.pages import columns, junit, markdown, text, words
 from specbench_cli.comparison.pages.as_dict import as_dict
 
 
@@ -174,6 +174,20 @@ def test_json_has_every_row_and_every_place(failing):
         "staged",
     ]
     assert sum(document["counts"].values()) == len(failing.rows)
+
+
+def test_a_row_is_the_same_in_every_rendering(failing):
+    sps = next(each for each in failing.rows if each.key.label == "sps")
+    flat, nested = columns.flat(sps, failing), columns.document(sps, failing)
+    assert (flat["outcome"], flat["fails"], flat["method"]) == ("mat", "yes", "sps")
+    assert (nested["outcome"], nested["fails"], nested["label"]) == ("mat", True, "sps")
+    assert [flat["mat_base"], flat["mat_new"]] == [*nested["mat"].values()] == [4.38, 4.31]
+    assert flat["where"] == nested["findings"][0]["where"] == list(PLACES)
+    headings = {each.heading for each in (*columns.CHANGED, *columns.SAME)}
+    page = markdown.render(failing)
+    assert all(f"| {heading} |" in page for heading in headings)
+    assert "**mat** | mini sps |" in page
+    assert "same | mini pld" not in page
 
 
 def test_pipe_gets_a_line_a_row_and_the_talk_apart(failing, capsys):

@@ -8,8 +8,9 @@ from specbench_cli import output
 from specbench_cli.comparison import trend
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
-from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import ChangePoint, Series, Trends
+from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.table import WIDTH
 
 _PLACES = 2
@@ -24,7 +25,7 @@ def show(comparison: Comparison) -> None:
         f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
     )
     say(f"specbench compare: base {base}, new {new}")
-    output.rows([(_drawn if output.human() else piped)(row, comparison) for row in rows])
+    output.rows([(_drawn if output.human() else columns.flat)(row, comparison) for row in rows])
     for row in words.changed(comparison):
         for found in words.findings(row):
             where = f": {words.places(found.where, _PLACES)}" if found.where else ""
@@ -49,38 +50,9 @@ def say(line: str) -> None:
         output.note(line)
 
 
-def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    found = words.decode(row)
-    return {
-        "": "!" if row in comparison.failed else "",
-        "outcome": words.outcome(row),
-        "task": row.key.task,
-        "method": row.key.label,
-        "rule": row.rule,
-        "pairs": row.pairs,
-        "MAT": words.mat(row),
-        "decode time": words.change(found) if found else "-",
-    }
-
-
-def piped(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    """A row with every figure, for programs."""
-    decode = words.decode(row)
-    return {
-        "outcome": words.outcome(row),
-        "fails": "yes" if row in comparison.failed else "no",
-        "task": row.key.task,
-        "method": row.key.label,
-        "rule": row.rule,
-        "pairs": row.pairs,
-        "mat_base": row.mat[0],
-        "mat_new": row.mat[1],
-        "decode_ratio": decode and decode.ratio,
-        "decode_low": decode and decode.low,
-        "decode_high": decode and decode.high,
-        "found": "; ".join(found.says for found in words.findings(row)),
-        "where": [place for found in row.findings for place in found.where],
-    }
+def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
+    lines = {each.heading: each.shown(row, comparison) for each in columns.TERMINAL}
+    return {name: "; ".join(own) or (name and text.NONE) for name, own in lines.items()}
 
 
 def print_trends(trends: Trends) -> None:
