@@ -162,7 +162,8 @@ class RunProgress:
 def how_far(progress: HowFar) -> str:
     """Which prompt it is, and how long the rest takes."""
     part, prompt, prompts, left_s = progress
-    done = f"{part + ', ' if part else ''}prompt {prompt} of {prompts} done"
+    place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
+    done = f"{part + ', ' if part else ''}{place}"
     if left_s is None:
         return done
     return f"{done}, about {duration(left_s)} left{' of tuning' if part == TUNING else ''}"
@@ -289,7 +290,7 @@ class Lines(RunProgress):
         super().started(cells, done, run_dir)
         if not self._part:
             there = f", {done} of them done already" if done else ""
-            output.note(f"{cells} cells{there}, in {run_dir}")
+            output.note(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
         """Say it."""

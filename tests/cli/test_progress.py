@@ -129,7 +129,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "4 cells, in runs/x",
+        "4 cells (a prompt by a method each), in runs/x",
         "warming up 2 rows",
         "prompt 1 of 2 done",
         "prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
@@ -151,6 +151,7 @@ def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
     assert how_far(Progress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
+    assert how_far(Progress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
 
 
 @pytest.mark.parametrize("part", ["", "pass 2 of 3"])
@@ -166,7 +167,8 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 def test_resumed_run_says_what_is_there(capsys):
     Lines().started(10, 4, Path("runs/x"))
-    assert capsys.readouterr().err == "10 cells, 4 of them done already, in runs/x\n"
+    said = "10 cells (a prompt by a method each), 4 of them done already, in runs/x\n"
+    assert capsys.readouterr().err == said
 
 
 def test_json_events_are_a_line_each(capsys):

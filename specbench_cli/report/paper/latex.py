@@ -116,7 +116,7 @@ def _letters(reading: Reading) -> str:
         "same letter: no significant difference (simultaneous 95%)",
         *text.letter_ranges(summary),
         *text.two_intervals(summary),
-        *text.few_questions(summary, then=""),
+        *text.few_questions(summary),
     )
     return f" {text.prose(notes)}"
 
