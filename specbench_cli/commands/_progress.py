@@ -154,9 +154,12 @@ class RunProgress:
         return []
 
     def line(self) -> str:
-        """How quiet it is, and the running speedups."""
-        speedups = (f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
-        return "  ".join(filter(None, [self._window, *speedups]))
+        """How quiet it is, and the running speedups, best first."""
+        ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
+        speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:SHOWN]]
+        slower = len(ranked) - SHOWN
+        more = f"and {slower} slower" if slower > 0 else ""
+        return "  ".join(filter(None, [self._window, *speedups, more]))
 
 
 def how_far(progress: HowFar) -> str:
@@ -194,6 +197,8 @@ class _BarAndLine(Progress):
         yield Text(self.line)
 
 
+SHOWN = 6
+"""Running speedups of a line."""
 BAR_WIDTH = 24
 """Columns of the bar: what is said beside it has its place on 80."""
 

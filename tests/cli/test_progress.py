@@ -85,6 +85,12 @@ def test_speedup_pairs_times_in_whichever_order_rows_come():
     assert running.add(record("sps", "b", ns=150)) == {"sps": 400 / 200}
 
 
+def test_a_line_has_the_best_speedups_and_how_many_more_there_are():
+    view = Lines()
+    view.speedups = {f"m{n}": float(n) for n in range(1, 9)}
+    assert view.line() == "m8 8.00x  m7 7.00x  m6 6.00x  m5 5.00x  m4 4.00x  m3 3.00x  and 2 slower"
+
+
 def test_outputs_of_other_length_are_compared_per_token():
     running = Speedups()
     running.add(record("vanilla", ns=100, tokens=10))
