@@ -1,7 +1,8 @@
-"""A comparison and trends on a terminal, and as TSV where output is piped."""
+"""A comparison and trends as tables to be read, the same in a log as on a terminal, and as TSV."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from specbench_cli import output
@@ -14,22 +15,25 @@ from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.table import WIDTH
 
 _PLACES = 2
-"""Prompts named for a finding; the piped rows have them all."""
+"""Prompts named for a finding; TSV has them all."""
 
 
-def show(comparison: Comparison) -> None:
-    """Print a comparison, the worst rows first. What is said of the rows goes to stderr where the
-    rows are piped."""
+def show(comparison: Comparison, form: output.Format = "table") -> None:
+    """Print a comparison, the worst rows first, as a table or TSV. What is said of the rows goes
+    below the table, beside TSV to stderr."""
+    say = partial(_say, form)
     rows = sorted(comparison.rows, key=lambda row: OUTCOMES.index(row.outcome))
     base, new = (
         f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
     )
     say(f"specbench compare: base {base}, new {new}")
-    output.rows([(_drawn if output.human() else columns.flat)(row, comparison) for row in rows])
-    for row in words.changed(comparison):
-        for found in words.findings(row):
-            where = f": {words.places(found.where, _PLACES)}" if found.where else ""
-            say(f"{words.name(row)}: {found.outcome}: {found.says}{where}")
+    if form == "tsv":
+        output.tsv(columns.flat(row, comparison) for row in rows)
+    else:
+        output.table(_drawn(row, comparison) for row in rows)
+    for names, found in words.told(comparison):
+        where = f": {words.places(found.where, _PLACES)}" if found.where else ""
+        say(f"{names}: {found.outcome}: {found.says}{where}")
     for sentence in comparison.not_compared:
         say(f"not compared: {sentence}")
     for row in words.left_out(comparison):
@@ -41,13 +45,12 @@ def show(comparison: Comparison) -> None:
         say(f"if that is wanted: {words.ACCEPT}")
 
 
-def say(line: str) -> None:
-    """Talk beside a table: below it for a person, on stderr where the table is piped."""
-    if output.human():
+def _say(form: output.Format, line: str) -> None:
+    if form == "tsv":
+        output.note(line)
+    else:
         width = min(WIDTH, output.columns() or WIDTH)
         output.data("\n".join(output.wrapped(line, width)))
-    else:
-        output.note(line)
 
 
 def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
@@ -55,15 +58,16 @@ def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
     return {name: "; ".join(own) or (name and text.NONE) for name, own in lines.items()}
 
 
-def print_trends(trends: Trends) -> None:
-    """Print trends: first and newest value of each figure and its change points. A pipe gets a line
-    a run and figure, the rest on stderr."""
+def print_trends(trends: Trends, form: output.Format = "table") -> None:
+    """Print trends: first and newest value of each figure and its change points. TSV has a line a
+    run and figure, the rest goes to stderr."""
+    say = partial(_say, form)
     first, newest = trends.runs[0], trends.runs[-1]
     say(f"specbench compare --over-time: {len(trends.runs)} runs, {first.name} to {newest.name}")
-    if output.human():
-        output.rows(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
+    if form == "tsv":
+        output.tsv(_every(trends))
     else:
-        output.rows(_every(trends))
+        output.table(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
     for series in trends.series:
         for point in series.changes:
             say(f"{series.key.task} {series.key.label} {_change(trends, series, point)}")
