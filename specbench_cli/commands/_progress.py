@@ -274,8 +274,13 @@ class Bar(RunProgress):
         self._bar.console.print(Text(output.plain(text)))
 
 
+def time_of_day() -> str:
+    """The local time, which logs are read by."""
+    return time.strftime("%H:%M:%S")
+
+
 class Lines(RunProgress):
-    """A line on stderr for each stage and each prompt, for logs."""
+    """A line on stderr for each stage and each prompt, for logs: each with its time."""
 
     def __init__(
         self,
@@ -284,9 +289,10 @@ class Lines(RunProgress):
         part: bool = False,
         start_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        stamp: Callable[[], str] = time_of_day,
     ) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
-        self._clock = clock
+        self._clock, self._stamp = clock, stamp
         self._said = clock()
         self._prompt = -1
 
@@ -295,12 +301,12 @@ class Lines(RunProgress):
         super().started(cells, done, run_dir)
         if not self._part:
             there = f", {done} of them done already" if done else ""
-            output.note(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
+            self._line(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
         """Say it."""
         super().stage(text)
-        output.note(text)
+        self._line(text)
 
     def prompt(self, progress: HowFar) -> None:
         """Say how far it is, if that was not said just now."""
@@ -308,7 +314,10 @@ class Lines(RunProgress):
         now = self._clock()
         if progress.prompt != self._prompt or now - self._said >= LINE_EVERY_S:
             self._prompt, self._said = progress.prompt, now
-            output.note("  ".join(filter(None, [self._stage, self.line()])))
+            self._line("  ".join(filter(None, [self._stage, self.line()])))
+
+    def _line(self, text: str) -> None:
+        output.note(f"{self._stamp()} {text}")
 
 
 class JsonLines(RunProgress):

@@ -1,6 +1,7 @@
 """What is shown of a run while it goes on."""
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def test_plan_of_a_real_run_is_not_its_result(capsys):
 
 def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     now = 0.0
-    view = Lines(clock=lambda: now)
+    view = Lines(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
     view.stage("warming up 2 rows")
     view.cell(record("vanilla", "a", ns=200))
@@ -135,11 +136,11 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "4 cells (a prompt by a method each), in runs/x",
-        "warming up 2 rows",
-        "prompt 1 of 2 done",
-        "prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
-        "prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
+        "0 s 4 cells (a prompt by a method each), in runs/x",
+        "0 s warming up 2 rows",
+        "0 s prompt 1 of 2 done",
+        "61 s prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
+        "61 s prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
         "something [odd]",
     ]
 
@@ -173,8 +174,8 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 def test_resumed_run_says_what_is_there(capsys):
     Lines().started(10, 4, Path("runs/x"))
-    said = "10 cells (a prompt by a method each), 4 of them done already, in runs/x\n"
-    assert capsys.readouterr().err == said
+    said = r"\d\d:\d\d:\d\d 10 cells \(a prompt .*\), 4 of them done already, in runs/x\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
 
 
 def test_json_events_are_a_line_each(capsys):
