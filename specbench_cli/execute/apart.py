@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.engine.workers.lifeline import end_with
-from specbench_cli.errors import ExitCode, SpecbenchError
+from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
@@ -103,7 +103,16 @@ def resumption(path: Path) -> str:
 
 
 def begin_apart(parent: int) -> None:
-    """In such a process, first of all: do not outlive the run, whose folder another may take."""
+    """In such a process, first of all: do not outlive the run, whose folder another may take.
+
+    Raises:
+        UsageError: another process started this one, or that one is gone.
+    """
+    if os.getppid() != parent:
+        raise UsageError(
+            f"--parent {parent}: that process did not start this one, or has ended",
+            hint="a run starts its passes itself: leave --parent out",
+        )
     end_with(parent)
 
 

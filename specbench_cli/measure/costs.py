@@ -245,6 +245,7 @@ class Costs(_Frozen):
         again = f"{PROBE} --out {path.name}"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            json.dumps(data, ensure_ascii=False).encode()  # half a character: nothing can write it
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
         except (ValueError, RecursionError) as error:

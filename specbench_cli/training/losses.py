@@ -53,17 +53,94 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
     return _on_device(loss, model.device)
 
 
-def target_loss(model: LlamaForCausalLM, target: LlamaForCausalLM) -> Loss:
-    """Weighted KL divergence KL(target || model) in nats a token."""
+def target_loss(
+    model: LlamaForCausalLM,
+    target: LlamaForCausalLM,
+    distance: "Distance | None" = None,
+    temperature: float = 1.0,
+) -> Loss:
+    """How far a model's distributions are from the target's, over the text of a batch.
+
+    Args:
+        distance: one of `DISTANCES`; else KL(target || model), in nats a token.
+        temperature: both are taken at.
+    """
+    distance = distance or kl
 
     def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
-            wanted = F.log_softmax(_logits(target, batch), -1)
-        got = F.log_softmax(_logits(model, batch), -1)
-        each = F.kl_div(got, wanted, reduction="none", log_target=True).sum(-1)
-        return _mean(each, batch.weights)
+            p = F.log_softmax(_logits(target, batch) / temperature, -1)
+        q = F.log_softmax(_logits(model, batch) / temperature, -1)
+        return distance(q, p, batch.weights)
 
     return _on_device(loss, model.device)
+
+
+Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of log-probabilities of the draft q and of the target p, both [..., V], and of the weights [...]
+of the rows: one number, whose gradient is q's."""
+
+LK_RATE = 3.0
+"""How fast LK goes over from KL to TVD as acceptance grows."""
+
+
+def kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """KL(p || q): the draft has to be wherever the target is."""
+    return _mean(F.kl_div(q, p, reduction="none", log_target=True).sum(-1), weights)
+
+
+def reverse_kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """KL(q || p): the draft has to be nowhere that the target is not."""
+    return _mean(F.kl_div(p, q, reduction="none", log_target=True).sum(-1), weights)
+
+
+def jsd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """Jensen-Shannon divergence: the mean of both to their mean distribution."""
+    mean = torch.logaddexp(q, p) - math.log(2)
+    of_p, of_q = (F.kl_div(mean, one, reduction="none", log_target=True).sum(-1) for one in (p, q))
+    return _mean((of_p + of_q) / 2, weights)
+
+
+def tvd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """Total variation distance: 1 - the chance that speculative sampling accepts a draft."""
+    return _mean((q.exp() - p.exp()).abs().sum(-1) / 2, weights)
+
+
+def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """TVD++ (Goel et al., arXiv:2403.00858, section 3), over the whole vocabulary.
+
+    The gradient of TVD is the policy gradient of a reward of 1 where p > q. TVD++ takes the
+    reward's mean from it and divides by its standard deviation, both over the tokens of the batch.
+    Of the whole vocabulary the mean changes nothing, for the gradients of q sum to 0: what is left
+    is TVD's gradient over the deviation, long where acceptance is near 0 or near 1. The value is no
+    distance, its gradient alone means something.
+    """
+    with torch.no_grad():
+        reward = (p > q).to(q.dtype)
+        mean = _mean((q.exp() * reward).sum(-1), weights)
+        spread = (mean * (1 - mean)).sqrt().clamp(min=1e-6)  # of what is 0 or 1
+        advantage = (reward - mean) / spread
+    return _mean(-(q.exp() * advantage).sum(-1), weights)
+
+
+def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
+    """LK's hybrid (arXiv:2602.23881): KL where acceptance is low, TVD where it is high; row by
+    row."""
+    each = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+    apart = (q.exp() - p.exp()).abs().sum(-1) / 2
+    share = torch.exp(-LK_RATE * (1 - apart)).detach()
+    return _mean(share * each + (1 - share) * apart, weights)
+
+
+DISTANCES: dict[str, Distance] = {
+    "kl": kl,
+    "reverse-kl": reverse_kl,
+    "jsd": jsd,
+    "tvd": tvd,
+    "tvd++": tvd_plus,
+    "lk": lk,
+}
+"""What a draft can be aligned by, beside the cross-entropy of a text; the name, and how far."""
 
 
 def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
@@ -125,6 +202,16 @@ def autocast(device: torch.device) -> torch.autocast:
         known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")
     )
     return torch.autocast(device.type, torch.bfloat16, enabled=bool(has))
+
+
+@torch.no_grad()
+def overlap(
+    model: LlamaForCausalLM, target: LlamaForCausalLM, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """Of each token's place [sequences, length], the chance that speculative sampling at
+    temperature 1 accepts what the model drafts there, and what it finds likeliest."""
+    own, wanted = _logits(model, batch), _logits(target, batch)
+    return torch.minimum(own.softmax(-1), wanted.softmax(-1)).sum(-1), own.argmax(-1)
 
 
 def _logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:

@@ -44,10 +44,10 @@ def test_one_row_and_many_agree(form: str) -> None:
 def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, weight, b = problem(136, bias=True)
-    residual = torch.randn(136, 320)
+    x, weight, b = problem(520, bias=True)
+    residual = torch.randn(520, 320)
     product = linear(weight, b, form="packed")
-    cut = torch.cat([product(part) for part in x.split(17)])
+    cut = torch.cat([product(part) for part in x.split(20)])
     added = cut + residual
     heights = set()
     multiplied, plus = product._product, product._product_plus
@@ -57,10 +57,10 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
     monkeypatch.setattr(
         product, "_product_plus", lambda x, *rest: heights.add(len(x)) or plus(x, *rest)
     )
-    for n in range(65, 137):
+    for n in (*range(65, 137), *range(250, 275), *range(490, 521)):
         assert close(product(x[:n]), cut[:n])
         assert close(product.add_to(residual[:n].clone(), x[:n]), added[:n])
-    assert len(heights) == 9  # 72, 80 to 136
+    assert heights == {*range(72, 137, 8), 256, 272, 288, 496, 512, 544}
 
 
 @pytest.mark.parametrize("form", ["plain", "packed"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.errors import ExitCode
+from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import apart
 from specbench_cli.store.run_dir import RunDir
 
@@ -29,6 +29,11 @@ def run(monkeypatch, run_dir, code, *, kept=False):
 @pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
 def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
     run(monkeypatch, run_dir, f"exit({apart.DONE + code})")
+
+
+def test_a_pass_that_another_process_started_is_refused_with_a_word():
+    with pytest.raises(UsageError, match="--parent 1: that process did not start this one"):
+        apart.begin_apart(1)
 
 
 def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(

@@ -133,6 +133,10 @@ def test_file_comes_back_as_it_was(tmp_path):
         (None, "cannot read costs from"),
         ("{", "is no file of costs"),
         ("[1]", "is no file of costs"),
+        (
+            '{"schema": 1, "curves": {}, "machine": {"id": "\\ud800"}}',
+            "is no file of costs: 'utf-8'",
+        ),
         ('{"schema": 1}', "is no file of costs"),
         (json.dumps(facts(schema=SCHEMA + 1)), f"reads costs up to {SCHEMA}"),
         (json.dumps(facts(machine={"hardware": {"accelerators": ["x"]}})), "damaged: machine"),

@@ -181,7 +181,7 @@ def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path
 
 
 def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
-    log = Log(tmp_path)
+    log = Log(tmp_path, Estimate)
     for step in (2, 4, 6, 4):
         log.add(Estimate(step, 1.0, [0.0]))
     assert [estimate.step for estimate in log.read()] == [2, 4]

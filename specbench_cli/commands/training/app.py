@@ -10,6 +10,7 @@ from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Se
 from specbench_cli.commands.training.acceptance import specdec
 from specbench_cli.commands.training.convert import convert
 from specbench_cli.commands.training.datastore import rest
+from specbench_cli.commands.training.draft import draft
 from specbench_cli.commands.training.heads import COMMANDS as HEADS
 from specbench_cli.commands.training.heads import compare, replies, stateless
 from specbench_cli.commands.training.quality import quality
@@ -115,6 +116,11 @@ app.command(
     epilog="Example: [bold]specbench train quality --out results/quality[/bold] (all of mini; "
     "twenty minutes of one core) - shown by [bold]specbench list models embedded[/bold]"
 )(quality)
+app.command(
+    epilog="Examples: [bold]specbench train draft --loss tvd++ --out drafts[/bold] (the shipped"
+    " pair; minutes) - [bold]specbench train draft --loss kl --loss tvd --seeds 3 --out drafts"
+    "[/bold] (a table) - then [bold]specbench run --draft drafts/seed-0/tvd++[/bold]"
+)(draft)
 app.command(
     epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 "
     "--out heads[/bold] (days of one core; it may be stopped at any time)"

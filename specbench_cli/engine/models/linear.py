@@ -100,8 +100,8 @@ class PackedLinear:
 
     For each number of rows oneDNN compiles a program of half a megabyte and keeps it: 2 ms at the
     first prompt of a length, and memory that grows with every length. So long blocks are filled up
-    with rows of zeros to the next multiple of `ROWS`; no row's numbers depend on how many there
-    are.
+    with rows of zeros to the next multiple of `ROWS`, the longer ones to sixteen lengths from each
+    power of two to the next; no row's numbers depend on how many there are.
     """
 
     ROWS = 8  # the block height the reordering is tuned to: the width of a verification
@@ -127,8 +127,11 @@ class PackedLinear:
 
     def _even(self, x: Tensor) -> Tensor:
         """Rows [n, in], filled up with zeros where blocks are long."""
-        lacking = -len(x) % self.ROWS
-        return F.pad(x, (0, 0, 0, lacking)) if lacking and len(x) >= self.EVEN_FROM else x
+        n = len(x)
+        if n < self.EVEN_FROM:
+            return x
+        lacking = -n % max(self.ROWS, 1 << n.bit_length() - 5)
+        return F.pad(x, (0, 0, 0, lacking)) if lacking else x
 
     def columns(self, start: int, stop: int) -> Tensor | None:
         return None

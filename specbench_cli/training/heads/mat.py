@@ -1,9 +1,10 @@
 """What a head in training would be worth: MAT of greedy chains on held-out replies."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,24 +46,40 @@ def estimate(
     the one that follows the prompt, in strides of accepted drafts and the target's own token.
     """
     head.eval()
+    groups = (replies[first : first + AT_ONCE] for first in range(0, len(replies), AT_ONCE))
+    walked = walk(
+        (
+            (chat, far)
+            for group in groups
+            for chat, far in zip(group, _reach(head, target, group, chain).tolist(), strict=True)
+        ),
+        chain,
+    )
+    head.train()
+    return Estimate(step, *walked)
+
+
+def walk(reached: Iterable[tuple[Encoded, Sequence[int]]], chain: int) -> tuple[float, list[float]]:
+    """MAT over replies, and how often a draft was right that followed right ones, by depth.
+
+    Args:
+        reached: of a reply, how many drafts are the text that follows, by the last slot but one
+            that they know.
+    """
     committed = verified = 0
     tried, right = [0] * chain, [0] * chain
-    for first in range(0, len(replies), AT_ONCE):
-        group = replies[first : first + AT_ONCE]
-        reach = _reach(head, target, group, chain).tolist()
-        for chat, far in zip(group, reach, strict=True):
-            root, end = _answer(chat), len(chat.ids)
-            while root < end - 1:
-                most = min(chain, end - 1 - root)
-                accepted = min(far[root - 1], most)
-                for depth in range(min(accepted + 1, most)):
-                    tried[depth] += 1
-                    right[depth] += depth < accepted
-                stride = min(accepted + 1, end - 1 - root)
-                committed, verified, root = committed + stride, verified + 1, root + stride
-    head.train()
+    for chat, far in reached:
+        root, end = answer_of(chat), len(chat.ids)
+        while root < end - 1:
+            most = min(chain, end - 1 - root)
+            accepted = min(far[root - 1], most)
+            for depth in range(min(accepted + 1, most)):
+                tried[depth] += 1
+                right[depth] += depth < accepted
+            stride = min(accepted + 1, end - 1 - root)
+            committed, verified, root = committed + stride, verified + 1, root + stride
     rates = [round(yes / max(1, all_), 4) for yes, all_ in zip(right, tried, strict=True)]
-    return Estimate(step, round(committed / max(1, verified), 4), rates)
+    return round(committed / max(1, verified), 4), rates
 
 
 def _reach(
@@ -91,25 +108,32 @@ def _reach(
     return reach
 
 
-def _answer(chat: Encoded) -> int:
+def answer_of(chat: Encoded) -> int:
     """Where the answer begins: its tokens weigh 1, the prompt's less."""
     return chat.weights.index(1.0)
 
 
-class Log:
-    """The estimates of a training folder, one JSON line each; a resumed run cuts later ones off."""
+E = TypeVar("E", bound=Estimate)
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
 
-    def read(self) -> list[Estimate]:
+class Log(Generic[E]):
+    """The estimates of a training folder, one JSON line each; a resumed run cuts later ones off.
+
+    Args:
+        kind: what they are.
+    """
+
+    def __init__(self, folder: Path, kind: type[E]) -> None:
+        self._path, self._kind = folder / FILE, kind
+
+    def read(self) -> list[E]:
         """All, by step."""
         if not self._path.is_file():
             return []
         lines = self._path.read_text(encoding="utf-8").splitlines()
-        return [Estimate(**json.loads(line)) for line in lines]
+        return [self._kind(**json.loads(line)) for line in lines]
 
-    def add(self, new: Estimate) -> None:
+    def add(self, new: E) -> None:
         """Keep those before it, and it."""
         kept = [old for old in self.read() if old.step < new.step] + [new]
         text = "".join(json.dumps(asdict(each)) + "\n" for each in kept)

@@ -265,7 +265,7 @@ class HeadTrainer:
             loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
             for s in schedule.stages
         ]
-        log = head_mat.Log(folder)
+        log = head_mat.Log(folder, head_mat.Estimate)
         every = min(MEASURE_EVERY, -(-sum(stage.steps for stage in stages) // ESTIMATES))
 
         def measure(after: int) -> None:

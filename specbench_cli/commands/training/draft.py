@@ -1,0 +1,179 @@
+"""`specbench train draft`: a draft model aligned with its target, by one loss or by several."""
+
+import json
+from enum import StrEnum
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench_cli import output
+from specbench_cli.commands.training import _shared as shared
+from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Smoke, Tokens, Where
+from specbench_cli.commands.training.heads import Count
+from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.training.align import Aligned
+
+
+class Loss(StrEnum):
+    """What a draft is aligned by."""
+
+    CE = "ce"
+    KL = "kl"
+    REVERSE_KL = "reverse-kl"
+    JSD = "jsd"
+    TVD = "tvd"
+    TVD_PLUS = "tvd++"
+    LK = "lk"
+
+
+class Samples(StrEnum):
+    """Whose replies a draft reads."""
+
+    TARGET = "target"
+    OWN = "own"
+    MIXED = "mixed"
+
+
+def draft(
+    out: Out,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="Model that the draft is to agree with: a short name, a folder or a GGUF file; one"
+            " of Llama's kind that answers chats.",
+            rich_help_panel=shared.WHAT,
+        ),
+    ] = "embedded",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model that the draft begins as; it has the target's vocabulary.",
+            show_default="the target's own",
+            rich_help_panel=shared.WHAT,
+        ),
+    ] = None,
+    loss: Annotated[
+        list[Loss],
+        typer.Option(
+            help="By what it is aligned; given several times, each makes a draft, and they are"
+            " compared.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = [Loss.KL],  # noqa: B006 (typer reads it, and copies)
+    teacher_samples: Annotated[
+        Samples,
+        typer.Option(
+            help="Whose replies it reads: the target's, its own (new ones every 100 updates), or"
+            " both in turn.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = Samples.TARGET,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            metavar="T",
+            help="At which both distributions are taken.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = 1.0,
+    pretrain: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Updates on text first, from random weights of the draft's shape, once a seed; 0:"
+            " it begins with its own weights. For the embedded models alone.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = 0,
+    steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Updates, of 2,048 tokens each.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = 400,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Drafts of each loss, each with data of its own: seeds 0 to N - 1.",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = 1,
+    count: Count = None,
+    resume: Resume = True,
+    steps_scale: Scale = 1.0,
+    tokens: Tokens = None,
+    smoke: Smoke = False,
+    device: Where = shared.Device.AUTO,
+    data: Data = None,
+) -> None:
+    """Align a draft model with its target: it learns to say what the target says.
+
+    The target answers questions like those of training first, once a seed, which OUT/seed-N keeps.
+    OUT gets a folder for each loss and seed, for --draft of [bold]specbench run[/bold], and
+    OUT/alignment.json: acceptance and MAT before and after, on held-out questions, by loss.
+    """
+    from specbench_cli.models import resolve
+    from specbench_cli.training.align import Aligner, alignment
+    from specbench_cli.training.corpus import load_gsm8k
+    from specbench_cli.training.heads.trainer import N_REPLIES
+
+    if not temperature > 0:
+        raise UsageError(
+            f"--temperature is {temperature:g}, and must be above 0", "--temperature 1"
+        )
+    found, place = resolve(target), shared.device(device)
+    own = draft or found.draft
+    problems = [] if smoke else load_gsm8k(data)
+    rows: list[dict[str, object]] = []
+    for each in dict.fromkeys(loss):
+        said: list[tuple[Aligned, Aligned]] = []
+        for seed in range(seeds):
+            with shared.bars() as report:
+                folder = out / f"seed-{seed}"
+                trainer = Aligner(
+                    folder,
+                    found.path,
+                    problems,
+                    seed,
+                    place,
+                    n_replies=count or N_REPLIES,
+                    report=report,
+                    label=found.label,
+                    template=found.template,
+                    draft=None if own is None else lambda: resolve(own).path,
+                    pretrain=min(pretrain, 2) if smoke else pretrain,
+                )
+                trainer = trainer.smoke() if smoke else trainer
+                name = each.value if teacher_samples == "target" else f"{each}-{teacher_samples}"
+                plan = alignment(name, each.value, teacher_samples.value, temperature, steps)
+                (plan,) = shared.recipes((plan,), steps_scale, smoke, folder, resume, tokens)
+                result = trainer.align(plan)
+            shared.finish({name: result}, folder, {name: result.mat})
+            before, after = result.mat[0], result.mat[-1]
+            said.append((before, after))
+        rows.append(_row(name, result.curve[-1].tokens, said))
+    text = json.dumps(rows, indent=1) + "\n"
+    (out / "alignment.json").write_text(text, encoding="utf-8")
+    output.rows(rows)
+
+
+def _row(name: str, tokens: int, said: "list[tuple[Aligned, Aligned]]") -> dict[str, object]:
+    """A loss in the table: its mean over seeds, and how far seeds lie apart."""
+    row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(said)}
+    for figure in ("alpha", "mat", "mbsu"):
+        before, after = ([getattr(one, figure) for one in ends] for ends in zip(*said, strict=True))
+        row[f"{figure} before"] = round(mean(before), 4)
+        row[figure] = round(mean(after), 4)
+        row[f"{figure} sd"] = round(stdev(after), 4) if len(after) > 1 else None
+    return row

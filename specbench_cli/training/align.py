@@ -1,0 +1,306 @@
+"""Aligning a draft model with its target: by which distance, and on whose text.
+
+It is pre-trained on text first, or begins as it is given. Then it learns the target's distributions
+on replies to questions like those of training. Whose replies: the target's (FastDraft, Zafrir et
+al., Findings of ACL 2025, arXiv:2411.11055), the draft's own, drawn anew as it learns (on-policy:
+DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461), or of both. By which distance:
+`losses.DISTANCES`, or the text's cross-entropy.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.errors import UsageError
+from specbench_cli.training import loop
+from specbench_cli.training.corpus import Corpus, Encoder
+from specbench_cli.training.family import Schedule, StagePlan, read
+from specbench_cli.training.heads.family import as_stored
+from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
+from specbench_cli.training.heads.trainer import HeadTrainer, claim
+from specbench_cli.training.losses import DISTANCES, compiled, overlap, target_loss, text_loss
+from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.replies import Ask, Replies, sample_replies
+from specbench_cli.training.trainer import WORK, deterministic
+
+Samples = Literal["target", "own", "mixed"]
+
+ROUND = 100
+"""Updates between two times that the draft answers anew; checkpoints come as often, so that an
+interrupted round begins from the weights that it had."""
+A_ROUND = 192
+"""Questions that it answers then."""
+OWN_SEED = 6000
+"""Added to the seed for the draft's draws, and a round's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment(Schedule):
+    """How a draft is aligned.
+
+    loss: a name of `losses.DISTANCES`, or "ce". samples: whose replies it reads. temperature: at
+    which both distributions are taken.
+    """
+
+    loss: str
+    samples: Samples = "target"
+    temperature: float = 1.0
+
+
+def alignment(name: str, loss: str, samples: Samples, temperature: float, steps: int) -> Alignment:
+    """The alignment of a draft called so, by as many updates of 2,048 tokens."""
+    return Alignment(
+        name=name,
+        stages=(StagePlan(steps, 8, 256, "target", "replies"),),
+        peak_lr=1e-3,
+        warmup_steps=max(1, steps // 20),
+        loss=loss,
+        samples=samples,
+        temperature=temperature,
+    )
+
+
+@dataclass(frozen=True)
+class Aligned(Estimate):
+    """What a draft is worth after some updates, on the target's greedy replies to held-out
+    questions.
+
+    alpha: mean chance that a token drafted there at temperature 1 is accepted, 1 - TVD. mbsu:
+    speedup if a model's time went by its parameters alone, MAT / (c * chain + 1), c those of the
+    draft over the target's (Goel et al., arXiv:2403.00858).
+    """
+
+    alpha: float
+    mbsu: float
+
+
+@dataclass(frozen=True)
+class AlignResult(loop.Result):
+    """A run so far, and what the draft was worth before and after."""
+
+    mat: list[Aligned]
+
+
+@dataclass(frozen=True)
+class Aligner(HeadTrainer):
+    """Aligns a target's draft model, `draft`; else as heads are trained.
+
+    Args:
+        pretrain: updates on text before it is aligned, from random weights; 0: it begins as it is.
+    """
+
+    pretrain: int = 0
+
+    def align(self, plan: Alignment) -> AlignResult:
+        """Train and export a draft.
+
+        Raises:
+            UsageError: the draft has another vocabulary, there is no such loss, or the folder holds
+                other work.
+        """
+        if plan.loss == "ce" and plan.samples != "target":
+            raise UsageError(
+                "by cross-entropy a draft would learn its own replies, not what the target says of"
+                " them",
+                "--teacher-samples target, or another --loss: " + ", ".join(DISTANCES),
+            )
+        folder, model = self.out / WORK / plan.name, self._begun()
+        facts = {
+            "loss": plan.loss,
+            "samples": plan.samples,
+            "temperature": str(plan.temperature),
+            "replies": str(self.n_replies),
+            "start": f"pre-trained for {self.pretrain}" if self.pretrain else self._start.name,
+            "seed": str(self.seed),
+        }
+        claim(self.out / WORK, {"target_sha256": self._sha})
+        claim(folder, facts)
+        if plan.loss == "ce":
+            loss = text_loss(model)
+        else:
+            loss = target_loss(model, self._model, DISTANCES[plan.loss], plan.temperature)
+        log = Log(folder, Aligned)
+        if loop.latest_checkpoint(folder) is None:
+            log.add(self._measured(model, 0))
+        with deterministic(self.device):
+            result = loop.train(
+                model,
+                self._stages(plan, model, compiled(loss) if self.fast else loss, folder),
+                loop.Optimization(
+                    plan.peak_lr, end_lr=0.05 * plan.peak_lr, warmup_steps=plan.warmup_steps
+                ),
+                folder,
+                checkpoint_every=ROUND,
+                progress=partial(self.report, plan.name),
+            )
+        as_stored(model)
+        log.add(self._measured(model, result.curve[-1].step))
+        out = self.out / plan.name
+        nn.Module.half(model).save_pretrained(out)
+        self._tokenizer.save_pretrained(out, save_jinja_files=False)
+        (out / "alignment.json").write_text(
+            json.dumps({**self._facts, **facts, "steps": result.curve[-1].step}, indent=1) + "\n",
+            encoding="utf-8",
+        )
+        return AlignResult(result.curve, result.seconds, log.read())
+
+    def _begun(self) -> LlamaForCausalLM:
+        """The draft as it begins, to be trained."""
+        if self._start.joinpath("config.json").is_file():
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                self._start, local_files_only=True, trust_remote_code=False
+            )
+            if tokenizer.get_vocab() == self._tokenizer.get_vocab():
+                begun = read(self._start, self.device)
+                begun.requires_grad_(True).train()
+                return self._pretrained(begun) if self.pretrain else begun
+        raise UsageError(
+            f"{self._start} is no draft with the vocabulary of {self.label or self.target.name},"
+            " whose distributions it is to learn",
+            "give another --draft; tli and uag draft with one of any vocabulary, by its text alone",
+        )
+
+    def _pretrained(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+        """The same with weights that only the corpus made; once for all losses.
+
+        Raises:
+            UsageError: the target is of another family, and there is no corpus.
+        """
+        if not isinstance(self._encode, Encoder):
+            raise UsageError(
+                f"the corpus at hand is the embedded models', and {self.label or self.target.name}"
+                " is none of them",
+                "leave --pretrain out: the draft begins as it is",
+            )
+        torch.manual_seed(self.seed)
+        fresh = LlamaForCausalLM(model.config)
+        nn.Module.to(fresh, self.device)
+        folder = self.out / WORK / "pretrained"
+        claim(folder, {"shape of": self._start.name, "updates": str(self.pretrain)})
+        loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, self.seed)
+        stage = loop.Stage(self.pretrain, 8, 256, compiled(loss) if self.fast else loss, corpus)
+        with deterministic(self.device):
+            loop.train(
+                fresh,
+                [stage],
+                loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, self.pretrain // 10)),
+                folder,
+                progress=partial(self.report, "pretrained"),
+            )
+        fresh.train()
+        return fresh
+
+    @cached_property
+    def _start(self) -> Path:
+        if self.draft is None:
+            raise UsageError(
+                f"{self.label or self.target.name} has no draft model of its own", "--draft MODEL"
+            )
+        return self.draft()
+
+    def _stages(
+        self,
+        plan: Alignment,
+        model: LlamaForCausalLM,
+        loss: Callable[[Batch], Tensor],
+        folder: Path,
+    ) -> list[loop.Stage]:
+        """One stage, or one for each time that the draft answers anew."""
+        padding = self._encode.padding
+        if plan.samples == "target":
+            source = Replies(padding, lambda: self._trained_on)
+            return [loop.Stage(s.steps, s.sequences, s.length, loss, source) for s in plan.stages]
+        rounds = [
+            (stage, min(ROUND, stage.steps - first))
+            for stage in plan.stages
+            for first in range(0, stage.steps, ROUND)
+        ]
+        return [
+            loop.Stage(
+                steps,
+                stage.sequences,
+                stage.length,
+                loss,
+                Replies(padding, partial(self._answered, model, folder, number, plan.samples)),
+            )
+            for number, (stage, steps) in enumerate(rounds)
+        ]
+
+    def _answered(
+        self, model: LlamaForCausalLM, folder: Path, number: int, samples: Samples
+    ) -> Sequence[Encoded]:
+        """The draft's replies of a round, as it is now, to questions that the target answered;
+        with the target's own between them if they are to be `mixed`."""
+        given = self._trained_on
+        first = number * A_ROUND
+        theirs = [given[at % len(given)] for at in range(first, first + A_ROUND)]
+        asks = [Ask(chat.ids[: answer_of(chat)]) for chat in theirs]
+
+        def decoder() -> Decoder:
+            with TemporaryDirectory(dir=folder) as held:
+                model.save_pretrained(held)
+                return load_decoder(Path(held), name="draft", device=self.device)
+
+        file = folder / f"own-{number:03d}.jsonl"
+        found = sample_replies(
+            decoder, asks, self._encode.ends, file, self.seed + OWN_SEED + number
+        )
+        own = {at: reply.encoded() for at, reply in found.items()}
+        if samples == "own":
+            return list(own.values())
+        return list(chain.from_iterable((theirs[at], each) for at, each in own.items()))
+
+    def _measured(self, model: LlamaForCausalLM, step: int) -> Aligned:
+        """What the draft is worth now."""
+        model.eval()
+        accepted = list[Tensor]()
+        reached = list[tuple[Encoded, list[int]]]()
+        for first in range(0, len(self.held_out), AT_ONCE):
+            group = self.held_out[first : first + AT_ONCE]
+            batch = _padded(group).to(self.device)
+            chance, best = overlap(model, self._model, batch)
+            accepted.append(chance[batch.weights == 1.0])
+            right = (best == batch.targets) & (batch.weights > 0)
+            reached += zip(group, _runs(right).tolist(), strict=True)
+        model.train()
+        mat, rates = walk(reached, CHAIN)
+        share = _size(model) / _size(self._model)
+        alpha = torch.cat(accepted).mean().item()
+        return Aligned(step, mat, rates, round(alpha, 4), round(mat / (share * CHAIN + 1), 4))
+
+
+def _padded(chats: Sequence[Encoded]) -> Batch:
+    """Chats side by side, filled up with what weighs nothing."""
+    ids, weights = (
+        pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
+        for parts in ([chat.ids for chat in chats], [chat.weights for chat in chats])
+    )
+    return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
+
+
+def _runs(right: Tensor) -> Tensor:
+    """How many drafts in a row are right after the slot behind each: [chats, slots] of `right`
+    ones."""
+    run = torch.zeros_like(right, dtype=torch.int64)
+    behind = torch.zeros_like(run[:, 0])
+    for slot in range(right.shape[1] - 1, 0, -1):
+        behind = (behind + 1) * right[:, slot]
+        run[:, slot - 1] = behind
+    return run
+
+
+def _size(model: nn.Module) -> int:
+    """Numbers of a model, tied ones once."""
+    return sum(each.numel() for each in model.parameters())

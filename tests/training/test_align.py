@@ -1,0 +1,260 @@
+"""`specbench train draft`: what the distances are, and drafts that are aligned by them."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.commands.training.app import app
+from specbench_cli.commands.training.draft import _row
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.errors import UsageError
+from specbench_cli.models import resolve
+from specbench_cli.training import align, family
+from specbench_cli.training.align import Aligned, Aligner, alignment
+from specbench_cli.training.heads.mat import answer_of
+from specbench_cli.training.losses import DISTANCES, kl, lk, reverse_kl, tvd
+from specbench_cli.training.replies import Reply
+from specbench_cli.training.trainer import WORK
+
+ONE = torch.ones(1)
+
+
+def laws(seed: int, rows: int = 1, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of a draft, whose gradients are kept, and of a target, [rows, 7]."""
+    torch.manual_seed(seed)
+    q, p = (torch.log_softmax(sharp * torch.randn(rows, 7).double(), -1) for _ in range(2))
+    return q.requires_grad_(), p
+
+
+SEEDS = st.integers(0, 10_000)
+
+
+@given(SEEDS)
+def test_a_distance_is_nothing_between_equals_and_more_between_others(seed: int) -> None:
+    q, p = laws(seed)
+    for name, distance in DISTANCES.items():
+        if name != "tvd++":
+            assert distance(p, p, ONE).item() == pytest.approx(0, abs=1e-12)
+            assert distance(q, p, ONE) > 0
+    assert reverse_kl(q, p, ONE).item() == pytest.approx(kl(p, q, ONE).item())
+    jsd = DISTANCES["jsd"]
+    assert jsd(q, p, ONE).item() == pytest.approx(jsd(p, q, ONE).item())
+    assert jsd(q, p, ONE) <= math.log(2)
+
+
+@given(SEEDS)
+def test_total_variation_is_what_speculative_sampling_rejects(seed: int) -> None:
+    q, p = laws(seed)
+    accepted = torch.minimum(q.exp(), p.exp()).sum()
+    assert tvd(q, p, ONE).item() == pytest.approx(1 - accepted.item())
+    assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker
+
+
+@given(SEEDS)
+def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(seed: int) -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)).double()
+    p = torch.log_softmax(torch.randn(5, 7).double(), -1)
+    weights = torch.tensor([1.0, 1.0, 0.1, 0.0, 1.0]).double()
+    ours, theirs = (
+        torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, weights), x)[0]
+        for name, x in ((name, logits.clone().requires_grad_()) for name in ("tvd++", "tvd"))
+    )
+    q = logits.log_softmax(-1)
+    mean = ((q.exp() * (p > q)).sum(-1) * weights).sum() / weights.sum()
+    deviation = (mean * (1 - mean)).sqrt()
+    assert torch.allclose(ours * deviation, theirs, atol=1e-12)
+    assert ours[3].abs().sum() == 0  # a row that weighs nothing teaches nothing
+
+
+def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, p = laws(3)
+    monkeypatch.setattr("specbench_cli.training.losses.LK_RATE", 0.0)
+    assert lk(q, p, ONE).item() == pytest.approx(kl(q, p, ONE).item())
+    monkeypatch.setattr("specbench_cli.training.losses.LK_RATE", 1e9)
+    assert lk(q, p, ONE).item() == pytest.approx(tvd(q, p, ONE).item())
+
+
+def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> None:
+    logits = torch.tensor([[30.0, 0, 0, 0]]).double()
+    p = torch.log_softmax(torch.tensor([[0, 30.0, 0, 0]]).double(), -1)
+    far = {}
+    for name in ("kl", "tvd"):
+        x = logits.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, ONE), x)
+        far[name] = gradient.norm()
+    assert far["tvd"] < 1e-3 * far["kl"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """Untrained models never end an answer by themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
+        patch.setattr(align, "ROUND", 2)
+        patch.setattr(align, "A_ROUND", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny target and a tinier draft, never trained, with the family's tokenizer."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
+    folders = []
+    for name, layers in (("target", 2), ("draft", 1)):
+        folder = tmp_path_factory.mktemp("models") / name
+        recipe = replace(family.TARGET, hidden=16, layers=layers, heads=2, mlp=24)
+        family.export(family.build(recipe, layers, torch.device("cpu")), tokenizer, folder)
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+class Killed(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -> Aligner:
+    def report(_name: str, point: Any) -> None:
+        if point.step == kill_after:
+            raise Killed
+
+    target, draft = pair
+    return Aligner(
+        *(out, target, [], 0, torch.device("cpu"), 8),
+        n_held_out=4,
+        fast=False,
+        report=report,
+        draft=lambda: draft,
+    )
+
+
+def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
+    plan = alignment(f"{loss}-{samples}", loss, samples, 1.0, steps)
+    return replace(plan, stages=(replace(plan.stages[0], sequences=1, length=128),))
+
+
+@pytest.mark.parametrize("samples", ["target", "mixed"])
+def test_a_killed_and_resumed_alignment_equals_one_without_a_stop(
+    samples: str, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    plan = short("tvd++", samples)
+    straight = aligner(tmp_path / "whole", pair).align(plan)
+    with pytest.raises(Killed):
+        aligner(tmp_path / "parts", pair, kill_after=3).align(plan)
+    resumed = aligner(tmp_path / "parts", pair).align(plan)
+    assert resumed.curve == straight.curve
+    assert resumed.mat == straight.mat
+    assert [each.step for each in resumed.mat] == [0, 5]
+    ours, theirs = (
+        load_file(tmp_path / out / plan.name / "model.safetensors") for out in ("whole", "parts")
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    load_decoder(tmp_path / "whole" / plan.name, name="draft")  # as a run loads it
+
+
+def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    plan = short("kl", "own")
+    with pytest.raises(Killed):
+        aligner(tmp_path, pair, kill_after=3).align(plan)
+    folder = tmp_path / WORK / plan.name
+    by_then = aligner(tmp_path, pair)._begun()
+    by_then.load_state_dict(load_file(folder / "step-0000002" / "model.safetensors"), strict=False)
+    again = aligner(tmp_path, pair)._answered(by_then, tmp_path, 1, "own")
+    (tmp_path / "own-001.jsonl").rename(tmp_path / "again.jsonl")
+    told = [(file).read_text() for file in (folder / "own-001.jsonl", tmp_path / "again.jsonl")]
+    assert told[0] == told[1] and len(again) == 4
+    aligner(tmp_path, pair)._answered(aligner(tmp_path, pair)._begun(), tmp_path, 1, "own")
+    assert (tmp_path / "own-001.jsonl").read_text() != told[0]  # as it began it says other things
+
+
+def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
+    """Of the shipped pair, whose draft is right often enough, on the target's greedy outputs."""
+    paths = [resolve(name).path for name in ("embedded", "embedded-1m")]
+    target, draft = (load_decoder(path, name=path.name) for path in paths)
+    trained = replace(aligner(tmp_path, (paths[0], paths[1])), n_held_out=3)
+    replies, committed, steps = [], 0, 0
+    for reply in trained.held_out:
+        prompt = reply.ids[: answer_of(reply)]
+        session = Session(
+            Workspace({"target": target, "draft": draft}, 512),
+            Request("held out", 0, tuple(prompt), StopRule(frozenset(), 24)),
+            Sampling(),
+        )
+        made = list(Sps(SpsParams(length=5)).generate(session))
+        replies.append(Reply(prompt, list(session.output())).encoded())
+        committed += len(session.output()) - 1
+        steps += len(made)
+    object.__setattr__(trained, "held_out", replies)
+    found = trained._measured(trained._begun(), 0)
+    assert found.mat == pytest.approx(committed / steps, abs=1e-3)
+    assert found.accepted[0] > 0.5 and 0.5 < found.alpha < 1
+    assert found.mbsu < found.mat
+
+
+def test_runs_count_right_drafts_behind_each_known_token() -> None:
+    right = torch.tensor([[1, 1, 0, 1, 1, 1]]).bool()
+    assert align._runs(right).tolist() == [[1, 0, 3, 2, 1, 0]]
+
+
+def test_cross_entropy_of_its_own_replies_is_refused(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    with pytest.raises(UsageError, match="would learn its own replies"):
+        aligner(tmp_path, pair).align(short("ce", "own"))
+
+
+def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
+    with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
+        foreign.align(short("kl", "target"))
+    assert "uag" in (caught.value.hint or "")
+
+
+def test_several_losses_make_a_table_from_one_pre_trained_draft(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    target, draft = map(str, pair)
+    options = ("--target", target, "--draft", draft, "--smoke", "--pretrain", "2")
+    words = ["draft", *options, "--loss", "ce", "--loss", "lk", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    rows = json.loads((tmp_path / "alignment.json").read_text())
+    assert [(row["loss"], row["seeds"], row["alpha sd"]) for row in rows] == [
+        ("ce", 1, None),
+        ("lk", 1, None),
+    ]
+    assert rows[0]["alpha before"] == rows[1]["alpha before"]
+    assert 1 <= rows[0]["mat"] <= 6
+    facts = json.loads((tmp_path / "seed-0" / "lk" / "alignment.json").read_text())
+    assert facts["start"] == "pre-trained for 2" and facts["loss"] == "lk"
+
+
+def test_a_row_of_the_table_is_a_mean_over_seeds_and_how_far_they_lie_apart() -> None:
+    said = [
+        (Aligned(0, 1.5, [], 0.4, 1.0), Aligned(9, mat, [], alpha, 1.5))
+        for mat, alpha in ((2.0, 0.5), (3.0, 0.7))
+    ]
+    row = _row("kl", 100, said)
+    assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
+    assert row["mat sd"] == pytest.approx(0.7071, abs=1e-4) and row["mbsu sd"] == 0
