@@ -244,6 +244,12 @@ class _Model:
                 " id",
             )
         self._layers = int(self._own("block_count"))
+        if self._layers > len(stored):
+            raise EnvironmentFault(
+                f"{name} is damaged: its metadata say {self._layers} blocks, and it holds"
+                f" {len(stored)} tensors",
+                "fetch it once more",
+            )
         self._hidden = int(self._own("embedding_length"))
         self._heads = int(self._own("attention.head_count"))
         self._kv_heads = int(self._own("attention.head_count_kv", self._heads))

@@ -426,6 +426,14 @@ def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole):
         resolve(str(whole))
 
 
+def test_more_blocks_than_tensors_are_damage_and_fill_no_memory(whole):
+    data, key = whole.read_bytes(), b"llama.block_count"
+    at = data.index(key) + len(key) + 4
+    whole.write_bytes(data[:at] + struct.pack("<I", (1 << 32) - 1) + data[at + 4 :])
+    with pytest.raises(EnvironmentFault, match="its metadata say 4294967295 blocks, and it holds"):
+        resolve(str(whole))
+
+
 def test_numbers_that_are_not_finite_are_damage(tmp_path):
     model = tiny("llama")
     with torch.no_grad():

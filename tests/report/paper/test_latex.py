@@ -175,7 +175,7 @@ def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
     files = write(everything, tmp_path, ("latex",))
     parts = {file.stem for file in files}
     assert {"sweep", "claims", "spec-bench", "references"} <= parts
-    assert any(file.name == "speedup.png" for file in files)
+    assert any(file.name == "speedup.pdf" for file in files)
     place = tmp_path / "latex"
     for command in ("pdflatex", "bibtex", "pdflatex", "pdflatex"):
         program = shutil.which(command)
