@@ -18,7 +18,7 @@ from specbench_cli.engine.models.meter import HostClock, Meter, Metered
 from specbench_cli.engine.session import Request, Session, Shared
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
+from specbench_cli.engine.workspace import Loans, Workspace
 
 
 class Batch:
@@ -84,6 +84,7 @@ class Batch:
         self._seats = min(max(held, self.size), len(requests))
         self._free = list(range(self._seats))
         self._seat: dict[Session, int] = {}
+        self._loans: dict[Session, Loans] = {}
         self._waiting = deque(self.sessions)
         if self._seats:  # so that the states' memory is there before the clock runs
             workspace.loans(self._seats)(target, 0)
@@ -105,11 +106,9 @@ class Batch:
         return session in self._seat
 
     def join(self) -> list[Session]:
-        """Free the seats of sequences that have ended, and have others take them; `prefill` of
-        those that are returned comes next."""
-        for session in [each for each in self._seat if each.finish is not None]:
-            self._free.append(self._seat.pop(session))
-            session.harness.left()
+        """Have others take the seats of sequences that have ended; `prefill` of those that are
+        returned comes next."""
+        self.leave()
         n = min(len(self._free), self._arrived())
         self._joining_ns = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]
@@ -120,8 +119,16 @@ class Batch:
         for session in joined:
             seat = self._seat[session] = seat_of[session]
             self._free.remove(seat)
-            session.harness.seat(self._workspace.loans(self._seats, seat))
+            self._loans[session] = self._workspace.loans(self._seats, seat)
+            session.harness.seat(self._loans[session])
         return joined
+
+    def leave(self) -> None:
+        """Free the seats of sequences that have ended, and the memory that their states hold."""
+        for session in [each for each in self._seat if each.finish is not None]:
+            self._free.append(self._seat.pop(session))
+            self._loans.pop(session).free()
+            session.harness.left()
 
     def _arrived(self) -> int:
         """How many of those that wait are there; where none is decoded, waits for the next one."""

@@ -104,6 +104,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
                 yield Step(place[session], draft, committed, forwards, counts or {})
         except MethodFault as fault:
             raise _named(members[0][0], fault) from None
+    batch.leave()
 
 
 def _check_schedule(

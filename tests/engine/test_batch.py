@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
+import sys
 
 import pytest
 import torch
@@ -13,10 +16,12 @@ from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.plan import WASTE
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 CAPACITY = 64
@@ -77,6 +82,57 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
         for layer in range(target.n_layers):
             ours, theirs = part.state.keys(layer), state.keys(layer)
             assert torch.allclose(ours[:, :, :n], theirs[:, :, :n], atol=ATOL * 10)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7)), min_size=2, max_size=8))
+def test_no_sequence_pays_for_the_longest(shapes):
+    target = tiny_models().workspace.decoders["target"]
+    pool = target.new_state(CAPACITY, len(shapes))
+    parts = []
+    for at, (n, new) in enumerate(shapes):
+        target.forward(Tokens(ids(n, n)), line := pool.line(at))
+        parts.append(Part(Tokens(ids(new, 50 + at)), line))
+    plan = target._planner.together(parts, range(target.n_layers))
+    own = [n + new for n, new in shapes]
+    # Rows that go through the products, and rows that attention reads of each layer.
+    assert len(plan.scratch.qkv) == sum(new for _, new in shapes)
+    for layer in plan.views:
+        read = sum(values.shape[:-3].numel() * values.shape[-2] for _, _, values, _, _ in layer)
+        assert sum(own) <= read <= WASTE * sum(own)
+        assert read <= len(shapes) * max(own)
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory that the system has pages behind."""
+    pages = -(-tensor.nbytes // mmap.PAGESIZE)
+    found = (ctypes.c_ubyte * pages)()
+    start, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+    assert ctypes.CDLL(None).mincore(start, size, found) == 0
+    return mmap.PAGESIZE * sum(each & 1 for each in found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' pages are not counted")
+def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
+    models = tiny_models()
+    prompts = [(models.prompts[1] * 200)[:n] for n in (400, 3, 130, 250)]
+    requests = [
+        Request(f"tiny/{at}", 0, prompt, StopRule(frozenset(), budget))
+        for at, (prompt, budget) in enumerate(zip(prompts, (2, 9, 4, 6), strict=True))
+    ]
+    workspace = Workspace(models.workspace.decoders, 4000)  # the run has longer ones
+    batch = Batch(workspace, requests, Sampling(), size=2)
+    buffer, held = None, []
+    for _ in registry.load("vanilla")().generate_batch(batch):
+        seated = [each.state for each in batch.sessions if batch.seated(each)]
+        buffer = seated[0].pool.buffers[0]
+        layers, _, strips, _, dim = buffer.shape
+        rows = mmap.PAGESIZE // (dim * buffer.itemsize)  # of a page
+        pages = sum(-(-state.length() // rows) for state in seated)
+        assert resident(buffer) == pages * layers * strips * mmap.PAGESIZE
+        held.append(resident(buffer))
+    assert 6 * max(held) < buffer.nbytes
+    assert resident(buffer) == 0
 
 
 RULES = ("greedy", "coupled", "rejection")
