@@ -476,11 +476,12 @@ class Pass:
 
     def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        size, load = self._plan.config.batch, self._plan.load(cells[0].pass_)
+        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
         if arm.label in self._guests.labels:
-            return Remote(self._guests, cells, size, arrivals)
-        return measurable(cells, size, arrivals)
+            return Remote(self._guests, cells, size, chunk, arrivals)
+        return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
         """Give a row up that fails time after time: the others go on without it."""

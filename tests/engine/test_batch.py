@@ -168,6 +168,43 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
             list(method.generate_batch(batch))
             found += [(list(each.output()), each.finish) for each in batch.sessions]
         assert found == due
+    batch = Batch(models.workspace, requests, sampling, size=3, held=method.held(3), chunk=5)
+    list(method.generate_batch(batch))
+    assert [(list(each.output()), each.finish) for each in batch.sessions] == due
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=3, max_size=6),
+    st.integers(1, 40),
+)
+def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(shapes, chunk):
+    models = tiny_models()
+    text = models.prompts[0] * 20
+    requests = [
+        Request(f"tiny/{at}", 0, text[at : at + n], StopRule(frozenset(), budget))
+        for at, (n, budget) in enumerate(shapes)
+    ]
+    batch = Batch(models.workspace, requests, Sampling(), size=2, chunk=chunk)
+    steps = list(registry.load("vanilla")().generate_batch(batch))
+    assert len(steps) == sum(budget - 1 for _, budget in shapes)
+    read, generated = [0] * len(shapes), [0] * len(shapes)
+    for forward in batch.meter.forwards:
+        reading = forward.rows.keys() if forward.role == "prefill" else forward.reading
+        assert (forward.role == "prefill") == (set(reading) == set(forward.rows))
+        if forward.role == "verify":
+            assert sum(forward.rows[place] for place in reading) <= chunk
+        for place, n in forward.rows.items():
+            if place in reading:
+                assert not generated[place]
+                read[place] += n
+            else:  # with the first token that came of its prompt
+                assert (n, read[place]) == (1, shapes[place][0])
+                generated[place] += 1
+        if forward.role == "prefill":
+            assert all(read[place] == shapes[place][0] for place in reading)
+    assert read == [n for n, _ in shapes]
+    assert generated == [budget - 1 for _, budget in shapes]
 
 
 def test_a_sequence_that_has_ended_takes_no_further_part():
@@ -204,7 +241,7 @@ def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
         assert list(batch.sessions[at].output()) == list(alone.output())
         assert [step.outcome for step in steps if step.seq == at] == due
     target = [each for each in batch.meter.forwards if each.model == "target"]
-    joined = [sorted(each.rows) for each in target if each.role == "prefill"]
+    joined = [sorted(each.rows if each.role == "prefill" else each.reading) for each in target]
     assert sorted(itertools.chain(*joined)) == list(range(len(requests)))
     assert joined[0] == [0, 1] and max(map(len, joined)) <= 2
     verified = [each.rows for each in target if each.role == "verify"]
@@ -221,6 +258,8 @@ def test_waiting_sequences_hold_no_state():
     assert first is batch.sessions[0] and first.state.length() == 0
     with pytest.raises(AttributeError):
         _ = batch.sessions[1].state
+    assert (batch.join(), batch.live, batch.over) == ([], [], False)
+    batch.prefill()
     assert (batch.join(), batch.live, batch.over) == ([], [first], False)
 
 

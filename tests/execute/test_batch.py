@@ -32,6 +32,28 @@ def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
     assert all(extra.keys() == {"realigned_rows"} for extra in counted)
 
 
+def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
+    whole = specbench("eqspec", batch=2, limit=5, max_new_tokens=12)
+    parts = specbench("eqspec", batch=2, limit=5, max_new_tokens=12, prefill_chunk=16)
+    assert parts.exit_code == 0
+    lengths = {(p.prompt_id, p.turn): len(p.ids) for p in RunDir.open(parts.path).prompts()}
+    several = 0
+    for label in ("vanilla", "eqspec"):
+        for ours, theirs in zip(parts.by_label(label), whole.by_label(label), strict=True):
+            assert (ours.output_ids, ours.steps) == (theirs.output_ids, theirs.steps)
+            kinds = [(kind.model, kind.role) for kind in ours.forwards.kinds]
+            told = zip(
+                map(kinds.__getitem__, ours.forwards.kind), ours.forwards.n_tokens, strict=True
+            )
+            read = [n for kind, n in told if kind == ("target", "prefill")]
+            assert sum(read) == lengths[ours.prompt_id, ours.turn]
+            assert ours.target_forwards == len(read) + len(ours.steps.levels)
+            assert 0 < ours.ns.prefill < ours.ns.total
+            several += len(read) > 1
+            assert max(read[:-1], default=0) <= 16  # the rest whole, where the other one has ended
+    assert several
+
+
 def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
     monkeypatch.setattr(passes, "WAVES", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
