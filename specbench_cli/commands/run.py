@@ -188,6 +188,14 @@ def run(
         str | None,
         _Decoding("N", "Prompts in one forward of the target: throughput.", "1"),
     ] = None,
+    prefill_chunk: Annotated[
+        str | None,
+        _Decoding(
+            "N",
+            "With --batch: most tokens of prompts that a forward reads beside the others' drafts.",
+            "256",
+        ),
+    ] = None,
     load_: Annotated[
         str | None,
         _Decoding(
@@ -324,6 +332,7 @@ def run(
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,
+        "prefill_chunk": prefill_chunk,
         "load": load_,
         "memory_budget": memory_budget,
         "tune": tune,

@@ -129,9 +129,10 @@ class RunConfig(BaseModel):
 
     `limit` is of each task. `verify` may be left out: it is "greedy" at temperature 0 and
     "rejection" above. `devices` are for methods whose workers compute at once; all others use
-    `device` and `threads`. `judge`: which of vanilla's outputs transformers' own module is asked
-    about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own, or in
-    the run's. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
+    `device` and `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the
+    drafts of a batch's others. `judge`: which of vanilla's outputs transformers' own module is
+    asked about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own,
+    or in the run's. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
     `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
     the settings that took the place of the defaults (`config.profile`).
     """
@@ -152,6 +153,7 @@ class RunConfig(BaseModel):
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)
+    prefill_chunk: Number = Field(256, ge=1)
     load: Annotated[str, AfterValidator(_known_load)] | None = None
     memory_budget: Annotated[str, AfterValidator(_known_budget)] | None = None
     threads: Annotated[Number | None, Field(ge=1)] = None

@@ -160,11 +160,11 @@ class Pass:
         if not visits:
             return
         if any(
-            self._learns(arm) and self._lacks(q, (arm,), number)
+            self._whole(arm) and self._lacks(q, (arm,), number)
             for q, arms in visits
             for arm in arms
         ):
-            visits = every  # what was decoded before an interruption is learnt once more
+            visits = every
         if len(self._plan.loads) > 1:
             self._part = f"{self._of}, load {self._plan.load(number)}".removeprefix(", ")
         self._view.stage(f"warming up {len(self._plan.arms)} rows")
@@ -311,6 +311,11 @@ class Pass:
         """Whether what a method decodes depends on the prompts before."""
         return arm.method.state_scope != "prompt"
 
+    def _whole(self, arm: Arm) -> bool:
+        """Whether a row that lacks some cells is decoded from its beginning: what was decoded
+        before an interruption is learnt once more, or meets those that are missing under load."""
+        return self._learns(arm) or bool(self._plan.loads)
+
     def _prompt(self, question: Question, turn: int, answers: Sequence[Sequence[int]]) -> Prompt:
         """The prompt of a turn. Later turns go on from vanilla's answers in the pass that came
         first."""
@@ -355,12 +360,13 @@ class Pass:
             cells: list[Cell] = []
             kept: list[Group | None] = []
             own: list[Question] = []
-            for (question, prompt), request, told, group in zip(
-                asked, requests, known, groups, strict=True
+            keys = [(prompt.prompt_id, prompt.turn, arm.label, number) for _, prompt in asked]
+            there = [key in self._answers.done for key in keys]
+            whole = self._learns(arm) or (self._whole(arm) and not all(there))
+            for (question, prompt), request, told, group, done in zip(
+                asked, requests, known, groups, there, strict=True
             ):
-                key = (prompt.prompt_id, prompt.turn, arm.label, number)
-                done = key in self._answers.done
-                if not done or self._learns(arm):
+                if not done or whole:
                     cells.append(self._cell(arm, question, prompt, request, told, number, memory))
                     kept.append(None if done else group)
                     own.append(question)
@@ -476,11 +482,12 @@ class Pass:
 
     def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        size, load = self._plan.config.batch, self._plan.load(cells[0].pass_)
+        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
         if arm.label in self._guests.labels:
-            return Remote(self._guests, cells, size, arrivals)
-        return measurable(cells, size, arrivals)
+            return Remote(self._guests, cells, size, chunk, arrivals)
+        return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
         """Give a row up that fails time after time: the others go on without it."""

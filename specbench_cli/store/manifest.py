@@ -66,6 +66,7 @@ class _Effective(TypedDict, total=False):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
+    prefill_chunk: Annotated[Count, Field(ge=1)]
     load: Name | None
     threads: Annotated[Count, Field(ge=1)] | None
     device: Name

@@ -99,6 +99,7 @@ REFUSED = [
     # batches, load, memory
     ("run --batch 0", 2, "batch", "specbench run --help"),
     ("run --batch many", 2, "batch", "specbench run --help"),
+    ("run --batch 4 --prefill-chunk 0", 2, "prefill", "specbench run --help"),
     ("run -m pearl --batch 4", 2, "pearl decodes one prompt at a time, and --batch 4", "drop --ba"),
     ("run --load poisson:0", 2, "RATE must be a number above 0", "specbench run --help"),
     ("run --load poisson:4:1:1", 2, "write 1:4:1 or 4:1:-1", "specbench run --help"),

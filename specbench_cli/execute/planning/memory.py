@@ -45,7 +45,8 @@ class Room:
             for arm, asked in zip(plan.arms, self.asked.values(), strict=True)
         ]
         groups = _groups(plan, batch, self._prompts)
-        return footprint(methods, self._sizes, groups, self._budget, batch, plan.config.rule)
+        chunk, rule = plan.config.prefill_chunk, plan.config.rule
+        return footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def tokens(self, batch: int, most: int) -> float:
         """Tokens that a step of each row is expected to bring, all rows together."""

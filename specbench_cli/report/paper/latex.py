@@ -214,7 +214,7 @@ def _spec_bench(reading: Reading) -> str:
 
 
 def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
-    """What is cited, with its `\\cite`: methods, models, tasks."""
+    """What is cited, with its `\\cite`: methods, settings, models, tasks."""
     found = []
     for (_, name), keys in references.cited.items():
         if keys:
