@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
 from specbench_cli.tasks.source import cache_folder, made_once
 
@@ -111,7 +111,14 @@ def converted(path: Path) -> Path:
 
     def write(part: Path) -> None:
         part.mkdir()
-        _write(path, part)
+        try:
+            _write(path, part)
+        except (SpecbenchError, OSError):
+            raise
+        except Exception as fault:  # whatever numbers that fit nothing make numpy raise
+            raise EnvironmentFault(
+                f"{path.name} is damaged: no model can be made of it, {fault}", "fetch it once more"
+            ) from fault
 
     try:
         return made_once(made, write)

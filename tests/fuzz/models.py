@@ -153,9 +153,10 @@ class Ggufs(Subject):
         file.write_bytes(data)
         try:
             folder = converted(file)
-            facts = config_facts(folder)
+            checkpoint = Checkpoint("x", "x", folder)
+            facts = readable(config_facts, checkpoint)
             check_memory([("x", facts)], torch.float32, torch.device("cpu"))
-            load_decoder(folder, name="target")
+            readable(lambda path: load_decoder(path, name="target"), checkpoint)
         finally:
             shutil.rmtree(self.folder / "cache", ignore_errors=True)
         return None

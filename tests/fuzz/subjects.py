@@ -140,7 +140,7 @@ class Records(_Lines):
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
         r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
         r"origin\.\d+",
-        r"forwards\.kinds\.\d+(\.(worker|batch|share|layers\.\d|model|role))?",
+        r"forwards\.kinds\.\d+(\.(worker|batch|share|layers(\.\d)?|model|role))?",
         r"forwards\.(t0_ns|t1_ns|n_tokens|unused|kind|messages)(\.\d+){0,2}|forwards",
         r"steps\.(levels|nodes|tested)\.\d+|steps\.relaxed|steps|ns\.(learn|total|prefill|decode)",
         r"ns\.(draft|verify|host)|target_equivalents|origin|target_forwards|draft_forwards",

@@ -418,11 +418,18 @@ def test_tokens_and_merges_that_make_no_tokenizer_are_damage():
         tokenizer_files("x.gguf", facts)
 
 
-def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole):
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (24, r"attn_q\.weight has 64 rows, and a head 24"),
+        (0, "damaged: no model can be made of it"),
+    ],
+)
+def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole, size, says):
     data, key = whole.read_bytes(), b"llama.rope.dimension_count"
     at = data.index(key) + len(key) + 4
-    whole.write_bytes(data[:at] + struct.pack("<I", 24) + data[at + 4 :])
-    with pytest.raises(EnvironmentFault, match=r"attn_q\.weight has 64 rows, and a head 24"):
+    whole.write_bytes(data[:at] + struct.pack("<I", size) + data[at + 4 :])
+    with pytest.raises(EnvironmentFault, match=says):
         resolve(str(whole))
 
 
