@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import passes
+from specbench_cli.execute.planning import plan
 from specbench_cli.execute.view import Progress
 from specbench_cli.report.load import load_lines, load_rows
 from specbench_cli.report.numbers.pairing import process
@@ -33,7 +33,7 @@ def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
 
 
 def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
-    monkeypatch.setattr(passes, "WAVES", 2)
+    monkeypatch.setattr(plan, "WAVES", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
