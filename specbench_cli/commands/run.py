@@ -282,6 +282,15 @@ def run(
             "process",
         ),
     ] = None,
+    executor: Annotated[
+        Literal["local", "ray"] | None,
+        _Measuring(
+            "WHO",
+            "Who measures: local, this machine, or ray, the devices of a Ray cluster, which are"
+            " dealt prompts, each with all methods (docs/workers.md).",
+            "local",
+        ),
+    ] = None,
     timeout_per_prompt: Annotated[
         str | None,
         _Measuring("S", "Seconds after which a method has failed on a prompt.", "600"),
@@ -348,6 +357,7 @@ def run(
         "judge": judge,
         "plugins": plugin,
         "isolation": isolation,
+        "executor": executor,
         "timeout_per_prompt": timeout_per_prompt,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.

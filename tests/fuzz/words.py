@@ -62,6 +62,7 @@ class Configs(Subject):
         alone = [
             {"methods": ["sps"], key: value} for key, value in rich.items() if key != "methods"
         ]
+        alone.append({"methods": ["sps"], "executor": "ray"})  # which refuses some of the others
         self.seeds = [*seeds, rich, *alone]
 
     def tried(self, rng: Random) -> str | None:
