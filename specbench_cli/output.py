@@ -30,6 +30,8 @@ from rich.text import Text
 Format = Literal["table", "tsv", "json"]
 """How a result is written: to be read, as tab-separated lines, or as a JSON object a line."""
 
+_LOG_WIDTH = 100
+"""Columns of a drawn table where no terminal says how many there are."""
 _GAP = 2
 """Blanks between the columns of a table that is drawn."""
 
@@ -134,7 +136,12 @@ def data(content: RenderableType) -> None:
 
 
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as a table: drawn for a person, tab-separated for a pipe.
+    """Print records: as a `table` for a person, tab-separated for a pipe; `columns` as there."""
+    (table if human() else tsv)(records, columns)
+
+
+def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print records as a drawn table, wherever stdout goes.
 
     On a terminal that is too narrow for the longest words of all columns they stand in several
     tables one below the other, each with the first column.
@@ -143,11 +150,10 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
         records: one mapping a row; a missing or None value is an empty cell.
         columns: which keys, in which order; default: the keys of all records, as first seen.
     """
-    if not human():
-        tsv(records, columns)
-        return
     names, cells = _cells(records, columns)
     page = console(stderr=False)
+    if not human():
+        page.width = _LOG_WIDTH
     texts = [[line[at] for line in [[*map(plain, names)], *cells]] for at in range(len(names))]
     words = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
     parts = [[0]] if names else []
@@ -171,7 +177,7 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
 
 
 def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as tab-separated lines, wherever stdout goes; of `columns` see `rows`."""
+    """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
     names, cells = _cells(records, columns)
     lines = ("\t".join(" ".join(cell.split()) for cell in line) for line in [names, *cells])
     sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -181,9 +187,9 @@ def _cells(
     records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None
 ) -> tuple[list[str], list[list[str]]]:
     """The headings of a table, and its cells."""
-    table = list(records)
-    names = list(columns or dict.fromkeys(key for record in table for key in record))
-    return names, [[_cell(record.get(name)) for name in names] for record in table]
+    lines = list(records)
+    names = list(columns or dict.fromkeys(key for line in lines for key in line))
+    return names, [[_cell(line.get(name)) for name in names] for line in lines]
 
 
 def facts(pairs: Mapping[str, Any]) -> None:

@@ -295,9 +295,9 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.comparison.pages.text import piped
+        from specbench_cli.comparison.pages.columns import flat
 
-        rows = [piped(row, self._comparison) for row in self._comparison.rows]
+        rows = [flat(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
         return found.assign(fails=found["fails"] == "yes")
 

@@ -11,13 +11,9 @@ import importlib.metadata
 import importlib.resources
 import importlib.util
 import inspect
-import re
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +94,13 @@ METHODS: dict[str, Entry] = {
         aliases=("slem",),
         needs=("draft",),
         source="arXiv:2502.05202",
+    ),
+    "osd": Entry(
+        "methods.osd:Osd",
+        "OSD: the draft learns, between requests, the target's law at each place it was rejected.",
+        aliases=("online",),
+        needs=("draft",),
+        source="arXiv:2310.07177",
     ),
     "sps-tree": Entry(
         "methods.sps_tree:SpsTree",
@@ -506,95 +509,27 @@ def build(name: str, passed: Mapping[str, Any]) -> Method:
 
 
 def load_plugin(path: str) -> list[str]:
-    """Import a Python file and register every concrete method that it defines.
-
-    A method is called by its `name`, else by its class: `RepeatLast` is "repeat-last".
+    """Register every method that a Python file defines.
 
     Returns:
         The names registered.
 
     Raises:
-        UsageError: no such file, it does not import, holds no method, or a name is taken.
+        UsageError: what `plugin.read` raises, or a name is taken.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
-    module = _import_file(file)
-    named = {_name(found): found for found in _methods_in(module)}
-    if not named:
-        raise UsageError(
-            f"{path} defines no method",
-            "subclass specbench_cli.api.Method (README, Add a method)",
-        )
-    for name, found in named.items():
+    from specbench_cli import plugin
+
+    origin = Path(path).name
+    found = plugin.read(path)
+    for name, method in found.items():
         holder = entries().get(name)
-        if holder and holder.origin != file.name:
+        if holder and holder.origin != origin:
             raise UsageError(
                 f"{path}: the name {name!r} is taken by {holder.origin}",
-                f'give {found.__name__} another `name = "..."`',
+                f'give {method.__name__} another `name = "..."`',
             )
-        _plugged_in[name] = _describe(found, origin=file.name)
-    return list(named)
-
-
-def _import_file(file: Path) -> Any:
-    """Run a plug-in file as a module whose name `importlib.import_module` then finds; a file that
-    was changed since is another module."""
-    source = file.read_bytes()
-    identity = sha256(str(file.resolve()).encode() + source)
-    module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None:
-        raise UsageError(f"{file} is no Python file", "--plugin FILE.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        # Not by its loader: bytecode that Python kept may be of a text of the same second and size.
-        exec(compile(source, file, "exec"), vars(module))  # noqa: S102
-    except (Exception, SystemExit) as fault:
-        del sys.modules[module_name]
-        raise UsageError(
-            f"{file}:{_line(fault, file)}: {type(fault).__name__}: {_reason(fault)}",
-            "the file must import without errors before its methods can run",
-        ) from fault
-    return module
-
-
-def _line(fault: BaseException, file: Path) -> int:
-    """The plug-in's line that an error came from."""
-    if isinstance(fault, SyntaxError) and fault.lineno:
-        return fault.lineno
-    frames = traceback.extract_tb(fault.__traceback__)
-    lines = [f.lineno for f in frames if Path(f.filename) == file and f.lineno]
-    return lines[-1] if lines else 1
-
-
-def _reason(fault: BaseException) -> str:
-    return fault.msg if isinstance(fault, SyntaxError) else str(fault)
-
-
-def _methods_in(module: Any) -> list[type[Method]]:
-    """The concrete methods that a module defines; a leading underscore hides a base class."""
-    from specbench_cli.api import Method
-
-    return [
-        member
-        for member in vars(module).values()
-        if inspect.isclass(member)
-        and issubclass(member, Method)
-        and member.__module__ == module.__name__
-        and not inspect.isabstract(member)
-        and not member.__name__.startswith("_")
-    ]
-
-
-def _name(method: type[Method]) -> str:
-    """A method's own `name`; without one its class's, in lower case with - between words."""
-    if "name" not in vars(method):
-        method.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", method.__name__).lower()
-    return method.name
+        _plugged_in[name] = _describe(method, origin)
+    return list(found)
 
 
 def _describe(method: type[Method], origin: str) -> Entry:

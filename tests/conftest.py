@@ -93,7 +93,7 @@ WRITE_FIGURES = "specbench_cli.report.outputs.write_figures"
 @pytest.fixture(autouse=True, scope="session")
 def _no_figures() -> Iterator[None]:
     """Runs end without their pictures, which take longer than small runs themselves."""
-    with patch(WRITE_FIGURES, lambda *_: []):
+    with patch(WRITE_FIGURES, lambda *_, **__: []):
         yield
 
 

@@ -154,15 +154,19 @@ class RunProgress:
         return []
 
     def line(self) -> str:
-        """How quiet it is, and the running speedups."""
-        speedups = (f"{label} {ratio:.2f}x" for label, ratio in self.speedups.items())
-        return "  ".join(filter(None, [self._window, *speedups]))
+        """How quiet it is, and the running speedups, best first."""
+        ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
+        speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:SHOWN]]
+        slower = len(ranked) - SHOWN
+        more = f"and {slower} slower" if slower > 0 else ""
+        return "  ".join(filter(None, [self._window, *speedups, more]))
 
 
 def how_far(progress: HowFar) -> str:
     """Which prompt it is, and how long the rest takes."""
     part, prompt, prompts, left_s = progress
-    done = f"{part + ', ' if part else ''}prompt {prompt} of {prompts} done"
+    place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
+    done = f"{part + ', ' if part else ''}{place}"
     if left_s is None:
         return done
     return f"{done}, about {duration(left_s)} left{' of tuning' if part == TUNING else ''}"
@@ -193,6 +197,8 @@ class _BarAndLine(Progress):
         yield Text(self.line)
 
 
+SHOWN = 6
+"""Running speedups of a line."""
 BAR_WIDTH = 24
 """Columns of the bar: what is said beside it has its place on 80."""
 
@@ -268,8 +274,13 @@ class Bar(RunProgress):
         self._bar.console.print(Text(output.plain(text)))
 
 
+def time_of_day() -> str:
+    """The local time, which logs are read by."""
+    return time.strftime("%H:%M:%S")
+
+
 class Lines(RunProgress):
-    """A line on stderr for each stage and each prompt, for logs."""
+    """A line on stderr for each stage and each prompt, for logs: each with its time."""
 
     def __init__(
         self,
@@ -278,9 +289,10 @@ class Lines(RunProgress):
         part: bool = False,
         start_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        stamp: Callable[[], str] = time_of_day,
     ) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
-        self._clock = clock
+        self._clock, self._stamp = clock, stamp
         self._said = clock()
         self._prompt = -1
 
@@ -289,12 +301,12 @@ class Lines(RunProgress):
         super().started(cells, done, run_dir)
         if not self._part:
             there = f", {done} of them done already" if done else ""
-            output.note(f"{cells} cells{there}, in {run_dir}")
+            self._line(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
         """Say it."""
         super().stage(text)
-        output.note(text)
+        self._line(text)
 
     def prompt(self, progress: HowFar) -> None:
         """Say how far it is, if that was not said just now."""
@@ -302,7 +314,10 @@ class Lines(RunProgress):
         now = self._clock()
         if progress.prompt != self._prompt or now - self._said >= LINE_EVERY_S:
             self._prompt, self._said = progress.prompt, now
-            output.note("  ".join(filter(None, [self._stage, self.line()])))
+            self._line("  ".join(filter(None, [self._stage, self.line()])))
+
+    def _line(self, text: str) -> None:
+        output.note(f"{self._stamp()} {text}")
 
 
 class JsonLines(RunProgress):

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,7 @@ EXAMPLES = (
     "specbench compare main last --tolerance 3%",
     "specbench compare main last --fail-on broken,changed-output",
     "specbench compare main last --to markdown >> $GITHUB_STEP_SUMMARY",
+    "specbench compare main last --format tsv",
     "specbench compare main last --to markdown,junit,json -o compared",
     "specbench compare base new",
     "specbench compare --save main last",
@@ -103,8 +104,16 @@ def compare(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    form: Annotated[
+        Literal["table", "tsv", "json"],
+        typer.Option(
+            "--format",
+            help="How it is printed; json: one document.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "table",
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> ExitCode:
     """Compare two runs, method by method: same, faster, slower, other output, broken.
@@ -119,18 +128,25 @@ def compare(
         raise UsageError(
             "--save and --over-time do not go together", f"specbench compare --save {save} RUN"
         )
+    form = "json" if json else form
+    printed = {"--format": form != "table"}
     gated = {"--tolerance": tolerance != TOLERANCE, "--fail-on": fail_on != GATE}
     if save is not None:
-        _alone("--save", {**gated, "--to": to, "--out": out, "--json": json})
+        _alone("--save", {**gated, **printed, "--to": to, "--out": out})
         return _save(save, given)
     if over_time:
         _alone("--over-time", {**gated, "--to": to})
-        return _over_time(given, out, json)
-    return _compare(given, tolerance, fail_on, to, out, json)
+        return _over_time(given, out, form)
+    return _compare(given, tolerance, fail_on, to, out, form)
 
 
 def _compare(
-    given: list[str], tolerance: str, fail_on: str, to: str | None, out: Path | None, json: bool
+    given: list[str],
+    tolerance: str,
+    fail_on: str,
+    to: str | None,
+    out: Path | None,
+    form: output.Format,
 ) -> ExitCode:
     """Both gates over BASE and NEW."""
     if len(given) != 2:
@@ -138,9 +154,10 @@ def _compare(
             f"two sides are compared, BASE and NEW; {len(given)} given: {' '.join(given) or '-'}",
             "specbench compare --over-time " + " ".join(given) if len(given) > 2 else SIDES,
         )
-    if json and to is not None:
+    if form != "table" and to is not None:
         raise UsageError(
-            "--json goes to stdout, and so not with --to", f"{SIDES} --to json -o FILE"
+            "--to makes documents, and --format says how the table is printed: give one of the two",
+            f"{SIDES} --to {to}",
         )
     formats = _formats(to)
     if out is not None and not formats:
@@ -159,19 +176,19 @@ def _compare(
     base, new = map(side, given)
     gc.freeze()  # as in report: what was read has no cycles
     found = put_together(base, new, tolerance=let_pass, fail_on=closing)
-    if json:
+    if form == "json":
         from specbench_cli.comparison.pages.as_dict import as_dict
 
         output.json_line(as_dict(found))
     elif not formats:
         from specbench_cli.comparison.pages.text import show
 
-        show(found)
+        show(found, form)
     elif out is None:
         output.data(_rendered(found, formats[0]).rstrip("\n"))
     else:
         _write(found, formats, out)
-    if json or formats:
+    if form == "json" or formats:
         output.note(headline(found))
     return ExitCode.BAD_ANSWER if found.failed else ExitCode.OK
 
@@ -222,19 +239,19 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     return ExitCode.OK
 
 
-def _over_time(runs: list[str], out: Path | None, json: bool) -> ExitCode:
+def _over_time(runs: list[str], out: Path | None, form: output.Format) -> ExitCode:
     """Print trends; draw them into a folder."""
     from specbench_cli.comparison.trend import over_time
 
     trends = over_time(runs)
-    if json:
+    if form == "json":
         from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
         from specbench_cli.comparison.pages.text import print_trends
 
-        print_trends(trends)
+        print_trends(trends, form)
     if out is not None:
         from specbench_cli.comparison.pages.figure import write
 

@@ -270,9 +270,10 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
         raise UsageError(f"--load {error}", "specbench predict --help") from error
     run = RunDir.open(folder(name))
     costs = fitting(Costs.load(file), run) if file else own(run)
-    size = batch or run.manifest.get("config", {}).get("effective", {}).get("batch") or 1
+    config = run.manifest.get("config", {}).get("effective", {})
+    size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
     prices = Prices(costs)
-    rows, missing = simulated(run, costs, loads, size, prices)
+    rows, missing = simulated(run, costs, loads, size, chunk, prices)
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
     off = errors(rows, measured)

@@ -188,6 +188,14 @@ def run(
         str | None,
         _Decoding("N", "Prompts in one forward of the target: throughput.", "1"),
     ] = None,
+    prefill_chunk: Annotated[
+        str | None,
+        _Decoding(
+            "N",
+            "With --batch: most tokens of prompts that a forward reads beside the others' drafts.",
+            "256",
+        ),
+    ] = None,
     load_: Annotated[
         str | None,
         _Decoding(
@@ -274,6 +282,15 @@ def run(
             "process",
         ),
     ] = None,
+    executor: Annotated[
+        Literal["local", "ray"] | None,
+        _Measuring(
+            "WHO",
+            "Who measures: local, this machine, or ray, the devices of a Ray cluster, which are"
+            " dealt prompts, each with all methods (docs/workers.md).",
+            "local",
+        ),
+    ] = None,
     timeout_per_prompt: Annotated[
         str | None,
         _Measuring("S", "Seconds after which a method has failed on a prompt.", "600"),
@@ -324,6 +341,7 @@ def run(
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,
+        "prefill_chunk": prefill_chunk,
         "load": load_,
         "memory_budget": memory_budget,
         "tune": tune,
@@ -339,6 +357,7 @@ def run(
         "judge": judge,
         "plugins": plugin,
         "isolation": isolation,
+        "executor": executor,
         "timeout_per_prompt": timeout_per_prompt,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.

@@ -20,7 +20,7 @@ _ASKED = (
     *("raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""
-_TIMING = ("threads", "dtype", "device", "devices", "batch", "load")
+_TIMING = ("threads", "dtype", "device", "devices", "batch", "prefill_chunk", "load")
 """What times depend on by intention."""
 
 

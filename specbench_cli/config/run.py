@@ -129,9 +129,11 @@ class RunConfig(BaseModel):
 
     `limit` is of each task. `verify` may be left out: it is "greedy" at temperature 0 and
     "rejection" above. `devices` are for methods whose workers compute at once; all others use
-    `device` and `threads`. `judge`: which of vanilla's outputs transformers' own module is asked
-    about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own, or in
-    the run's. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
+    `device` and `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the
+    drafts of a batch's others. `judge`: which of vanilla's outputs transformers' own module is
+    asked about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own,
+    or in the run's. `executor`: who measures: this machine, or the workers of a Ray cluster.
+    `timeout_per_prompt`: seconds after which a method has failed on a prompt.
     `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
     the settings that took the place of the defaults (`config.profile`).
     """
@@ -152,6 +154,7 @@ class RunConfig(BaseModel):
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)
+    prefill_chunk: Number = Field(256, ge=1)
     load: Annotated[str, AfterValidator(_known_load)] | None = None
     memory_budget: Annotated[str, AfterValidator(_known_budget)] | None = None
     threads: Annotated[Number | None, Field(ge=1)] = None
@@ -165,6 +168,7 @@ class RunConfig(BaseModel):
     judge: Literal["sample", "all"] = "sample"
     plugins: Words = []
     isolation: Literal["process", "none"] = "process"
+    executor: Literal["local", "ray"] = "local"
     timeout_per_prompt: Real = Field(600.0, gt=0)
     set: dict[str, dict[str, Any]] = {}
     sweep: dict[str, dict[str, list[Any]]] = {}
@@ -235,6 +239,23 @@ class RunConfig(BaseModel):
     def _criterion_has_its_tuning(self) -> RunConfig:
         if self.tune is None and self.tune_by != "time":
             raise ValueError(f"tune_by {self.tune_by!r} says how --tune chooses; add --tune 8")
+        return self
+
+    @model_validator(mode="after")
+    def _cluster_can_do_it(self) -> RunConfig:
+        if self.executor == "local":
+            return self
+        numbered = self.device.startswith("cuda:")
+        alone = {
+            f"load {self.load}: requests arrive by one machine's clock": self.load is not None,
+            "tune: tune by --executor local, and give what it chose with --set": bool(self.tune),
+            "devices: they are one machine's": self.devices is not None,
+            f"device {self.device}: Ray gives each worker a GPU of its own, say cuda": numbered,
+        }
+        if why := next((words for words, given in alone.items() if given), None):
+            raise ValueError(
+                f"executor {self.executor} deals prompts to several machines; drop {why}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from specbench_cli.engine.models.meter import HostClock, Meter, Metered
 from specbench_cli.engine.session import Request, Session, Shared
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
+from specbench_cli.engine.workspace import Loans, Workspace
 
 
 class Batch:
@@ -28,6 +28,8 @@ class Batch:
         size: most sequences that take part in a step; default: all requests.
         held: seats, at least `size`: sequences that are held at once, each with states of its own;
             default: `size`. Requests beyond these wait, in their order.
+        chunk: most tokens of prompts that a forward reads beside others' drafts; None: no bound.
+            Where none is decoded, prompts are read whole.
         arrivals: by place, seconds after the first `join` before which a request is not there,
             never falling; none: all are there.
         memory: what the method keeps between prompts; the same for all sequences.
@@ -39,7 +41,8 @@ class Batch:
         sessions: one a request, in their order.
         size: as given, but no more than there are requests.
         meter: the trace of all forwards; `Forward.rows` says whose rows each had.
-        prefill_ns: nanoseconds that joining took: the drafts' prefills and the target's.
+        prefill_ns: nanoseconds that joining took: the drafts' prefills, and the target's in
+            forwards of their own. What others' forwards had of prompts says `Forward.reading`.
         idle_ns: nanoseconds in which none had arrived that was not decoded.
     """
 
@@ -51,6 +54,7 @@ class Batch:
         *,
         size: int | None = None,
         held: int = 0,
+        chunk: int | None = None,
         arrivals: Sequence[float] = (),
         pass_: int = 1,
         memory: Memory | None = None,
@@ -66,7 +70,8 @@ class Batch:
         self._arrivals = [round(seconds * 1e9) for seconds in arrivals]
         self._first_ns: int | None = None
         self._workspace, self._target = workspace, Metered(target, self.meter, role="verify")
-        self._taken = self._joining_ns = 0
+        self._taken = 0
+        self._chunk = chunk
         kept = Memory() if memory is None else memory
         self.sessions = tuple(
             kind(
@@ -84,6 +89,7 @@ class Batch:
         self._seats = min(max(held, self.size), len(requests))
         self._free = list(range(self._seats))
         self._seat: dict[Session, int] = {}
+        self._loans: dict[Session, Loans] = {}
         self._waiting = deque(self.sessions)
         if self._seats:  # so that the states' memory is there before the clock runs
             workspace.loans(self._seats)(target, 0)
@@ -93,25 +99,27 @@ class Batch:
     @property
     def over(self) -> bool:
         """Whether all sequences have come to their ends."""
-        return not self._waiting and not self.live
+        return not self._waiting and all(session.finish is not None for session in self._seat)
 
     @property
     def live(self) -> list[Session]:
-        """Those that have joined and not ended, in the order in which they joined."""
-        return [session for session in self._seat if session.finish is None]
+        """Those whose prompt was read and that have not ended, in the order of their joining."""
+        return [each for each in self._seat if each.finish is None and _begun(each)]
 
     def seated(self, session: Session) -> bool:
         """Whether a sequence has joined, and its states are its own yet."""
         return session in self._seat
 
-    def join(self) -> list[Session]:
-        """Free the seats of sequences that have ended, and have others take them; `prefill` of
-        those that are returned comes next."""
-        for session in [each for each in self._seat if each.finish is not None]:
-            self._free.append(self._seat.pop(session))
-            session.harness.left()
+    def join(self, start: Callable[[Session], object] | None = None) -> list[Session]:
+        """Have others take the seats of sequences that have ended: those that are returned. Their
+        prompts are read by the next `prefill`, or beside others' drafts by `score`.
+
+        Args:
+            start: what each begins with: its draft's prefill.
+        """
+        self.leave()
         n = min(len(self._free), self._arrived())
-        self._joining_ns = self.meter.clock.now()
+        began = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]
         # Sequences about as long as each other lie beside each other: attention takes them at once.
         seats = sorted(self._free)[:n]
@@ -120,8 +128,19 @@ class Batch:
         for session in joined:
             seat = self._seat[session] = seat_of[session]
             self._free.remove(seat)
-            session.harness.seat(self._workspace.loans(self._seats, seat))
+            self._loans[session] = self._workspace.loans(self._seats, seat)
+            session.harness.seat(self._loans[session])
+            if start is not None:
+                start(session)
+        self.prefill_ns += self.meter.clock.now() - began
         return joined
+
+    def leave(self) -> None:
+        """Free the seats of sequences that have ended, and the memory that their states hold."""
+        for session in [each for each in self._seat if each.finish is not None]:
+            self._free.append(self._seat.pop(session))
+            self._loans.pop(session).free()
+            session.harness.left()
 
     def _arrived(self) -> int:
         """How many of those that wait are there; where none is decoded, waits for the next one."""
@@ -139,37 +158,62 @@ class Batch:
             self.idle_ns += now - began
         return bisect_right(due, now - self._first_ns)
 
-    def prefill(self, joined: Sequence[Session]) -> None:
+    def prefill(self) -> None:
         """Run the prompts of sequences that have joined through the target in one forward; commit
         each one's first token."""
-        nothing = [(session, None) for session in joined]
-        for session, logits in zip(joined, self._forward(nothing), strict=True):
-            session.harness.begun(logits)
+        began = self.meter.clock.now()
+        if prompts := self._prompts(None):
+            self._forward((), prompts)
         self.forwards()  # these are no step's
-        self.prefill_ns += self.meter.clock.now() - self._joining_ns
+        self.prefill_ns += self.meter.clock.now() - began
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
-        """One target forward over the last committed tokens and the drafts of some sequences.
+        """One target forward over the last committed tokens and the drafts of some sequences, and
+        over the next tokens of the prompts of those that have joined; commits the first token of
+        each whose prompt is read by then.
 
         Returns:
             for each, logits [m + 1, V] as of `Session.score`.
         Raises:
             MethodFault: a draft is malformed.
         """
-        return self._forward(drafts)
+        return self._forward(drafts, self._prompts(self._chunk))
 
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the steps that they led to."""
         first, self._taken = self._taken, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
-    def _forward(self, drafts: Sequence[tuple[Session, Draft | None]]) -> list[Tensor]:
-        parts = [session.harness.brings(draft) for session, draft in drafts]
-        order = sorted(range(len(parts)), key=lambda at: self._seat[drafts[at][0]])
+    def _prompts(self, most: int | None) -> list[tuple[Session, int]]:
+        """What the next forward reads of prompts, at most so many tokens: of who joined first,
+        first."""
+        found = []
+        for session in self._seat:
+            n = 0 if _begun(session) else session.harness.unread
+            if most is not None:
+                n = min(n, most)
+                most -= n
+            if n:
+                found.append((session, n))
+        return found
+
+    def _forward(
+        self, drafts: Sequence[tuple[Session, Draft]], prompts: Sequence[tuple[Session, int]]
+    ) -> list[Tensor]:
+        parts = {session: session.harness.brings(draft) for session, draft in drafts}
+        parts |= {session: session.harness.reads(n) for session, n in prompts}
+        order = sorted(parts, key=self._seat.__getitem__)
         outs = self._target.forward_batch(
-            [parts[at] for at in order], taps=drafts[0][0].harness.taps
+            [parts[session] for session in order], taps=order[0].harness.taps
         )
-        at_of = dict(zip(order, outs, strict=True))
-        return [session.harness.takes(at_of[at]) for at, (session, _) in enumerate(drafts)]
+        of = dict(zip(order, outs, strict=True))
+        for session, n in prompts:
+            session.harness.read(of[session], n)
+        return [session.harness.takes(of[session]) for session, _ in drafts]
+
+
+def _begun(session: Session) -> bool:
+    """Whether a sequence has its first token."""
+    return session.harness.text.position > 0

@@ -74,15 +74,12 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
     of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
     while not batch.over:
-        # 1. What has come to its end leaves, what waits joins. Prefill: the drafts', then the
-        # target's in one forward.
-        joined = batch.join()
-        for session in joined:
-            of[session].start(session)
-        if joined:
-            batch.prefill(joined)
+        # 1. What has come to its end leaves, what waits joins: its draft reads the prompt. The
+        # target does so in step 3, beside the others; at once where there are none.
+        batch.join(lambda session: of[session].start(session))
         held = [(of[session], session) for session in batch.live]
         if not held:
+            batch.prefill()
             continue
         # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
         # once.
@@ -91,7 +88,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         for _, session in members:
             session.harness.beside = [other for _, other in members]
         drafts = members[0][0].propose_batch(members)
-        # 3. One target forward over all drafts.
+        # 3. One target forward over all drafts, and over what is next of the joined ones' prompts.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
             rows = batch.score(pairs)
@@ -104,6 +101,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
                 yield Step(place[session], draft, committed, forwards, counts or {})
         except MethodFault as fault:
             raise _named(members[0][0], fault) from None
+    batch.leave()
 
 
 def _check_schedule(

@@ -518,6 +518,12 @@ class Scoring:
         """The layers whose outgoing rows `take` needs."""
         return () if self._tape is None else self._tape.layers
 
+    def read(self, out: Out) -> None:
+        """Keep rows and features of a part of the prompt behind which more of it follows."""
+        if self._tape is not None:
+            self._tape.write(out)
+        self.keep(range(out.hidden.shape[1]))
+
     def take(self, out: Out) -> Tensor:
         """Logits [n, V] of a forward, whose features are kept."""
         if self._again or self._root is not None:

@@ -150,8 +150,8 @@ class Text:
 
     def since(self, length: int) -> Tokens:
         """The tokens that a state of `length` rows has not seen."""
-        if length == 0 and not self.position:
-            return Tokens(self._prompt[None])
+        if not self.position:
+            return Tokens(self._prompt[None, length:])
         if length == len(self.tokens) - 1:
             return Tokens(self.end[None])
         return Tokens(host.ids(self.tokens[length:], self.device)[None])

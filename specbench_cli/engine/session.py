@@ -142,14 +142,31 @@ class Harness:
         first, self._taken = self._taken, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
-    def brings(self, draft: Draft | None) -> Part:
-        """What `score` of a draft, or `prefill` (None), would compute, for a forward of the target
-        that all of a batch share."""
+    def brings(self, draft: Draft) -> Part:
+        """What `score` of a draft would compute, for a forward of the target that all of a batch
+        share."""
         session = self._session
-        if draft is None:
-            return session._scoring.part(session.since(session._scoring.ready()), None, "last")
         x = session._drafts.rows(draft, session._scoring.ready())
         return session._scoring.part(x, draft, "all")
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that the target has not read."""
+        return self.text.prompt_length - self._session._scoring.ready()
+
+    def reads(self, n: int) -> Part:
+        """The next n tokens of the prompt, for such a forward; see `unread`."""
+        scoring, last = self._session._scoring, n == self.unread
+        x = Tokens(self._session.since(scoring.ready()).ids[:, :n])
+        return scoring.part(x, None, "last" if last else None)._replace(prompt=True)
+
+    def read(self, out: Out, n: int) -> None:
+        """Keep what became of `reads`; commits the first token behind the prompt's end."""
+        scoring = self._session._scoring
+        if out.logits is None:
+            scoring.read(out)
+        else:
+            self.begun(scoring.take(out), n)
 
     def takes(self, out: Out) -> Tensor:
         """Logits of what became of `brings`, as of `score`."""
@@ -165,10 +182,11 @@ class Harness:
         """What was scored, verified and committed, step by step; prefill is none."""
         return self._session._drafts.seen
 
-    def begun(self, logits: Tensor) -> None:
-        """Commit the first token, of logits [1, V] behind the prompt."""
+    def begun(self, logits: Tensor, n: int) -> None:
+        """Commit the first token, of logits [1, V] behind the prompt, whose last n tokens were read
+        in one forward."""
         session = self._session
-        session._scoring.keep(range(len(self.text.tokens)))
+        session._scoring.keep(range(n))
         first = session._decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
         self.forwards()  # these are no step's
@@ -556,8 +574,8 @@ class Session:
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        length = self._scoring.ready()
-        self.harness.begun(self._scoring.forward(self.since(length), None, "last"))
+        x = self.since(self._scoring.ready())
+        self.harness.begun(self._scoring.forward(x, None, "last"), x.ids.shape[1])
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].

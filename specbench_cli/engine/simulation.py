@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,19 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
-Price = Callable[[str, Sequence[tuple[int, int]]], float]
-"""Nanoseconds that a forward of a model ("target", "draft") takes, by the new rows of each sequence
-in it and the rows before them (none: a prefill); with what the host does for it."""
+
+class Rows(NamedTuple):
+    """What a sequence has in a forward: new rows, the rows before them, and whether the new ones
+    are of its prompt."""
+
+    new: int
+    before: int
+    prompt: bool
+
+
+Price = Callable[[str, Sequence[Rows]], float]
+"""Nanoseconds that a forward of a model ("target", "draft") takes, by what each sequence has in it;
+with what the host does for it."""
 
 
 class Clock(HostClock):
@@ -66,18 +76,20 @@ class Priced(Decoder):
 
     def forward(self, x: Input, state: State, **how: Any) -> Out:
         """See `Decoder`."""
-        self._spend([(x, state)])
+        self._spend([(x, state, not state.length())])
         return self._decoder.forward(x, state, **how)
 
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
         """See `Decoder`."""
-        self._spend([(part.x, part.state) for part in parts])
+        self._spend(
+            [(part.x, part.state, part.prompt or not part.state.length()) for part in parts]
+        )
         return self._decoder.forward_batch(parts, taps=taps)
 
-    def _spend(self, parts: Sequence[tuple[Input, State]]) -> None:
+    def _spend(self, parts: Sequence[tuple[Input, State, bool]]) -> None:
         rows = [
-            ((x.ids if isinstance(x, Tokens) else x.rows).shape[1], state.length())
-            for x, state in parts
+            Rows((x.ids if isinstance(x, Tokens) else x.rows).shape[1], state.length(), prompt)
+            for x, state, prompt in parts
         ]
         self._clock.sleep(round(self._price(self.name, rows)))
 
@@ -103,13 +115,15 @@ class Script:
 
 
 class ScriptState:
-    """How many rows were fed, and of which script; `row_bytes` is what one would take."""
+    """How many rows were fed, what stands before the first that was taken back, and of which script
+    that is; `row_bytes` is what a row would take."""
 
     by_row = True
 
     def __init__(self, capacity: int, row_bytes: int = 0) -> None:
         self.capacity, self._row_bytes = capacity, row_bytes
         self._written = self._kept = 0
+        self.text: tuple[int, ...] = ()
         self.script: Script | None = None
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
@@ -137,7 +151,7 @@ class ScriptState:
     def clear(self) -> None:
         """See `State`."""
         self._written = self._kept = 0
-        self.script = None
+        self.text, self.script = (), None
 
     @property
     def nbytes(self) -> int:
@@ -186,14 +200,15 @@ class Scripted(Decoder):
         assert isinstance(state, ScriptState)
         self.ran += 1
         ids, first = x.ids[0].tolist(), state.length()
-        if not first:
-            state.script = self._of[tuple(ids)]
-        assert state.script is not None
+        if first == len(state.text):  # a prompt may come in parts
+            state.text += tuple(ids)
+            state.script = self._of.get(state.text, state.script)
         state.write(len(ids))
         rows = range(len(ids)) if at == "all" else range(len(ids) - 1, len(ids))
         hidden = torch.zeros(1, len(ids), self.hidden_size)
         if at is None:
             return Out(None, hidden)
+        assert state.script is not None
         logits = torch.zeros(1, len(rows), self.vocab_size)
         for row, place in enumerate(rows):
             logits[0, row, self._next(state.script, first + place + 1)] = 1.0
@@ -214,13 +229,14 @@ def simulate(
     price: Price,
     *,
     size: int,
+    chunk: int | None = None,
     arrivals: Sequence[float] = (),
     costs: Callable[[str, int], float] | None = None,
 ) -> Batch:
     """Decode scripted requests as a batch would; all times are the clock's, from 0.
 
     Args:
-        size, arrivals: see `Batch`.
+        size, chunk, arrivals: see `Batch`.
         costs: what policies are told of forwards; see `Workspace.costs`.
     Raises:
         MethodFault: the method asks for more than scripts know.
@@ -233,7 +249,7 @@ def simulate(
     requests = [script.request(place) for place, script in enumerate(scripts)]
     longest = max(len(script.prompt) + script.budget for script in scripts)
     workspace = Workspace(decoders, longest, costs=costs)
-    return driven(method, workspace, requests, clock, size=size, arrivals=arrivals)
+    return driven(method, workspace, requests, clock, size=size, chunk=chunk, arrivals=arrivals)
 
 
 def driven(
@@ -243,6 +259,7 @@ def driven(
     clock: Clock,
     *,
     size: int,
+    chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
     """Decode requests as a batch to its end on such a clock, which `Priced` decoders move."""
@@ -252,6 +269,7 @@ def driven(
         Sampling(),
         size=size,
         held=method.held(size),
+        chunk=chunk,
         arrivals=arrivals,
         clock=clock,
     )

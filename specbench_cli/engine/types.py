@@ -167,6 +167,8 @@ class Forward:
     share: how much of the model's weights it read; 1 for a whole forward (`Decoder.share`).
     rows: of a batch, how many rows each sequence had in it, by its place; None for a sequence that
         is decoded alone.
+    reading: of these, the places whose rows were of their prompts, beside others' rows of the
+        forward's role.
     """
 
     model: str
@@ -180,6 +182,7 @@ class Forward:
     used: bool = True
     share: float = 1.0
     rows: Mapping[int, int] | None = None
+    reading: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,17 @@ class Loans:
         self._workspace = workspace
         self._seats, self._seat = seats, seat
         self._lent: dict[tuple[Decoder, int], int] = {}
+        self._states: list[State] = []
 
     def __call__(self, decoder: Decoder, slack: int) -> State:
         key = (decoder, slack)
         index = self._lent[key] = self._lent.get(key, -1) + 1
-        return self._workspace.state(decoder, slack, index, self._seats, self._seat)
+        state = self._workspace.state(decoder, slack, index, self._seats, self._seat)
+        self._states.append(state)
+        return state
+
+    def free(self) -> None:
+        """Give back the memory of all that was lent; who held it has come to an end."""
+        for state in self._states:
+            if isinstance(state, KVState):
+                state.free()

@@ -19,7 +19,7 @@ import torch
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
-from specbench_cli.engine.types import Step
+from specbench_cli.engine.types import Forward, Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport
@@ -360,11 +360,15 @@ class Together:
 
     Args:
         size: most of them that take part in a step; others join as these come to their ends.
+        chunk: most tokens of prompts that a forward reads beside these.
         arrivals: of each, seconds from the beginning; none: all are there.
     """
 
-    def __init__(self, cells: Sequence[Cell], size: int, arrivals: Sequence[float] = ()) -> None:
+    def __init__(
+        self, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
+    ) -> None:
         self._cells, self._size, self._arrivals = cells, size, arrivals
+        self._chunk = chunk
 
     def measure(self) -> None:
         """Decode the prompts with the clock running; see `Cell.measure`."""
@@ -405,7 +409,7 @@ class Together:
                 origin=list(texts[place].origin),
                 finish=session.finish or "error",
                 steps=steps,
-                trace=Trace.pack(replace(f, n_tokens=f.rows[place]) if f.rows else f for f in own),
+                trace=Trace.pack(_own(f, place) for f in own),
                 ns=share,
                 peak=peak,
                 drafts=[_drafted(each) for each in told],
@@ -433,12 +437,22 @@ class Together:
         recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
         references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
         known = {"recordings": recordings, "references": references}
-        return {**known, "arrivals": self._arrivals}
+        return {**known, "arrivals": self._arrivals, "chunk": self._chunk}
 
 
-def measurable(cells: Sequence[Cell], size: int, arrivals: Sequence[float] = ()) -> Cell | Together:
+def measurable(
+    cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
+) -> Cell | Together:
     """Cells of one row as they are measured: one alone, or several as `Together` has it."""
-    return cells[0] if size == 1 and not arrivals else Together(cells, size, arrivals)
+    return cells[0] if size == 1 and not arrivals else Together(cells, size, chunk, arrivals)
+
+
+def _own(forward: Forward, place: int) -> Forward:
+    """What a sequence had in a batch's forward: its rows, and what they were for."""
+    if forward.rows is None:
+        return forward
+    role = "prefill" if place in forward.reading else forward.role
+    return replace(forward, n_tokens=forward.rows[place], role=role)
 
 
 def _share(ns: Ns, n: int) -> Ns:

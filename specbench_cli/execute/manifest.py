@@ -63,7 +63,8 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 
 def program(plan: Plan) -> dict[str, str]:
     """What must be the same when a run is resumed, but for weights, which the manifest has apart:
-    a word for each thing, checksums cut to 12 digits."""
+    a word for each thing, checksums cut to 12 digits. Where others measure, what is said of the
+    machine is theirs (`placed`)."""
     packages = {name: str(version) for name, version in environment.versions().items()}
     settings = public(plan)
     return {
@@ -71,13 +72,23 @@ def program(plan: Plan) -> dict[str, str]:
         "specbench": __version__,
         "specbench's source": _source(),
         "schema": str(SCHEMA),
-        "machine": machine_id(),
-        **{f"variable {name}": value for name, value in environment.variables().items()},
+        **(placed() if plan.config.executor == "local" else {}),
         **{f"the file of {arm.name}": arm.file_sha256[:12] for arm in plan.arms},
         **{f"the data of task {task.name}": task.sha256[:12] for task in plan.tasks},
         "the questions": _digest(question.prompt_id for question in plan.questions),
         **{f"setting {name}": json.dumps(settings[name]) for name in sorted(settings)},
     }
+
+
+def placed() -> dict[str, str]:
+    """What must be the same wherever a run is measured."""
+    variables = {f"variable {name}": value for name, value in environment.variables().items()}
+    return {"machine": machine_id(), **variables}
+
+
+def is_placed(key: str) -> bool:
+    """Whether a word of `program` is one of `placed`."""
+    return key == "machine" or key.startswith("variable ")
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
 from specbench_cli.execute.planning.pace import Check, Pace, Work, process_seconds
-from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan
+from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan, wave
 from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import Progress, RunView
 from specbench_cli.execute.window import Measurable, Windows
@@ -40,9 +40,6 @@ from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import PASSES_APART, Key
 from specbench_cli.tasks.schema import Question
-
-WAVES = 4
-"""Prompts that are dealt to a batch at once, as a multiple of its size."""
 
 Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
 """Questions, each with its rows in their order there."""
@@ -77,6 +74,30 @@ class Answers:
         prompt_id, turn, label, pass_ = key
         if label == REFERENCE and output_ids is not None:
             self.vanilla[prompt_id, turn, pass_] = output_ids
+
+    def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
+        """Whether a cell of rows on a question is missing in a pass."""
+        return any(key not in self.done for arm in arms for key in _keys(question, arm, number))
+
+    def of(self, names: Collection[str]) -> Answers:
+        """What is known of some questions."""
+        return Answers(
+            {key for key in self.done if key[0] in names},
+            {key: ids for key, ids in self.vanilla.items() if key[0] in names},
+            {key: prompt for key, prompt in self.prompts.items() if key[0] in names},
+        )
+
+    def learn(self, other: Answers) -> None:
+        """Take note of what somebody else knows."""
+        self.done |= other.done
+        self.vanilla |= other.vanilla
+        self.prompts |= other.prompts
+
+
+def _keys(question: Question, arm: Arm, number: int) -> list[Key]:
+    """The cells of a row on a question, a turn each."""
+    turns = range(1, len(question.turns) + 1)
+    return [(question.prompt_id, turn, arm.label, number) for turn in turns]
 
 
 class Known(NamedTuple):
@@ -144,7 +165,7 @@ class Pass:
         self._failed: dict[str, int] = {}
         self._dropped: dict[str, str] = {}
         self._guests = guests or Guests(plan, run_dir, 1)
-        self._alone = False
+        self._alone = self._warm = False
         self._of, self._part = part, part
         self._prompts = self._measured = 0
         self._told, self._last = monotonic(), True
@@ -156,15 +177,15 @@ class Pass:
         self._delays.clear()
         self._opening.clear()
         every = list(self._plan.visits(number))
-        visits = [visit for visit in every if self._lacks(*visit, number)]
+        visits = [visit for visit in every if self._answers.lack(*visit, number)]
         if not visits:
             return
         if any(
-            self._learns(arm) and self._lacks(q, (arm,), number)
+            self._whole(arm) and self._answers.lack(q, (arm,), number)
             for q, arms in visits
             for arm in arms
         ):
-            visits = every  # what was decoded before an interruption is learnt once more
+            visits = every
         if len(self._plan.loads) > 1:
             self._part = f"{self._of}, load {self._plan.load(number)}".removeprefix(", ")
         self._view.stage(f"warming up {len(self._plan.arms)} rows")
@@ -173,10 +194,7 @@ class Pass:
         # all of torch, which takes longer than many an output.
         gc.freeze()
         try:
-            size = self._plan.config.batch
-            size *= WAVES if size > 1 else 1
-            if self._plan.loads:
-                size = len(visits)
+            size = len(visits) if self._plan.loads else wave(self._plan.config.batch)
             back = visits[0][0] if len(visits) > size else None
             process = number % PASSES_APART
             starts = self._plan.config.repeats - process
@@ -200,22 +218,35 @@ class Pass:
             self._write()
             if len(visits) > size:
                 self._view.stage("decoding the first prompt once more")
-                self._look_back()
+                self.look_back()
         finally:
             gc.unfreeze()
+
+    def deal(self, number: int, names: Collection[str]) -> None:
+        """Measure the questions of pass `number` that this process is dealt, together: all rows,
+        none of which learns from prompt to prompt. Their records are written when this returns."""
+        visits = [visit for visit in self._plan.visits(number) if visit[0].prompt_id in names]
+        memory = {arm.label: Memory() for arm in self._plan.arms}
+        if not self._warm:
+            self._warm_up(visits[0][0], number, memory)
+            gc.freeze()
+            self._warm = True
+        self._converse([question for question, _ in visits], visits[0][1], number, memory)
+        self._windows.settle()
+        self._write()
 
     def _work(
         self, visits: Visits, number: int, later: int, back: Question | None
     ) -> dict[str, Work]:
         """What this pass and the later ones have to do on each row: turns, weighted by the tokens
-        that may be made. `back` is the question that `_look_back` decodes."""
+        that may be made. `back` is the question that `look_back` decodes."""
         budget = self._plan.budget
         whole = sum(budget(each) * len(each.turns) for each in self._plan.questions)
         rows = {}
         for arm in self._plan.arms:
             due = 0
             for question, _ in visits:
-                keys = self._keys(question, arm, number)
+                keys = _keys(question, arm, number)
                 missing = sum(key not in self._answers.done for key in keys)
                 due += budget(question) * (len(keys) if self._learns(arm) else missing)
             if back is not None and self._looks_back(arm):
@@ -229,7 +260,7 @@ class Pass:
         self._told = monotonic()
         self._view.prompt(Progress(self._part, self._measured, self._prompts, left))
 
-    def _look_back(self) -> None:
+    def look_back(self) -> None:
         """Decode the pass's first prompt once more, without a clock, by every method that says it
         keeps nothing from prompt to prompt: it must come to the same."""
         leaks: dict[str, str] = {}
@@ -286,19 +317,6 @@ class Pass:
         """Whether outputs are compared token by token."""
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
-    def _lacks(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
-        return any(
-            key not in self._answers.done
-            for arm in arms
-            for key in self._keys(question, arm, number)
-        )
-
-    @staticmethod
-    def _keys(question: Question, arm: Arm, number: int) -> list[Key]:
-        """The cells of a row on a question, a turn each."""
-        turns = range(1, len(question.turns) + 1)
-        return [(question.prompt_id, turn, arm.label, number) for turn in turns]
-
     def _looks_back(self, arm: Arm) -> bool:
         """Whether a prompt decoded twice in one process must come to the same counters: what
         forwards cost is the same all through a run."""
@@ -310,6 +328,11 @@ class Pass:
     def _learns(arm: Arm) -> bool:
         """Whether what a method decodes depends on the prompts before."""
         return arm.method.state_scope != "prompt"
+
+    def _whole(self, arm: Arm) -> bool:
+        """Whether a row that lacks some cells is decoded from its beginning: what was decoded
+        before an interruption is learnt once more, or meets those that are missing under load."""
+        return self._learns(arm) or bool(self._plan.loads)
 
     def _prompt(self, question: Question, turn: int, answers: Sequence[Sequence[int]]) -> Prompt:
         """The prompt of a turn. Later turns go on from vanilla's answers in the pass that came
@@ -355,12 +378,13 @@ class Pass:
             cells: list[Cell] = []
             kept: list[Group | None] = []
             own: list[Question] = []
-            for (question, prompt), request, told, group in zip(
-                asked, requests, known, groups, strict=True
+            keys = [(prompt.prompt_id, prompt.turn, arm.label, number) for _, prompt in asked]
+            there = [key in self._answers.done for key in keys]
+            whole = self._learns(arm) or (self._whole(arm) and not all(there))
+            for (question, prompt), request, told, group, done in zip(
+                asked, requests, known, groups, there, strict=True
             ):
-                key = (prompt.prompt_id, prompt.turn, arm.label, number)
-                done = key in self._answers.done
-                if not done or self._learns(arm):
+                if not done or whole:
                     cells.append(self._cell(arm, question, prompt, request, told, number, memory))
                     kept.append(None if done else group)
                     own.append(question)
@@ -476,11 +500,12 @@ class Pass:
 
     def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        size, load = self._plan.config.batch, self._plan.load(cells[0].pass_)
+        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
         if arm.label in self._guests.labels:
-            return Remote(self._guests, cells, size, arrivals)
-        return measurable(cells, size, arrivals)
+            return Remote(self._guests, cells, size, chunk, arrivals)
+        return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
         """Give a row up that fails time after time: the others go on without it."""

@@ -18,7 +18,8 @@ def divided(
     *,
     since: int | None = None,
 ) -> Ns:
-    """The times of a decoding, with what learning delayed it by.
+    """The times of a decoding, with what learning delayed it by. What prompts had of forwards
+    beside others' rows is added to `prefill`, a row as long as another.
 
     Where one worker computed they add up; what it drafted before the first token stood is in
     `prefill` (masks that go through the target behind the prompt). Where several did, `draft` and
@@ -32,10 +33,12 @@ def divided(
         since: when decoding begins, if not after `prefill`: several prompts join one by one.
     """
     since = prefill if since is None else since
+    prefill += (beside := _beside(forwards))
     decode, total, end = total - prefill, total + (learn or 0), total
     if all(forward.worker == 0 for forward in forwards):
         decoding = [f for f in forwards if f.t0_ns >= since]
         verify = sum(f.t1_ns - f.t0_ns for f in decoding if f.role == "verify")
+        verify -= beside
         draft = sum(f.t1_ns - f.t0_ns for f in decoding if f.role in ("draft", "aux"))
         return Ns(total, prefill, decode, draft, verify, decode - draft - verify, learn)
     spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, end)) for f in forwards]
@@ -43,6 +46,17 @@ def divided(
     drafting = covered((t0, t1) for role, t0, t1 in spans if role != "verify")
     either = covered((t0, t1) for _, t0, t1 in spans)
     return Ns(total, prefill, decode, drafting, verifying, decode - either, learn)
+
+
+def _beside(forwards: Sequence[Forward]) -> int:
+    """Nanoseconds that prompts had of forwards beside others' rows."""
+    return sum(
+        (f.t1_ns - f.t0_ns)
+        * sum(n for place, n in f.rows.items() if place in f.reading)
+        // f.n_tokens
+        for f in forwards
+        if f.rows is not None and f.reading
+    )
 
 
 def covered(spans: Iterable[Span]) -> int:

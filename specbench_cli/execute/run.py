@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
-from specbench_cli.execute.manifest import manifest, now, program, rows
+from specbench_cli.execute.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.execute.planning import tune
 from specbench_cli.execute.planning.plan import REFERENCE, Plan, fitting, make_plan, reason
 from specbench_cli.execute.planning.tune import Tuning
@@ -52,7 +53,8 @@ def start(
     config, left_out = fitting(config, fetch=True)
     config, memory = _within(config)
     plan, tuning = planned(config)
-    check_places(plan)
+    if config.executor == "local":  # else a worker looks what its machine has
+        check_places(plan)
     view.planned(facts(plan, tuning))
     for words in (*plan.missing, *_unfit(left_out), *_bounded(memory)):
         view.note(words)
@@ -132,9 +134,12 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
     run_dir.answered()  # a damaged record is told before anything changes
-    going_on = program(first)
-    _same(run_dir, run_dir.manifest.get("program", {}), going_on, force)
-    run_dir.update(status="running", program=going_on)
+    begun, going_on = run_dir.manifest.get("program", {}), program(first)
+    theirs: dict[str, str] = {}
+    if config.executor != "local":  # what is said of the machine is the workers', who look at it
+        theirs = {key: word for key, word in begun.items() if is_placed(key)}
+    _same(run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force)
+    run_dir.update(status="running", program=going_on | theirs)
     return plan
 
 
@@ -192,12 +197,15 @@ def run(
         return _result(run_dir)
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
+    dealt = plan.config.executor != "local"
     try:
         if untuned and (alone or only_pass == _TUNING):
             plan = _tune(run_dir, view, in_turn, force)
         if only_pass != _TUNING:
             view.started(plan.cells, len(run_dir.answered()), run_dir.path)
-        if alone:
+        if dealt:
+            _run_dealt(plan, run_dir, view, in_turn, force)
+        elif alone:
             _run_pass(plan, run_dir, view, 1, in_turn, force)
         elif only_pass is None:
             close_rooms()
@@ -368,6 +376,25 @@ def _run_pass(
             f"{labels} could not be run to the end: {why.message}",
             hint=resumption(run_dir.path),
         )
+
+
+def _run_dealt(
+    plan: Plan, run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool
+) -> None:
+    """All passes, each by fresh workers of a cluster."""
+    from specbench_cli.execute.cluster.dealing import Dealing
+    from specbench_cli.execute.cluster.ray_crew import connected
+
+    if in_turn is not None:
+        raise UsageError(
+            f"--in-turn {in_turn}: runs of one machine take turns, and --executor"
+            f" {plan.config.executor} measures on others",
+            hint="leave one of the two out",
+        )
+    check = partial(_check_weights, run_dir, force=force)
+    for number in range(1, plan.config.repeats + 1):
+        with connected() as crew:
+            Dealing(plan, run_dir, view, crew, number, check=check, force=force).run()
 
 
 def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:

@@ -104,6 +104,7 @@ def footprint(
     groups: Sequence[Sequence[int]],
     budget: int,
     batch: int,
+    chunk: int,
     rule: Rule,
 ) -> Footprint:
     """What rows of a run hold, one after another in one process; states are kept between them.
@@ -113,7 +114,7 @@ def footprint(
         sizes: of "target", and of "draft" if a method needs one.
         groups: lengths of the prompts that are decoded together, in their order; budget: most new
             tokens.
-        batch: sequences that take part in a step.
+        batch: sequences that take part in a step. chunk: most tokens of prompts beside them.
     Raises:
         MethodFault: a method drafts by something else than a draft model or a lookup.
     """
@@ -154,7 +155,8 @@ def footprint(
     long = sum(joining) if max(joining) > FEW else 0
     prefill = sum(joining) * target.moving + long * target.scratch, len(joining) * target.logits
     # A step's logits are held until the next one's are there.
-    verify = step * target.moving, 2 * step * target.logits
+    beside = min(chunk, longest) if max(map(len, groups)) > seats else 0
+    verify = (step + beside) * target.moving, 2 * step * target.logits
     decide = 0, verify[1] + laws
     activations, candidates = max(prefill, verify, decide, key=sum)
     return Footprint(

@@ -27,6 +27,8 @@ _SETTINGS = (
     "dtype",
     "device",
     "threads",
+    "batch",
+    "prefill_chunk",
 )
 _VERSIONS = ("torch", "transformers", "python")
 _STAMPED = re.compile(r"\d{8}T\d{6}Z-.*-([0-9a-f]{8})(?:-\d+)?")

@@ -35,15 +35,17 @@ def write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:
     Returns:
         The files; figures, which several formats show, once.
     """
-    figures = _figures(reading, folder / "figures") if _PICTURED & set(formats) else []
+    figures = []
+    if _PICTURED & set(formats):
+        figures = _figures(reading, folder / "figures", paper="latex" in formats)
     files = [file for name in formats for file in FORMATS[name](reading, folder, figures)]
     if reading.spec_bench is not None:
         files += spec_bench_table.write(reading.spec_bench, folder)
     return files + figures
 
 
-def _figures(reading: Reading, place: Path) -> list[Path]:
-    files = write_figures(reading, place)
+def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
+    files = write_figures(reading, place, paper=paper)
     sweep = sweep_of(reading.summary, reading.run.manifest)
     if sweep is not None:
         files.append(write_points(sweep, place / "pareto.csv"))

@@ -177,6 +177,11 @@ def _manifest(
     config["methods"] = _renamed(
         [m.get("config", {}).get("effective", {}).get("methods") or [] for m in all_of], labels
     )
+    loads = [
+        str(load) for m in all_of if (load := m.get("config", {}).get("effective", {}).get("load"))
+    ]
+    if loads:
+        config["load"] = " | ".join(dict.fromkeys(loads))
     merged["rows"] = _renamed([m.get("rows") or [] for m in all_of], labels)
     for part in ("models", "heads", "method_files"):
         merged[part] = {}

@@ -48,7 +48,7 @@ def _schema() -> pyarrow.Schema:
         + [(n, pa.int64()) for n in ("target_forwards", "draft_forwards", "version")]
         + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
         + [(n, text) for n in ("method", "label", "sampling", "guarantee", "error")]
-        + [(n, text) for n in ("params_passed", "params_effective", "params_source")]
+        + [(n, text) for n in ("params_passed", "params_effective", "params_source", "worker")]
         + [(n, text) for n in ("forwards_kinds", "drafts", "extra")]
         + [(n, pa.bool_()) for n in ("peer", "void", "verdict_rounding")]
         + [(n, number) for n in ("other_cpu", "score", "verdict_gap", "log_likelihood")]

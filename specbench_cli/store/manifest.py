@@ -66,8 +66,10 @@ class _Effective(TypedDict, total=False):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
+    prefill_chunk: Annotated[Count, Field(ge=1)]
     load: Name | None
     threads: Annotated[Count, Field(ge=1)] | None
+    executor: Name
     device: Name
     devices: dict[str, Name] | None
     dtype: Name
@@ -210,6 +212,13 @@ class _StepCosts(TypedDict, total=False):
     noisy: bool
 
 
+class _Worker(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    device: Name
+    lost: NotRequired[str]
+
+
 class Manifest(TypedDict, total=False):
     """The whole file."""
 
@@ -248,6 +257,7 @@ class Manifest(TypedDict, total=False):
     runs: list[Json] | None
     row_files: dict[str, str | None] | None
     step_costs: _StepCosts | None
+    workers: dict[Name, _Worker]
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def main() -> int:
     told: Counter[str] = Counter()
     with (
         patch.object(quiet, "WINDOW_S", 0.05),
-        patch.object(outputs, "write_figures", lambda *_: []),
+        patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
             rooms.multiprocessing, "get_context", lambda _: multiprocessing.context.ForkContext()
         ),

@@ -9,7 +9,8 @@ time, and of decoding, which leaves prefill out.
     python tests/benchmarks/batches.py --ids [METHOD,...] [--questions 96] [--tokens 96]
 
 counts instead: of how many prompts the ids are those of vanilla alone, at batch 1 to 16, greedy and
-coupled (T 0.8). Outputs end at their EOS, and others join in their place.
+coupled (T 0.8). Outputs end at their EOS, and others join in their place, whose prompts are read
+in parts of at most --chunk tokens beside them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--longest", type=int, default=512, help="longest prompt")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chunk", type=int, default=64, help="most prompt tokens beside others")
     args = parser.parse_args()
     names = args.methods.split(",")
     config = RunConfig(methods=names, tasks=["mini"], limit=args.questions)
@@ -63,20 +65,19 @@ def main() -> None:
     sys.stdout.write(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens\n")
     if args.ids:
         for arm in plan.arms:
-            count(bench, arm, requests)
+            count(bench, arm, requests, args.chunk)
         return
     for arm in plan.arms:
         measure(bench, arm, requests, args.rounds)
 
 
-def count(bench: Bench, arm: Arm, requests: list[Request]) -> None:
+def count(bench: Bench, arm: Arm, requests: list[Request], chunk: int) -> None:
     """Print of how many requests a row's ids are vanilla's own, which decodes them alone."""
     for sampling in RULES:
         due = [alone(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
-            batch = Batch(
-                bench.workspace, requests, sampling, size=size, held=arm.method.held(size)
-            )
+            held = arm.method.held(size)
+            batch = Batch(bench.workspace, requests, sampling, size=size, held=held, chunk=chunk)
             for _ in arm.method.generate_batch(batch):
                 pass
             found = [list(session.output()) for session in batch.sessions]

@@ -262,7 +262,7 @@ def main() -> int:
             module_of=cache(bench.module_of),
             tokenizer_of=kept(bench.tokenizer_of),
         ),
-        patch.object(outputs, "write_figures", lambda *_: []),
+        patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
             process.multiprocessing, "get_context", lambda _: multiprocessing.context.ForkContext()
         ),

@@ -99,12 +99,19 @@ REFUSED = [
     # batches, load, memory
     ("run --batch 0", 2, "batch", "specbench run --help"),
     ("run --batch many", 2, "batch", "specbench run --help"),
+    ("run --batch 4 --prefill-chunk 0", 2, "prefill", "specbench run --help"),
     ("run -m pearl --batch 4", 2, "pearl decodes one prompt at a time, and --batch 4", "drop --ba"),
     ("run --load poisson:0", 2, "RATE must be a number above 0", "specbench run --help"),
     ("run --load poisson:4:1:1", 2, "write 1:4:1 or 4:1:-1", "specbench run --help"),
     ("run --load often", 2, "must be poisson:RATE", "specbench run --help"),
     ("run --load trace:gone.txt", 2, "trace gone.txt cannot be read", "specbench run --help"),
     ("run --memory-budget lots", 2, "must be a size above 0 such as 2GB", "specbench run --help"),
+    # more machines
+    ("run --executor slurm", 2, "'slurm' is not one of 'local', 'ray'", ""),
+    ("run --executor ray --load poisson:2", 2, "drop load poisson:2", "specbench run --help"),
+    ("run --executor ray --tune", 2, "drop tune", "specbench run --help"),
+    ("run --executor ray --device cuda:1", 2, "drop device cuda:1", "specbench run --help"),
+    ("run --executor ray -m suffix", 2, "suffix learns from prompt to prompt", "--executor local"),
     # files
     ("run --config gone.yaml", 2, "cannot read gone.yaml: No such file", ""),
     ("run --config foreign", 2, "cannot read foreign: Is a directory", ""),

@@ -188,7 +188,7 @@ CHANGES = {
 def test_every_outcome_is_told_with_its_exit_code(call, name):
     make("new", **CHANGES[name])
     row = "staged" if name == "new" else "sps"
-    code, out, err = call("base", "new")
+    code, out, err = call("base", "new", "--format", "tsv")
     assert outcome(out, row)["outcome"] == name
     assert code == (1 if name in ("broken", "changed-output", "mat", "slower") else 0)
     assert ("fail: 1 of" in err) == (code == 1)
@@ -201,7 +201,7 @@ def test_every_outcome_is_told_with_its_exit_code(call, name):
 def test_a_run_against_itself_by_any_of_its_names_is_the_same(call):
     make("results/runs/20261121T102403Z-mini-1f2e3d4c")
     for new in ("results/runs/20261121T102403Z-mini-1f2e3d4c", "last"):
-        code, out, _ = call("base", new)
+        code, out, _ = call("base", new, "--format", "tsv")
         assert (code, outcome(out)["outcome"]) == (0, "same")
 
 
@@ -214,7 +214,7 @@ def test_with_more_tolerance_the_same_slowdown_is_let_pass(call):
 
 def test_noisy_runs_are_judged_by_all_but_their_times(call):
     make("slow", by={"sps": 2.0}, noisy=True)
-    code, _, err = call("base", "slow")
+    code, _, err = call("base", "slow", "--format", "tsv")
     assert code == 0
     assert "noisy" in err
     make("spoilt", fewer, noisy=True)
@@ -226,7 +226,7 @@ def test_an_unfinished_run_is_compared_as_far_as_it_goes_and_said_to_be(call):
         return found if found.prompt_id in ("mini/0", "mini/1", "mini/2", "mini/3") else None
 
     make("new", cut, status="interrupted")
-    code, out, err = call("base", "new")
+    code, out, err = call("base", "new", "--format", "tsv")
     assert (code, outcome(out)["pairs"]) == (0, "4")
     assert "interrupted" in err
     assert "2 prompts only BASE has" in err
@@ -320,13 +320,13 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["base", "base", "--to", ","], "--to names no format", "--to markdown"),
         (["base", "base", "--to", "junit,json"], "needs --out, a folder", "-o DIR"),
         (["base", "base", "-o", "here"], "--out needs --to", "--to markdown --out here"),
-        (["base", "base", "--json", "--to", "junit"], "--json goes to stdout", "--to json -o FILE"),
+        (["base", "base", "--json", "--to", "junit"], "give one of the two", "--to junit"),
         (["base", "base", "--to", "json", "-o", "base/manifest.json/z"], "cannot write to", "-o"),
         (["--save", "main"], "--save needs a run", "specbench compare --save main last"),
         (["--save", "../up", "base"], "'../up' is no name", "--save"),
         (["--save", "main", "nothing"], "nothing holds no run", "specbench list runs"),
         (["--save", "main", "last"], "there is no run", "specbench run"),
-        (["--save", "main", "base", "--json"], "--json belongs to a comparison", "BASE NEW"),
+        (["--save", "main", "base", "--json"], "--format belongs to a comparison", "BASE NEW"),
         (["--save", "main", "base", "--fail-on", "mat"], "--fail-on belongs", "BASE NEW"),
         (["--save", "main", "base", "--over-time"], "do not go together", "--save main RUN"),
         (["--over-time", "base"], "a trend needs two runs", "specbench compare --over-time"),
@@ -344,7 +344,7 @@ def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, says, 
 
 def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
     make("seeded", config={"effective": {**CONFIG, "seed": 1}})
-    code, out, err = call("base", "seeded")
+    code, out, err = call("base", "seeded", "--format", "tsv")
     assert (code, out) == (2, "")
     assert "nothing of base and seeded can be compared" in err
     assert "seed 0 -> 1" in err

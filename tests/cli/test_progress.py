@@ -1,6 +1,7 @@
 """What is shown of a run while it goes on."""
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -85,6 +86,12 @@ def test_speedup_pairs_times_in_whichever_order_rows_come():
     assert running.add(record("sps", "b", ns=150)) == {"sps": 400 / 200}
 
 
+def test_a_line_has_the_best_speedups_and_how_many_more_there_are():
+    view = Lines()
+    view.speedups = {f"m{n}": float(n) for n in range(1, 9)}
+    assert view.line() == "m8 8.00x  m7 7.00x  m6 6.00x  m5 5.00x  m4 4.00x  m3 3.00x  and 2 slower"
+
+
 def test_outputs_of_other_length_are_compared_per_token():
     running = Speedups()
     running.add(record("vanilla", ns=100, tokens=10))
@@ -113,7 +120,7 @@ def test_plan_of_a_real_run_is_not_its_result(capsys):
 
 def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     now = 0.0
-    view = Lines(clock=lambda: now)
+    view = Lines(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
     view.stage("warming up 2 rows")
     view.cell(record("vanilla", "a", ns=200))
@@ -129,11 +136,11 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "4 cells, in runs/x",
-        "warming up 2 rows",
-        "prompt 1 of 2 done",
-        "prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
-        "prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
+        "0 s 4 cells (a prompt by a method each), in runs/x",
+        "0 s warming up 2 rows",
+        "0 s prompt 1 of 2 done",
+        "61 s prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
+        "61 s prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
         "something [odd]",
     ]
 
@@ -151,6 +158,7 @@ def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
     assert how_far(Progress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
+    assert how_far(Progress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
 
 
 @pytest.mark.parametrize("part", ["", "pass 2 of 3"])
@@ -166,7 +174,8 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 def test_resumed_run_says_what_is_there(capsys):
     Lines().started(10, 4, Path("runs/x"))
-    assert capsys.readouterr().err == "10 cells, 4 of them done already, in runs/x\n"
+    said = r"\d\d:\d\d:\d\d 10 cells \(a prompt .*\), 4 of them done already, in runs/x\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
 
 
 def test_json_events_are_a_line_each(capsys):

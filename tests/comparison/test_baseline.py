@@ -153,7 +153,7 @@ def test_several_runs_are_several_processes(make_run, tmp_path):
     assert saved.cells == read_run(runs[0]).cells
 
 
-def test_noisy_run_gives_no_times_unless_all_are_noisy(make_run, tmp_path):
+def test_noisy_runs_give_no_times(make_run, tmp_path):
     def noisy(manifest):
         manifest.update(noisy=True)
 
@@ -161,9 +161,17 @@ def test_noisy_run_gives_no_times_unless_all_are_noisy(make_run, tmp_path):
     told = []
     one = baseline.load(baseline.save("ci", runs, root=tmp_path, tell=told.append))
     assert told == [f"times of {name} are left out: it is labelled noisy" for name in "ac"]
-    none = baseline.load(baseline.save("ci", [runs[0], runs[2]], root=tmp_path))
+    told.clear()
+    saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, tell=told.append)
+    none = baseline.load(saved)
+    assert told == ["no times are kept, ids and counters alone: noisy, as the runs are labelled"]
     assert (one.noisy, len(one.processes)) == (False, 1)
     assert (none.noisy, len(none.processes)) == (True, 2)
+    assert all(cell.times for cell in one.cells.values())
+    assert not any(cell.times for process in none.processes for cell in process)
+    assert [cell.counters for cell in none.cells.values()] == [
+        cell.counters for cell in one.cells.values()
+    ]
 
 
 @pytest.mark.parametrize(

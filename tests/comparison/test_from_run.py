@@ -6,6 +6,7 @@ import pytest
 
 from specbench_cli.comparison.baselines.from_run import cell_of, read_run
 from specbench_cli.comparison.cell import Counters, Key, Times
+from specbench_cli.comparison.scope import scope
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Trace
@@ -107,6 +108,19 @@ def test_devices_of_workers_are_a_fact(make_side):
         manifest["config"]["effective"]["devices"] = devices
 
     assert make_side(change=change).facts["devices"] == "target=cpu:0,draft=cpu:1"
+
+
+def test_who_was_decoded_together_and_when_they_arrived_are_facts(make_side):
+    def change(manifest):
+        manifest["config"]["effective"].update(batch=8, prefill_chunk=64, load="poisson:2")
+
+    side = make_side(change=change)
+    assert [side.facts[name] for name in ("batch", "prefill_chunk", "load")] == [
+        "8",
+        "64",
+        "poisson:2",
+    ]
+    assert "batch 1 -> 8" in scope(replace(side, facts={**side.facts, "batch": "1"}), side).timing
 
 
 def test_what_was_asked_is_kept_as_checksums(make_side):

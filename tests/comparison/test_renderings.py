@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import Change, Comparison, Finding, RowOutcome
-from specbench_cli.comparison.pages import junit, markdown, text, words
+from specbench_cli.comparison.pages import columns, junit, markdown, text, words
 from specbench_cli.comparison.pages.as_dict import as_dict
 
 
@@ -120,7 +120,7 @@ def test_commits_are_named_where_they_are_known(failing, capsys):
     told = dataclasses.replace(failing, facts=facts)
     assert "base `main-2cores` (commit 0123abcd)." in markdown.render(told)
     text.show(told)
-    assert "base main-2cores (commit 0123abcd), new results/runs" in capsys.readouterr().err
+    assert "base main-2cores (commit 0123abcd), new\n" in capsys.readouterr().out
 
 
 def test_junit_counts_what_it_holds(failing):
@@ -176,8 +176,22 @@ def test_json_has_every_row_and_every_place(failing):
     assert sum(document["counts"].values()) == len(failing.rows)
 
 
-def test_pipe_gets_a_line_a_row_and_the_talk_apart(failing, capsys):
-    text.show(failing)
+def test_a_row_is_the_same_in_every_rendering(failing):
+    sps = next(each for each in failing.rows if each.key.label == "sps")
+    flat, nested = columns.flat(sps, failing), columns.document(sps, failing)
+    assert (flat["outcome"], flat["fails"], flat["method"]) == ("mat", "yes", "sps")
+    assert (nested["outcome"], nested["fails"], nested["label"]) == ("mat", True, "sps")
+    assert [flat["mat_base"], flat["mat_new"]] == [*nested["mat"].values()] == [4.38, 4.31]
+    assert flat["where"] == nested["findings"][0]["where"] == list(PLACES)
+    headings = {each.heading for each in (*columns.CHANGED, *columns.SAME)}
+    page = markdown.render(failing)
+    assert all(f"| {heading} |" in page for heading in headings)
+    assert "**mat** | mini sps |" in page
+    assert "same | mini pld" not in page
+
+
+def test_tsv_has_a_line_a_row_and_the_talk_apart(failing, capsys):
+    text.show(failing, "tsv")
     out, err = capsys.readouterr()
     heading, *lines = [line.split("\t") for line in out.splitlines()]
     assert len(lines) == len(failing.rows)
@@ -187,13 +201,23 @@ def test_pipe_gets_a_line_a_row_and_the_talk_apart(failing, capsys):
     assert "not compared: task code: only the base has it" in err
 
 
-def test_terminal_of_100_columns_is_enough(failing, capsys, monkeypatch):
+def test_a_log_has_the_table_of_a_terminal_of_100_columns(failing, capsys, monkeypatch):
+    long = row("a-rather-long-label-of-a-sweep-7", "mat", "MAT 4.38 -> 4.31; " * 9, PLACES)
+    more = dataclasses.replace(failing, rows=(*failing.rows, long))
+    text.show(more)
+    log = capsys.readouterr()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    long = row("a-rather-long-label-of-a-sweep-7", "mat", "MAT 4.38 -> 4.31; " * 9, PLACES)
-    text.show(dataclasses.replace(failing, rows=(*failing.rows, long)))
+    text.show(more)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 100
+    assert (log.out.splitlines(), log.err) == (lines, "")
     assert any(line.split()[:4] == ["!", "broken", "mini", "pearl"] for line in lines)
     assert "mini pearl: broken: 1 mismatch that the base had not: mini/qa-000 turn 1" in lines
+
+
+def test_what_is_the_same_of_several_rows_is_told_once(failing, capsys):
+    fresh = [row(label, "new", "not in BASE", rule="nothing") for label in ("medusa", "hydra")]
+    text.show(dataclasses.replace(failing, rows=(*failing.rows, *fresh)))
+    assert "mini medusa, hydra: new: not in BASE" in capsys.readouterr().out.splitlines()

@@ -174,8 +174,8 @@ def test_json_says_run_date_and_commits(history):
     assert change["commit"] == {"before": f"{12:08x}", "after": f"{13:08x}"}
 
 
-def test_pipe_gets_a_line_a_run_and_figure_and_changes_apart(history, capsys):
-    print_trends(history)
+def test_tsv_has_a_line_a_run_and_figure_and_changes_apart(history, capsys):
+    print_trends(history, "tsv")
     out, err = capsys.readouterr()
     heading, *lines = (line.split("\t") for line in out.splitlines())
     assert len(lines) == 24 * len(history.series)
@@ -188,11 +188,14 @@ def test_pipe_gets_a_line_a_run_and_figure_and_changes_apart(history, capsys):
     assert "commit 00000012 -> 00000013); length 5 -> 4" in err
 
 
-def test_terminal_of_100_columns_is_enough(history, capsys, monkeypatch):
+def test_a_log_has_the_table_of_a_terminal_of_100_columns(history, capsys, monkeypatch):
+    print_trends(history)
+    log = capsys.readouterr()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     print_trends(history)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert (log.out.splitlines(), log.err) == (lines, "")
     assert max(len(line.rstrip()) for line in lines) <= 100
     assert any("4.00 -> 3.64 *" in line for line in lines)
 

@@ -131,6 +131,18 @@ def test_a_labelled_second_row_is_kept(compose):
     assert [row.label for row in config.methods] == ["vanilla", "again", "s7"]
 
 
+@pytest.mark.parametrize(
+    ("methods", "labels"),
+    [
+        ("[sps]", ["vanilla", "sps", "vanilla-2"]),
+        ("[{name: vanilla, label: again}, sps]", ["vanilla", "again", "sps"]),
+    ],
+)
+def test_a_run_of_several_machines_always_has_an_aa_row(compose, methods, labels):
+    config, _ = compose(own=f"methods: {methods}\nexecutor: ray")
+    assert [row.label for row in config.methods] == labels
+
+
 # Precedence and sources
 
 

@@ -35,6 +35,7 @@ from specbench_cli.audit.cases import nominal_costs
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models import meter
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.sequence import StopRule
@@ -235,6 +236,17 @@ class Chance(SeededRandom):
         return super().bernoulli(a)
 
 
+class Uncopied(Memory):
+    """In place of a copy that learns, what it is a copy of: making it is loading, and no step."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self._decoder = decoder
+
+    def copy_of(self, name: Any, make: Any) -> Any:
+        return self._decoder
+
+
 @dataclass(frozen=True)
 class Told:
     """A step, and what it took.
@@ -329,7 +341,12 @@ class Far:
         chance, told = Chance(sampling), list[Told]()
         request = Request("far/0", 0, self.prompt, StopRule(frozenset(), budget))
         with self.on(device):
-            session = Session(workspace, request, sampling, random=chance, recording=recording)
+            session = Session(
+                *(workspace, request, sampling),
+                random=chance,
+                recording=recording,
+                memory=Uncopied(workspace.decoders["draft"]),
+            )
             room, before = budget - 2, (len(self.waited), self.clocks, 0, 0)
             for step in method.generate(session):
                 after = (len(self.waited), self.clocks, chance.draws, chance.tests)

@@ -152,6 +152,7 @@ CASES = {
     "p-eagle": [({"length": 3}, nothing)],
     "space": [({"length": 2}, nothing)],
     "tli": [({"length": 3}, nothing)],
+    "osd": [({"length": 3}, nothing)],
     "uag": [({"length": 3}, once)],
     "dflash": [({"length": 3}, nothing), ({}, nothing)],
     "hidden-transfer": [({"nodes": 6}, once)],

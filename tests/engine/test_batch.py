@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
+import sys
 
 import pytest
 import torch
@@ -13,10 +16,12 @@ from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.plan import WASTE
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 CAPACITY = 64
@@ -79,6 +84,57 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
             assert torch.allclose(ours[:, :, :n], theirs[:, :, :n], atol=ATOL * 10)
 
 
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7)), min_size=2, max_size=8))
+def test_no_sequence_pays_for_the_longest(shapes):
+    target = tiny_models().workspace.decoders["target"]
+    pool = target.new_state(CAPACITY, len(shapes))
+    parts = []
+    for at, (n, new) in enumerate(shapes):
+        target.forward(Tokens(ids(n, n)), line := pool.line(at))
+        parts.append(Part(Tokens(ids(new, 50 + at)), line))
+    plan = target._planner.together(parts, range(target.n_layers))
+    own = [n + new for n, new in shapes]
+    # Rows that go through the products, and rows that attention reads of each layer.
+    assert len(plan.scratch.qkv) == sum(new for _, new in shapes)
+    for layer in plan.views:
+        read = sum(values.shape[:-3].numel() * values.shape[-2] for _, _, values, _, _ in layer)
+        assert sum(own) <= read <= WASTE * sum(own)
+        assert read <= len(shapes) * max(own)
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory that the system has pages behind."""
+    pages = -(-tensor.nbytes // mmap.PAGESIZE)
+    found = (ctypes.c_ubyte * pages)()
+    start, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+    assert ctypes.CDLL(None).mincore(start, size, found) == 0
+    return mmap.PAGESIZE * sum(each & 1 for each in found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' pages are not counted")
+def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
+    models = tiny_models()
+    prompts = [(models.prompts[1] * 200)[:n] for n in (400, 3, 130, 250)]
+    requests = [
+        Request(f"tiny/{at}", 0, prompt, StopRule(frozenset(), budget))
+        for at, (prompt, budget) in enumerate(zip(prompts, (2, 9, 4, 6), strict=True))
+    ]
+    workspace = Workspace(models.workspace.decoders, 4000)  # the run has longer ones
+    batch = Batch(workspace, requests, Sampling(), size=2)
+    buffer, held = None, []
+    for _ in registry.load("vanilla")().generate_batch(batch):
+        seated = [each.state for each in batch.sessions if batch.seated(each)]
+        buffer = seated[0].pool.buffers[0]
+        layers, _, strips, _, dim = buffer.shape
+        rows = mmap.PAGESIZE // (dim * buffer.itemsize)  # of a page
+        pages = sum(-(-state.length() // rows) for state in seated)
+        assert resident(buffer) == pages * layers * strips * mmap.PAGESIZE
+        held.append(resident(buffer))
+    assert 6 * max(held) < buffer.nbytes
+    assert resident(buffer) == 0
+
+
 RULES = ("greedy", "coupled", "rejection")
 
 
@@ -112,6 +168,43 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
             list(method.generate_batch(batch))
             found += [(list(each.output()), each.finish) for each in batch.sessions]
         assert found == due
+    batch = Batch(models.workspace, requests, sampling, size=3, held=method.held(3), chunk=5)
+    list(method.generate_batch(batch))
+    assert [(list(each.output()), each.finish) for each in batch.sessions] == due
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=3, max_size=6),
+    st.integers(1, 40),
+)
+def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(shapes, chunk):
+    models = tiny_models()
+    text = models.prompts[0] * 20
+    requests = [
+        Request(f"tiny/{at}", 0, text[at : at + n], StopRule(frozenset(), budget))
+        for at, (n, budget) in enumerate(shapes)
+    ]
+    batch = Batch(models.workspace, requests, Sampling(), size=2, chunk=chunk)
+    steps = list(registry.load("vanilla")().generate_batch(batch))
+    assert len(steps) == sum(budget - 1 for _, budget in shapes)
+    read, generated = [0] * len(shapes), [0] * len(shapes)
+    for forward in batch.meter.forwards:
+        reading = forward.rows.keys() if forward.role == "prefill" else forward.reading
+        assert (forward.role == "prefill") == (set(reading) == set(forward.rows))
+        if forward.role == "verify":
+            assert sum(forward.rows[place] for place in reading) <= chunk
+        for place, n in forward.rows.items():
+            if place in reading:
+                assert not generated[place]
+                read[place] += n
+            else:  # with the first token that came of its prompt
+                assert (n, read[place]) == (1, shapes[place][0])
+                generated[place] += 1
+        if forward.role == "prefill":
+            assert all(read[place] == shapes[place][0] for place in reading)
+    assert read == [n for n, _ in shapes]
+    assert generated == [budget - 1 for _, budget in shapes]
 
 
 def test_a_sequence_that_has_ended_takes_no_further_part():
@@ -148,7 +241,7 @@ def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
         assert list(batch.sessions[at].output()) == list(alone.output())
         assert [step.outcome for step in steps if step.seq == at] == due
     target = [each for each in batch.meter.forwards if each.model == "target"]
-    joined = [sorted(each.rows) for each in target if each.role == "prefill"]
+    joined = [sorted(each.rows if each.role == "prefill" else each.reading) for each in target]
     assert sorted(itertools.chain(*joined)) == list(range(len(requests)))
     assert joined[0] == [0, 1] and max(map(len, joined)) <= 2
     verified = [each.rows for each in target if each.role == "verify"]
@@ -165,6 +258,8 @@ def test_waiting_sequences_hold_no_state():
     assert first is batch.sessions[0] and first.state.length() == 0
     with pytest.raises(AttributeError):
         _ = batch.sessions[1].state
+    assert (batch.join(), batch.live, batch.over) == ([], [], False)
+    batch.prefill()
     assert (batch.join(), batch.live, batch.over) == ([], [first], False)
 
 

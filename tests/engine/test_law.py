@@ -54,6 +54,7 @@ CONFIGURED = {
     "dflash": [{"length": 2}],
     "pard": [{"length": 2}],
     "tli": [{"length": 2}],
+    "osd": [{"length": 2}],
     "uag": [{"length": 2, "behind": 1}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }

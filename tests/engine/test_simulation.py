@@ -24,7 +24,9 @@ ARRIVALS = [0.0, 0.0, 0.0001, 0.004, 0.0041, 0.0042, 0.2, 0.2003]
 def price(model, rows):
     """Nanoseconds: a forward, its rows, what they attend to, and what the host does a sequence."""
     constant, row = {"target": (1e6, 5e4), "draft": (1e5, 8e3)}[model]
-    return constant + sum(row * n + 30 * n * before + 2e4 for n, before in rows)
+    return constant + sum(
+        row * n + 30 * n * before + 2e4 * (not prompt) for n, before, prompt in rows
+    )
 
 
 @cache
@@ -45,12 +47,12 @@ def requests():
     return found
 
 
-def measured(method, size):
+def measured(method, size, chunk):
     """The real driver over real models, on a clock that the table moves."""
     tiny, clock = tiny_models().workspace, Clock()
     decoders = {name: Priced(model, clock, price) for name, model in tiny.decoders.items()}
     workspace = Workspace(decoders, tiny.capacity, costs=nominal_costs)
-    return driven(method, workspace, requests(), clock, size=size, arrivals=ARRIVALS)
+    return driven(method, workspace, requests(), clock, size=size, chunk=chunk, arrivals=ARRIVALS)
 
 
 def script(session):
@@ -68,7 +70,9 @@ def script(session):
 
 def events(batch):
     """All that was done, by whom for whom, and when."""
-    forwards = [(f.model, f.role, dict(f.rows), f.t0_ns, f.t1_ns) for f in batch.meter.forwards]
+    forwards = [
+        (f.model, f.role, dict(f.rows), f.reading, f.t0_ns, f.t1_ns) for f in batch.meter.forwards
+    ]
     texts = [session.harness.text for session in batch.sessions]
     tokens = [(*text.output, *text.origin, text.finish) for text in texts]
     times = [(text.first_ns, text.last_ns) for text in texts]
@@ -88,12 +92,13 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "params"), ROWS)
-@pytest.mark.parametrize("size", [1, 3])
-def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, params, size):
+@pytest.mark.parametrize(("size", "chunk"), [(1, None), (3, 256), (3, 7)])
+def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, params, size, chunk):
     method = registry.build(name, params)
-    real = measured(method, size)
+    real = measured(method, size, chunk)
     scripts = [script(session) for session in real.sessions]
-    found = simulate(method, scripts, price, size=size, arrivals=ARRIVALS, costs=nominal_costs)
+    how = {"size": size, "chunk": chunk, "arrivals": ARRIVALS}
+    found = simulate(method, scripts, price, **how, costs=nominal_costs)
     for ours, theirs in zip(events(found), events(real), strict=True):
         assert ours == theirs
     assert real.idle_ns > 0.1e9 and {session.finish for session in real.sessions} == {

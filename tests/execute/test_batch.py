@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import passes
+from specbench_cli.execute.planning import plan
 from specbench_cli.execute.view import Progress
-from specbench_cli.report.load import load_lines, load_rows
+from specbench_cli.report.load import load_lines, load_rows, saturation
 from specbench_cli.report.numbers.pairing import process
 from specbench_cli.report.outputs import write_outputs
+from specbench_cli.report.reading import read_together
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -32,8 +33,30 @@ def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
     assert all(extra.keys() == {"realigned_rows"} for extra in counted)
 
 
+def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
+    whole = specbench("eqspec", batch=2, limit=5, max_new_tokens=12)
+    parts = specbench("eqspec", batch=2, limit=5, max_new_tokens=12, prefill_chunk=16)
+    assert parts.exit_code == 0
+    lengths = {(p.prompt_id, p.turn): len(p.ids) for p in RunDir.open(parts.path).prompts()}
+    several = 0
+    for label in ("vanilla", "eqspec"):
+        for ours, theirs in zip(parts.by_label(label), whole.by_label(label), strict=True):
+            assert (ours.output_ids, ours.steps) == (theirs.output_ids, theirs.steps)
+            kinds = [(kind.model, kind.role) for kind in ours.forwards.kinds]
+            told = zip(
+                map(kinds.__getitem__, ours.forwards.kind), ours.forwards.n_tokens, strict=True
+            )
+            read = [n for kind, n in told if kind == ("target", "prefill")]
+            assert sum(read) == lengths[ours.prompt_id, ours.turn]
+            assert ours.target_forwards == len(read) + len(ours.steps.levels)
+            assert 0 < ours.ns.prefill < ours.ns.total
+            several += len(read) > 1
+            assert max(read[:-1], default=0) <= 16  # the rest whole, where the other one has ended
+    assert several
+
+
 def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
-    monkeypatch.setattr(passes, "WAVES", 2)
+    monkeypatch.setattr(plan, "WAVES", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
@@ -71,6 +94,42 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     reading = write_outputs(RunDir.open(outcome.path))
     assert reading.summary.passes == 1
     assert "poisson:80" in (outcome.path / "figures" / "load.csv").read_text()
+
+
+def test_what_an_interrupted_row_lacks_meets_the_whole_load_again(specbench):
+    asked = {"batch": 2, "limit": 4, "max_new_tokens": 6, "load": "burst:2:0.2"}
+    with pytest.raises(KeyboardInterrupt):
+        specbench("eqspec", log=specbench.log(interrupt_after=3), **asked)
+    before = list(RunDir.open(specbench.path(1)).records())
+    assert 0 < len(before) < 8
+    outcome = specbench(resume=specbench.path(1))
+    assert outcome.exit_code == 0
+    assert {record.key: record.batch for record in before}.items() <= {
+        record.key: record.batch for record in outcome.records
+    }.items()
+    for label in ("vanilla", "eqspec"):
+        batches = [record.batch for record in outcome.by_label(label)]
+        met = sorted((batch.place, batch.size, batch.arrived) for batch in batches)
+        assert met == [(0, 4, 0), (1, 4, 0), (2, 4, 200_000_000), (3, 4, 200_000_000)]
+
+
+def test_a_sweep_and_other_runs_are_read_as_one(specbench):
+    asked = {"batch": 2, "limit": 3, "max_new_tokens": 3}
+    loads = ("poisson:40,80", "poisson:20", "poisson:80")
+    runs = [RunDir.open(specbench(load=load, **asked).path) for load in loads]
+    found = read_together(runs)
+    rows = load_rows(found.records)
+    met = [(row.label, row.load, row.requests, len(row.ttft)) for row in rows]
+    assert met == [
+        ("vanilla", "poisson:20", 3, 1),
+        ("vanilla", "poisson:40", 3, 1),
+        ("vanilla", "poisson:80", 6, 2),  # of two runs, each with its own queue
+    ]
+    alone = load_rows(list(runs[1].records()))[0]
+    assert (rows[0].rates(), rows[0].times()) == (alone.rates(), alone.times())
+    assert found.facts.runs == 3 and not found.facts.forced
+    assert found.facts.load == "poisson:40,80 | poisson:20 | poisson:80"
+    assert len(saturation(rows)) == 1
 
 
 @pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])

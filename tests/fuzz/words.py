@@ -53,6 +53,7 @@ class Configs(Subject):
             "devices": {"target": "cpu:0", "draft": "cpu:1"},
             "load": "poisson:2",
             "memory_budget": "2GB",
+            "prefill_chunk": "64",
             "set": {"sps": {"length": 4}},
             "sweep": {"sps": {"length": [1, 2]}},
             "tune": 4,
@@ -61,6 +62,7 @@ class Configs(Subject):
         alone = [
             {"methods": ["sps"], key: value} for key, value in rich.items() if key != "methods"
         ]
+        alone.append({"methods": ["sps"], "executor": "ray"})  # which refuses some of the others
         self.seeds = [*seeds, rich, *alone]
 
     def tried(self, rng: Random) -> str | None:

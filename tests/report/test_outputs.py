@@ -41,7 +41,7 @@ def run(synthetic, manifest, tmp_path, monkeypatch) -> RunDir:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures take longest, and what is tested is elsewhere."""
-    monkeypatch.setattr(outputs, "write_figures", lambda *_: [])
+    monkeypatch.setattr(outputs, "write_figures", lambda *_, **__: [])
 
 
 def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
@@ -139,7 +139,9 @@ def test_a_run_given_twice_counts_once(run, tmp_path):
 def test_figures_are_drawn_once_for_all_formats(run, tmp_path, monkeypatch):
     drawn = []
     real = outputs.write_figures
-    monkeypatch.setattr(outputs, "write_figures", lambda *args: drawn.append(1) or real(*args))
+    monkeypatch.setattr(
+        outputs, "write_figures", lambda *args, **more: drawn.append(1) or real(*args, **more)
+    )
     files = outputs.write(outputs.read(run), tmp_path, ("md", "html", "latex"))
     assert drawn == [1]
     assert len(files) == len(set(files))

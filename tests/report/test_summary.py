@@ -41,6 +41,16 @@ def test_speedup_is_the_ratio_of_summed_times(pair, manifest):
     assert _row(summarise(_with_times(pair, times), manifest), "sps").speedup == pytest.approx(2.0)
 
 
+def test_cells_of_two_workers_are_no_pair(pair, manifest):
+    times = {"vanilla": [10, 20, 30, 60], "sps": [10, 10, 10, 30]}
+    timed = _with_times(pair, times)
+    for record in timed:
+        record.worker = "1"
+    timed[-1].worker = "2"  # the last prompt's sps was measured elsewhere
+    assert timed[-1].label == "sps"
+    assert _row(summarise(timed, manifest), "sps").speedup == pytest.approx(60 / 30)
+
+
 def test_decode_speedup_leaves_prefill_out(pair, manifest):
     times = {"vanilla": [44, 44, 44, 44], "sps": [24, 24, 24, 24]}
     row = _row(summarise(_with_times(pair, times, prefill=4), manifest), "sps")

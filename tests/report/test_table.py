@@ -150,6 +150,17 @@ def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
     assert any("by task: specbench report last" in line for line in lines)
 
 
+def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synthetic):
+    peer = replace(synthetic.vanilla, label="hf:vanilla", peer=True)
+    made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)
+    reading = make_reading([replace(record, void=True) for record in made])
+    lines = footer(reading.summary, reading.facts, None)
+    assert "all rows: no speedup: vanilla lost 3 of 3 cells (3 void)" in lines
+    assert sum("no speedup" in line for line in lines) == 1
+    assert not any(line.startswith("same letter") for line in lines)
+    assert any("vanilla / hf:vanilla not known" in line for line in lines)
+
+
 def test_plumbing_is_no_warning_for_other_models(make_reading):
     tasks = [{"name": "spec_bench", "embedded": "plumbing"}]
     reading = make_reading(tasks=tasks, models={"target": {"label": "llama-7b"}})
@@ -307,7 +318,7 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     monkeypatch.setattr(text, "FEW", 49)
     reading = make_reading()
     whose = text.two_intervals(reading.summary)[0][1:]
-    few = text.few_questions(reading.summary, then="")[0][1:]
+    few = text.few_questions(reading.summary)[0][1:]
     write_latex(reading, tmp_path)
     tex = (tmp_path / "latex" / "overall.tex").read_text().replace(r"\%", "%")
     by_family = (tmp_path / "latex" / "families.tex").read_text()
@@ -349,6 +360,18 @@ def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
     monkeypatch.setattr(text, "FEW", 49)
     (line,) = text.few_questions(reading.summary)
     assert line.startswith("too few questions to rank by: 48 questions; intervals were tested")
+
+
+@pytest.mark.parametrize(
+    ("limited", "then"), [(True, "and more: --limit 48"), (False, "this run's tasks have no more")]
+)
+def test_too_few_questions_are_mended_by_a_limit_only_where_there_are_more(
+    make_reading, monkeypatch, limited, then
+):
+    monkeypatch.setattr(text, "FEW", 49)
+    reading = make_reading()
+    facts = replace(reading.facts, limited=limited)
+    assert any(line.endswith(then) for line in footer(reading.summary, facts, None))
 
 
 @pytest.mark.parametrize("width", [60, 80])

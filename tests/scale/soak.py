@@ -3,7 +3,9 @@
     python tests/scale/soak.py FOLDER --seconds 3600
 
 The embedded pair answers texts made of `mini`'s questions, each of another length, by methods
-without a model, with a draft model, with a head and with a memory. FOLDER gets `memory.csv` and
+without a model, with a draft model, with a head and with a memory. With `--distinct N` no more than
+N texts come, again and again: then no length is new after the first round, and what grows still is
+what a run keeps of each output. FOLDER gets `memory.csv` and
 `memory.png`: resident memory of all the run's processes every five seconds, and how many outputs
 were written by then. The last line printed is the growth over the second half, by least squares.
 """
@@ -37,14 +39,15 @@ PROMPTS = 20_000
 """More than a machine answers in an hour."""
 
 
-def task(file: Path, prompts: int) -> None:
-    """A task of so many texts, by a fixed seed."""
+def task(file: Path, prompts: int, distinct: int) -> None:
+    """A task of so many texts, of which so many are not the same, by a fixed seed."""
     rng = Random(0)
     texts = [turn for question in load_task("mini").questions for turn in question.turns]
+    made = [" ".join(rng.sample(texts, rng.randint(1, 4))) for _ in range(min(prompts, distinct))]
     with file.open("w", encoding="utf-8") as lines:
-        for _ in range(prompts):
-            text = " ".join(rng.sample(texts, rng.randint(1, 4)))
-            lines.write(json.dumps({"turns": [text], "category": "qa"}) + "\n")
+        for at in range(prompts):
+            row = {"turns": [made[at % len(made)]], "category": "qa"}
+            lines.write(json.dumps(row) + "\n")
 
 
 def resident(process: psutil.Process) -> float:
@@ -56,9 +59,11 @@ def resident(process: psutil.Process) -> float:
     return total / 1e6
 
 
-def watched(folder: Path, methods: str, seconds: float) -> list[tuple[float, float, int]]:
+def watched(
+    folder: Path, methods: str, seconds: float, distinct: int
+) -> list[tuple[float, float, int]]:
     """Seconds, MB and outputs of a run that is ended after so many seconds."""
-    task(folder / "soak.jsonl", PROMPTS)
+    task(folder / "soak.jsonl", PROMPTS, distinct)
     run = folder / "run"
     words = ["run", "-m", methods, "--task", str(folder / "soak.jsonl"), "--out", str(run)]
     words += ["--max-new-tokens", "64", "--threads", "1", "--allow-noise"]
@@ -103,9 +108,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("-m", "--methods", default=METHODS)
+    parser.add_argument("--distinct", type=int, default=PROMPTS, help="texts, again and again")
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
-    seen = watched(given.folder, given.methods, given.seconds)
+    seen = watched(given.folder, given.methods, given.seconds, given.distinct)
     with (given.folder / "memory.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["seconds", "mb", "outputs"])

@@ -26,8 +26,8 @@ from specbench_cli.store.schema import (
     to_json,
 )
 
-FIFTH = ("target_equivalents", "version", "batch")
-"""What schema 5 added to a record."""
+FIFTH = ("target_equivalents", "version", "batch", "worker")
+"""What schema 5 and later ones added to a record."""
 
 
 def test_record_reads_back_as_it_was_written(make_record):
@@ -51,6 +51,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
         *("label", "peer", "params", "sampling", "guarantee", "pass", "seed", "output_ids"),
         *("origin", "n_tokens", "finish", "steps", "drafts", "extra"),
         *("target_forwards", "draft_forwards", "target_equivalents", "version", "batch"),
+        "worker",
         *(
             "forwards",
             "ns",

@@ -133,6 +133,9 @@ LOOK_AT_BATCHES = (
 JOINING = 2
 """Sequences that take part in a step where others wait for their seats."""
 
+CHUNK = 4
+"""Tokens of their prompts that are read beside these at once."""
+
 
 def check_order(subject: Subject) -> list[Finding]:
     """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
@@ -231,6 +234,7 @@ def _beside_others(
         first.sampling,
         size=size,
         held=method.held(size),
+        chunk=CHUNK,
         kind=Watched,
     )
     steps: list[list[tuple[int, ...]]] = [[] for _ in cases]

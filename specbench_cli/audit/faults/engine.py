@@ -108,11 +108,11 @@ def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> li
 _prefill = Batch.prefill
 
 
-def noise_of_the_first(self: Batch, joined: Sequence[Session]) -> None:
+def noise_of_the_first(self: Batch) -> None:
     """Has all sequences of a batch decided with the noise of the first one."""
     for each in self.sessions:
         each._chooser._noise = self.sessions[0]._chooser._noise
-    _prefill(self, joined)
+    _prefill(self)
 
 
 _seat = Harness.seat

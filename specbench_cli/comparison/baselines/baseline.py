@@ -21,6 +21,7 @@ from specbench_cli.errors import UsageError
 ROOT = Path("results/baselines")
 """Where baselines are, one folder a name."""
 
+_NO_TIMES = ("no times are kept, ids and counters alone: noisy, as the runs are labelled",)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
@@ -31,7 +32,8 @@ def save(
     root: Path = ROOT,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Write a baseline, in place of the one that this machine had by that name.
+    """Write a baseline, in place of the one that this machine had by that name. Times of runs that
+    are labelled noisy are not kept.
 
     Args:
         runs: of one program on one machine, with the same outputs; at least one.
@@ -109,13 +111,19 @@ def _join(name: str, runs: Sequence[Path]) -> Side:
     side = join(name, runs)
     return replace(
         side,
-        cells={key: _bare(cell) for key, cell in side.cells.items()},
-        processes=tuple(tuple(map(_bare, process)) for process in side.processes),
+        cells={key: _bare(cell, side.noisy) for key, cell in side.cells.items()},
+        processes=tuple(
+            tuple(_bare(cell, side.noisy) for cell in process) for process in side.processes
+        ),
+        left_out=_NO_TIMES if side.noisy else side.left_out,
     )
 
 
-def _bare(cell: Cell) -> Cell:
-    """A cell with its error's kind alone: the text may hold paths."""
+def _bare(cell: Cell, noisy: bool) -> Cell:
+    """A cell without times that nothing is compared with, and with its error's kind alone: the text
+    may hold paths."""
+    if noisy:
+        cell = replace(cell, times=None)
     if cell.error is None:
         return cell
     kind = cell.error.partition(":")[0]

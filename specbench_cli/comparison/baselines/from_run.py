@@ -149,9 +149,11 @@ def _weighted(
 
 
 def _facts(run: RunDir) -> dict[str, str]:
-    found = facts(run)
-    if devices := run.manifest.get("config", {}).get("effective", {}).get("devices"):
+    found, config = facts(run), run.manifest.get("config", {}).get("effective", {})
+    if devices := config.get("devices"):
         found["devices"] = ",".join(f"{role}={device}" for role, device in devices.items())
+    if "load" in config:
+        found["load"] = str(config["load"])
     return found
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from specbench_cli.comparison.outcome import Comparison, RowOutcome
-from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.outcome import Comparison
+from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import Trends
 
 SCHEMA = 1
@@ -30,26 +30,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "counts": dict(counts),
         "not_compared": list(comparison.not_compared),
         "facts": comparison.facts,
-        "rows": [_row(row, comparison) for row in comparison.rows],
-    }
-
-
-def _row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    base, new = row.mat
-    return {
-        "task": row.key.task,
-        "label": row.key.label,
-        "outcome": words.outcome(row),
-        "fails": row in comparison.failed,
-        "rule": row.rule,
-        "why": row.why,
-        "pairs": row.pairs,
-        "mat": {"base": base, "new": new},
-        "findings": [
-            {"outcome": found.outcome, "says": found.says, "where": list(found.where)}
-            for found in words.findings(row)
-        ],
-        "times": [asdict(change) for change in row.changes],
+        "rows": [columns.document(row, comparison) for row in comparison.rows],
     }
 
 

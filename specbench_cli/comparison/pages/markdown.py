@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 from specbench_cli import output
 from specbench_cli.comparison.outcome import Comparison, RowOutcome
-from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.pages import columns, words
+from specbench_cli.comparison.pages.columns import Column
 from specbench_cli.report.markdown_table import table
+from specbench_cli.report.terminal import text
 
-_CHANGED = ("outcome", "method", "what", "where", "times")
-_SAME = ("method", "rule", "pairs", "MAT", "times")
-_PLACES = 3
-"""Prompts named for a finding; the JSON document has them all."""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;"})
 _MARKS = re.compile(r"([*_\[\]~$])")
 _LINKS = re.compile(r"([@#])(?=\w)")
@@ -30,7 +28,7 @@ def render(comparison: Comparison) -> str:
         f"New {new} against base {base}.",
     ]
     if changed:
-        parts.append(table(_CHANGED, (_changed(row, comparison) for row in changed), escaped=True))
+        parts.append(_table(columns.CHANGED, changed, comparison))
     parts += _not_compared(comparison)
     if words.acceptable(comparison):
         parts.append(
@@ -39,7 +37,7 @@ def render(comparison: Comparison) -> str:
         )
     if same:
         title = f"{words.of_rows(len(same))} the same"
-        parts += _folded(title, table(_SAME, map(_same, same), escaped=True))
+        parts += _folded(title, _table(columns.SAME, same, comparison))
     parts += _folded("How it was compared", "\n".join(f"- {escape(s)}" for s in _how(comparison)))
     return "\n\n".join(parts) + "\n"
 
@@ -61,24 +59,15 @@ def _side(name: str, commit: str) -> str:
     return f"`{code(name)}`" + (f" (commit {escape(commit)})" if commit else "")
 
 
-def _changed(row: RowOutcome, comparison: Comparison) -> Sequence[str]:
-    """A row's line; what closes the gate is bold."""
-    found = words.findings(row)
-    return (
-        f"**{row.outcome}**" if row in comparison.failed else row.outcome,
-        escape(words.name(row)),
-        "<br>".join(escape(finding.says) for finding in found),
-        "<br>".join(escape(words.places(f.where, _PLACES)) for f in found if f.where) or "-",
-        _times(row),
-    )
+def _table(shown: Sequence[Column], rows: Sequence[RowOutcome], comparison: Comparison) -> str:
+    cells = ([_cell(column, row, comparison) for column in shown] for row in rows)
+    return table([column.heading for column in shown], cells, escaped=True)
 
 
-def _same(row: RowOutcome) -> Sequence[str]:
-    return (escape(words.name(row)), row.rule, str(row.pairs), words.mat(row), _times(row))
-
-
-def _times(row: RowOutcome) -> str:
-    return "<br>".join(escape(time) for time in words.times(row)) or "-"
+def _cell(column: Column, row: RowOutcome, comparison: Comparison) -> str:
+    """A cell of a row; the outcome that closes the gate is bold."""
+    said = "<br>".join(map(escape, column.shown(row, comparison))) or text.NONE
+    return f"**{said}**" if column is columns.OUTCOME and row in comparison.failed else said
 
 
 def _not_compared(comparison: Comparison) -> list[str]:

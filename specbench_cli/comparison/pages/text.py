@@ -1,34 +1,39 @@
-"""A comparison and trends on a terminal, and as TSV where output is piped."""
+"""A comparison and trends as tables to be read, the same in a log as on a terminal, and as TSV."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from specbench_cli import output
 from specbench_cli.comparison import trend
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
-from specbench_cli.comparison.pages import words
+from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import ChangePoint, Series, Trends
+from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.table import WIDTH
 
 _PLACES = 2
-"""Prompts named for a finding; the piped rows have them all."""
+"""Prompts named for a finding; TSV has them all."""
 
 
-def show(comparison: Comparison) -> None:
-    """Print a comparison, the worst rows first. What is said of the rows goes to stderr where the
-    rows are piped."""
+def show(comparison: Comparison, form: output.Format = "table") -> None:
+    """Print a comparison, the worst rows first, as a table or TSV. What is said of the rows goes
+    below the table, beside TSV to stderr."""
+    say = partial(_say, form)
     rows = sorted(comparison.rows, key=lambda row: OUTCOMES.index(row.outcome))
     base, new = (
         f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
     )
     say(f"specbench compare: base {base}, new {new}")
-    output.rows([(_drawn if output.human() else piped)(row, comparison) for row in rows])
-    for row in words.changed(comparison):
-        for found in words.findings(row):
-            where = f": {words.places(found.where, _PLACES)}" if found.where else ""
-            say(f"{words.name(row)}: {found.outcome}: {found.says}{where}")
+    if form == "tsv":
+        output.tsv(columns.flat(row, comparison) for row in rows)
+    else:
+        output.table(_drawn(row, comparison) for row in rows)
+    for names, found in words.told(comparison):
+        where = f": {words.places(found.where, _PLACES)}" if found.where else ""
+        say(f"{names}: {found.outcome}: {found.says}{where}")
     for sentence in comparison.not_compared:
         say(f"not compared: {sentence}")
     for row in words.left_out(comparison):
@@ -40,58 +45,29 @@ def show(comparison: Comparison) -> None:
         say(f"if that is wanted: {words.ACCEPT}")
 
 
-def say(line: str) -> None:
-    """Talk beside a table: below it for a person, on stderr where the table is piped."""
-    if output.human():
+def _say(form: output.Format, line: str) -> None:
+    if form == "tsv":
+        output.note(line)
+    else:
         width = min(WIDTH, output.columns() or WIDTH)
         output.data("\n".join(output.wrapped(line, width)))
-    else:
-        output.note(line)
 
 
-def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    found = words.decode(row)
-    return {
-        "": "!" if row in comparison.failed else "",
-        "outcome": words.outcome(row),
-        "task": row.key.task,
-        "method": row.key.label,
-        "rule": row.rule,
-        "pairs": row.pairs,
-        "MAT": words.mat(row),
-        "decode time": words.change(found) if found else "-",
-    }
+def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
+    lines = {each.heading: each.shown(row, comparison) for each in columns.TERMINAL}
+    return {name: "; ".join(own) or (name and text.NONE) for name, own in lines.items()}
 
 
-def piped(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    """A row with every figure, for programs."""
-    decode = words.decode(row)
-    return {
-        "outcome": words.outcome(row),
-        "fails": "yes" if row in comparison.failed else "no",
-        "task": row.key.task,
-        "method": row.key.label,
-        "rule": row.rule,
-        "pairs": row.pairs,
-        "mat_base": row.mat[0],
-        "mat_new": row.mat[1],
-        "decode_ratio": decode and decode.ratio,
-        "decode_low": decode and decode.low,
-        "decode_high": decode and decode.high,
-        "found": "; ".join(found.says for found in words.findings(row)),
-        "where": [place for found in row.findings for place in found.where],
-    }
-
-
-def print_trends(trends: Trends) -> None:
-    """Print trends: first and newest value of each figure and its change points. A pipe gets a line
-    a run and figure, the rest on stderr."""
+def print_trends(trends: Trends, form: output.Format = "table") -> None:
+    """Print trends: first and newest value of each figure and its change points. TSV has a line a
+    run and figure, the rest goes to stderr."""
+    say = partial(_say, form)
     first, newest = trends.runs[0], trends.runs[-1]
     say(f"specbench compare --over-time: {len(trends.runs)} runs, {first.name} to {newest.name}")
-    if output.human():
-        output.rows(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
+    if form == "tsv":
+        output.tsv(_every(trends))
     else:
-        output.rows(_every(trends))
+        output.table(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
     for series in trends.series:
         for point in series.changes:
             say(f"{series.key.task} {series.key.label} {_change(trends, series, point)}")

@@ -66,6 +66,16 @@ def findings(row: RowOutcome) -> list[Finding]:
     return sorted(row.findings, key=lambda found: OUTCOMES.index(found.outcome))
 
 
+def told(comparison: Comparison) -> list[tuple[str, Finding]]:
+    """Findings, worst rows first, with the rows that they are of: what is the same of several rows
+    of a task is told once."""
+    rows: dict[tuple[str, Finding], list[str]] = {}
+    for row in changed(comparison):
+        for found in findings(row):
+            rows.setdefault((row.key.task, found), []).append(row.key.label)
+    return [(f"{task} {', '.join(labels)}", found) for (task, found), labels in rows.items()]
+
+
 def acceptable(comparison: Comparison) -> bool:
     """Whether something closes the gate that may be wanted: a wrong output never is."""
     return any(

@@ -58,7 +58,8 @@ class Part(NamedTuple):
     """What one sequence brings to a forward that several share; see `Decoder.forward`.
 
     x: [1, n], its new rows. state: its own. positions: [1, n]; mask: [n, n], or with more columns.
-    place: of the sequence among those that are decoded together.
+    place: of the sequence among those that are decoded together. prompt: whether x is of its
+    prompt.
     """
 
     x: Tokens | Features
@@ -67,6 +68,7 @@ class Part(NamedTuple):
     mask: Tensor | None = None
     logits_at: LogitsAt = "last"
     place: int = 0
+    prompt: bool = False
 
 
 class Decoder(ABC):

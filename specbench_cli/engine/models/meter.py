@@ -290,12 +290,15 @@ class Metered:
         return self._shares[kind]
 
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
-        """`Decoder.forward_batch`, recorded as one forward."""
-        new = self.decoder.first == 0 and not any(part.state.length() for part in parts)
+        """`Decoder.forward_batch`, recorded as one forward: a prefill if all parts are of prompts,
+        or begin their texts."""
+        begun = [self.decoder.first or part.state.length() for part in parts]
         rows = {part.place: part.x.ids.shape[1] for part in parts}
-        if new:
-            for part in parts:
+        for part, before in zip(parts, begun, strict=True):
+            if not before:
                 rows[part.place] += self.decoder.beside(part.state)
+        reading = frozenset(part.place for part in parts if part.prompt)
+        prefill = not any(begun) or len(reading) == len(parts)
         t0 = self._mark()
         outs = self.decoder.forward_batch(parts, taps=taps)
         t1 = self._mark()
@@ -306,7 +309,7 @@ class Metered:
         self._meter.record(
             Forward(
                 model=self.decoder.name,
-                role="prefill" if new else self._role,
+                role="prefill" if prefill else self._role,
                 worker=self._worker,
                 batch=len(parts),
                 n_tokens=sum(rows.values()),
@@ -315,6 +318,7 @@ class Metered:
                 t1_ns=t1,
                 share=self._share(None, frozenset(), any(out.logits is not None for out in outs)),
                 rows=rows,
+                reading=frozenset() if prefill else reading,
             )
         )
         return outs

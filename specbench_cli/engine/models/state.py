@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,8 +32,42 @@ class LayerShape:
         return max(self.key_dim, self.value_dim)
 
 
+class Pages:
+    """Zeros of a shape whose memory comes by the system's pages, as they are written to.
+
+    Addresses lie one after another, so that attention reads rows in place; memory is behind those
+    pages alone that hold some (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
+
+    Attributes:
+        zeros: the tensor, on the CPU; of an element of its first two dimensions `free` gives back
+            the pages, which then hold zeros again.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._part = math.prod(shape[2:]) * dtype.itemsize
+        self._parts = shape[1]
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, shape[0] * shape[1] * self._part, flags=private)
+        self._memory.madvise(mmap.MADV_NOHUGEPAGE)  # a large page would span several sequences
+        self.zeros = torch.frombuffer(self._memory, dtype=dtype).view(*shape)
+
+    @staticmethod
+    def rows(capacity: int, row_bytes: int) -> int:
+        """At least so many rows, which fill whole pages."""
+        whole = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row_bytes)
+        return -(-capacity // whole) * whole
+
+    def free(self, first: int, second: int) -> None:
+        """Give back the memory of `zeros[first, second]`."""
+        at = (first * self._parts + second) * self._part
+        self._memory.madvise(mmap.MADV_DONTNEED, at, self._part)
+
+
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
+
+    The buffers of several sequences are `Pages` where the system has them (a CPU's memory, under
+    Linux): none pays for the room that the longest needs, and `free` gives back what one held.
 
     Each head's rows lie one after another, as attention reads them; keys and values share a buffer,
     so that a forward appends both in one copy and the rows of a path are gathered in one go. Layers
@@ -39,7 +76,8 @@ class KVState(State):
     Attributes:
         shapes: what each layer stores.
         buffers: consecutive layers of one shape share a buffer
-            [layers, n_seqs, 2 heads, capacity, dim]: the keys of all heads, then the values.
+            [layers, n_seqs, 2 heads, capacity, dim]: the keys of all heads, then the values. Those
+            of pages have a few rows more, which fill the last one.
         lengths: rows written, by sequence and layer; read only.
         offsets: by sequence, how many rows were left out (`select`): a row's position is its number
             and that; read only.
@@ -66,21 +104,23 @@ class KVState(State):
         self.shapes = tuple(shapes)
         self.n_seqs = n_seqs
         self.capacity = capacity
-        self.buffers: list[Tensor]
+        self.buffers: list[Tensor] = []
+        self._pages: list[Pages] = []
         if self.pool is not None:
             self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
         else:
             # Zeroed: rows that were never written take part in masked products, where NaN would
             # spread.
-            self.buffers = [
-                torch.zeros(
-                    (len(list(same)), n_seqs, 2 * shape.heads, capacity, shape.dim),
-                    dtype=dtype,
-                    device=device,
-                )
-                for shape, same in groupby(self.shapes)
-            ]
-        self._layers = [layer for buffer in self.buffers for layer in buffer]
+            paged = n_seqs > 1 and device.type == "cpu" and sys.platform == "linux"
+            for shape, same in groupby(self.shapes):
+                rows = Pages.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
+                size = (len(list(same)), n_seqs, 2 * shape.heads, rows, shape.dim)
+                if paged:
+                    self._pages.append(Pages(size, dtype))
+                    self.buffers.append(self._pages[-1].zeros)
+                else:
+                    self.buffers.append(torch.zeros(size, dtype=dtype, device=device))
+        self._layers = [rows[:, :, :capacity] for buffer in self.buffers for rows in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
@@ -96,8 +136,9 @@ class KVState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes preallocated."""
-        return sum(buffer.nbytes for buffer in self.buffers)
+        """Bytes that there is room for; of pages, those that hold no row take no memory."""
+        numbers = sum(2 * shape.heads * shape.dim for shape in self.shapes)
+        return numbers * self.n_seqs * self.capacity * self.buffers[0].itemsize
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Rows written for a sequence at a layer."""
@@ -207,6 +248,14 @@ class KVState(State):
         for seq in range(self.n_seqs):
             self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
+
+    def free(self) -> None:
+        """Forget everything; gives back the memory of a `line` whose pool is of pages."""
+        self.clear()
+        if self.pool is not None:
+            for pages in self.pool._pages:
+                for layer in range(len(pages.zeros)):
+                    pages.free(layer, self.place)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
         """Move the rows at `path` to the front of those written since the last commit."""

@@ -66,7 +66,7 @@ class Guests:
             return fault.message
 
     def measure(
-        self, arm: Arm, cells: Sequence[Cell], size: int, arrivals: Sequence[float]
+        self, arm: Arm, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float]
     ) -> list[Found]:
         """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
         came to no answer."""
@@ -83,8 +83,9 @@ class Guests:
         settled, self._settled = self._settled, []
         began = time.perf_counter_ns()
         with self._run_dir.guarded(arm.label):
+            how = size, chunk, [*arrivals]
             found: list[Found] = room.ask(
-                "measure", arm.label, asked, settled, size, [*arrivals], within=limit * len(cells)
+                "measure", arm.label, asked, settled, *how, within=limit * len(cells)
             )
         took = time.perf_counter_ns() - began
         if len(found) != len(cells) or any(
@@ -135,16 +136,22 @@ class Remote(Together):
     """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
 
     def __init__(
-        self, guests: Guests, cells: Sequence[Cell], size: int, arrivals: Sequence[float]
+        self,
+        guests: Guests,
+        cells: Sequence[Cell],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float],
     ) -> None:
-        super().__init__(cells, size, arrivals)
+        super().__init__(cells, size, chunk, arrivals)
         self._guests = guests
 
     def measure(self) -> None:
         """Have them measured; a process that ends fails them."""
         cells = self._cells
         try:
-            found = self._guests.measure(cells[0].arm, cells, self._size, self._arrivals)
+            how = self._size, self._chunk, self._arrivals
+            found = self._guests.measure(cells[0].arm, cells, *how)
         except MethodFault as fault:
             for cell in cells:
                 cell.measured = Measured.failed(f"{cell.arm.label}: {fault.message}")

@@ -149,18 +149,19 @@ class Inside:
         asked: Sequence[Asked],
         settled: Sequence[tuple[Any, ...]],
         size: int,
+        chunk: int,
         arrivals: Sequence[float],
     ) -> list[Found]:
         """Measure cells of a row.
 
         Args:
-            size, arrivals: see `Together`.
+            size, chunk, arrivals: see `Together`.
             settled: the keys of those that will not be measured again.
         """
         for key in settled:
             self.cells.pop(key, None)
         cells = [self._cell(label, each) for each in asked]
-        measurable(cells, size, arrivals).measure()
+        measurable(cells, size, chunk, arrivals).measure()
         changed = state.changed(self.code)
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")

@@ -13,9 +13,8 @@ from specbench_cli.engine.drafting.lengths import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.execute.bench import readable, tokenizer_of
-from specbench_cli.execute.passes import WAVES
 from specbench_cli.execute.planning.placement import choose_device
-from specbench_cli.execute.planning.plan import Arm, Plan, make_plan
+from specbench_cli.execute.planning.plan import Arm, Plan, make_plan, wave
 from specbench_cli.measure.footprint import Footprint, Sizes, expected, footprint
 from specbench_cli.tasks import conversation, render
 
@@ -45,7 +44,8 @@ class Room:
             for arm, asked in zip(plan.arms, self.asked.values(), strict=True)
         ]
         groups = _groups(plan, batch, self._prompts)
-        return footprint(methods, self._sizes, groups, self._budget, batch, plan.config.rule)
+        chunk, rule = plan.config.prefill_chunk, plan.config.rule
+        return footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def tokens(self, batch: int, most: int) -> float:
         """Tokens that a step of each row is expected to bring, all rows together."""
@@ -189,7 +189,7 @@ def _prompts(plan: Plan, budget: int) -> Iterator[int]:
 def _groups(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
     """The prompts that are decoded together, in each turn."""
     asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
-    size = len(asked) if plan.loads else batch * (WAVES if batch > 1 else 1)
+    size = len(asked) if plan.loads else wave(batch)
     dealt = [asked[first : first + size] for first in range(0, len(asked), size)]
     return [
         [n for turns, n in own if turns >= turn]

@@ -28,6 +28,12 @@ from specbench_cli.tasks import Question, Task, load_task, sample, select
 DEFAULT_MAX_NEW_TOKENS = 128
 AUTO = "auto"  # the target's customary draft, said aloud
 REFERENCE = "vanilla"  # the label that every other row is compared with
+WAVES = 4  # questions that are dealt to a batch at once, as a multiple of its size
+
+
+def wave(batch: int) -> int:
+    """Questions that are measured as one where so many sequences take part in a step."""
+    return batch * (WAVES if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
@@ -303,6 +309,13 @@ def make_plan(config: RunConfig) -> Plan:
             "--devices is for methods that draft while the target computes, and none of them is run"
             f" ({', '.join(arm.label for arm in arms)})",
             hint="add --method pearl, or use --device and --threads, which are for all others",
+        )
+    learning = [arm.label for arm in arms if arm.method.scope != "prompt"]
+    if config.executor != "local" and learning:
+        raise UsageError(
+            f"{', '.join(learning)} learns from prompt to prompt, and --executor {config.executor}"
+            " deals prompts to several machines",
+            hint="--executor local, or leave it out; specbench list methods says which learn",
         )
     alone = [arm.label for arm in arms if not arm.method.batches]
     if (config.batch > 1 or config.load) and alone:

@@ -79,8 +79,9 @@ CAPTIONS = {
 """A sentence a figure, by the name of its file, in the order of a report."""
 
 
-def write_figures(reading: Reading, folder: Path) -> list[Path]:
-    """Write `NAME.svg` and `NAME.png` of each figure to `folder`, which is made if there is one.
+def write_figures(reading: Reading, folder: Path, *, paper: bool = False) -> list[Path]:
+    """Write `NAME.svg` and `NAME.png` of each figure to `folder`, which is made if there is one;
+    for a paper `NAME.pdf` too.
 
     Returns:
         The files, figure by figure in the order of `CAPTIONS`.
@@ -90,5 +91,5 @@ def write_figures(reading: Reading, folder: Path) -> list[Path]:
         for name, draw in _FIGURES.items():
             figure = draw(cells)
             if figure is not None:
-                files += style.write(figure, folder, name)
+                files += style.write(figure, folder, name, paper=paper)
     return files

@@ -204,7 +204,7 @@ def warned(reading: Reading) -> list[str]:
     forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
     return [
         *forced,
-        *text.few_questions(reading.summary),
+        *text.few_questions(reading.summary, text.more_questions(reading.facts)),
         *text.warnings(reading.summary, reading.facts),
     ]
 

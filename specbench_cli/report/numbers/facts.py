@@ -27,6 +27,7 @@ class Facts:
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
     left_out: methods that could not run there, each with the reason.
+    limited: whether questions were left out (`--limit`).
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
         ran through the fused decoder.
     """
@@ -52,6 +53,7 @@ class Facts:
     dropped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
+    limited: bool = False
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Facts:
@@ -71,6 +73,7 @@ class Facts:
             device=str(config.get("device", "")),
             threads=config.get("threads"),
             seed=config.get("seed"),
+            limited=config.get("limit") is not None,
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),

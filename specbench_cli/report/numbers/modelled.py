@@ -213,7 +213,9 @@ def _row(
     measured = outputs = 0
     for record, own in zip(records, lanes, strict=True):
         base = plain.get((record.prompt_id, record.turn, record.pass_))
-        if base is None or not (base.ns.decode and base.n_tokens and record.n_tokens):
+        if base is None or base.worker != record.worker:
+            continue  # of another device
+        if not (base.ns.decode and base.n_tokens and record.n_tokens):
             continue
         if base.n_tokens > 1 and record.n_tokens > 1:
             vanilla += base.ns.decode * (record.n_tokens - 1) / (base.n_tokens - 1)

@@ -49,7 +49,7 @@ def pair(
     """Pair every method's cells with the baseline's.
 
     The baseline's time is scaled to the method's number of tokens, which changes nothing where the
-    outputs are identical.
+    outputs are identical. Two workers' cells are no pair: they are of two devices.
     """
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
     processes = _index(process(key[2]) for key in reference)
@@ -64,7 +64,7 @@ def pair(
     for row, own in enumerate(cells.values()):
         for r in own:
             base = reference.get((r.prompt_id, r.turn, r.pass_))
-            if base is None or loss(base) or loss(r):
+            if base is None or loss(base) or loss(r) or base.worker != r.worker:
                 continue
             (v, n_v), (m, n_m) = measure(base), measure(r)
             if v and n_v and m and n_m:

@@ -146,6 +146,10 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
         if kind.role == "prefill":
             if kind.model != "target":
                 share = 1.0  # draft models make no logits of a prompt, in the probe as here
+            elif share == 1 and prompt:  # more of a prompt that came in parts
+                prefill += costs.forward_ns(kind.model, n, prompt)
+                prompt = rows[kind.model] = prompt + n
+                continue
             elif share == 1:
                 prompt = n
             prefill += share * costs.prefill_ns(kind.model, n)

@@ -6,8 +6,8 @@ right where a drafted token was accepted and wrong where one was rejected. Of to
 tested each is right with the chance that tested ones of the same output had.
 
 A forward over several sequences is taken to cost what one over as many rows does, after the mean
-context of its rows; prompts that are prefilled together cost what each does; the host's work is a
-sequence's own.
+context of its rows, those of a prompt beside others among them; prompts that are prefilled together
+by themselves cost what each does; the host's work is a sequence's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specbench_cli.store.schema import LOSSLESS, Record
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.simulation import Script
+    from specbench_cli.engine.simulation import Rows, Script
 
 LENGTHS = ("heuristic", "synergy", "smartspec")
 """Rules that ask nothing of what the draft model says."""
@@ -46,31 +46,35 @@ class Prices:
         self._costs = costs
         self.forwards = self.extrapolated = 0
 
-    def __call__(self, model: str, rows: Sequence[tuple[int, int]]) -> float:
+    def __call__(self, model: str, rows: Sequence[Rows]) -> float:
         """Nanoseconds."""
-        costs = self._costs
-        going = [(n, before) for n, before in rows if before]
-        new = sum(n for n, _ in going)
-        ns = sum(costs.prefill_ns(model, n) for n, before in rows if not before)
+        costs, going = self._costs, [each for each in rows if not each.prompt]
+        if not going:
+            return sum(costs.prefill_ns(model, each.new) for each in rows)
         if model == "target":
-            ns += costs.host_ns(nodes=new - len(going), steps=len(going))
+            nodes = sum(each.new for each in going) - len(going)
+            ns = costs.host_ns(nodes=nodes, steps=len(going))
         else:
-            ns += costs.host_ns(drafts=len(going), steps=0)
-        if going:
-            context = sum(n * before for n, before in going) / new
-            ns += costs.forward_ns(model, new, context)
-            self.forwards += 1
-            self.extrapolated += not costs.covers(model, new, context)
-        return ns
+            ns = costs.host_ns(drafts=len(going), steps=0)
+        new = sum(each.new for each in rows)
+        context = sum(each.new * each.before for each in rows) / new
+        self.forwards += 1
+        self.extrapolated += not costs.covers(model, new, context)
+        return ns + costs.forward_ns(model, new, context)
 
 
 def simulated(
-    run: Source, costs: Costs, loads: Sequence[Arrivals], size: int, prices: Prices
+    run: Source,
+    costs: Costs,
+    loads: Sequence[Arrivals],
+    size: int,
+    chunk: int | None,
+    prices: Prices,
 ) -> tuple[list[LoadRow], dict[str, str]]:
     """The rows of a run under loads, and by label why others have none.
 
     Args:
-        size: sequences that take part in a step.
+        size: sequences that take part in a step. chunk: most tokens of prompts beside them.
         prices: of `costs`.
     Raises:
         UsageError: a trace lists fewer arrivals than the run has prompts.
@@ -96,7 +100,13 @@ def simulated(
             scripts = _scripts(records, prompts, config)
             for load in loads:
                 times = _times(load, len(records), config.get("seed") or 0)
-                batch = simulate(method, scripts, prices, size=size, arrivals=times, costs=policy)
+                batch = simulate(
+                    *(method, scripts, prices),
+                    size=size,
+                    chunk=chunk,
+                    arrivals=times,
+                    costs=policy,
+                )
                 texts = [session.harness.text for session in batch.sessions]
                 first, ended = (
                     np.array([getattr(text, of) for text in texts]) / 1e9

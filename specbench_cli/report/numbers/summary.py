@@ -47,7 +47,8 @@ class Summary:
     families: family -> its rows, in the order of the overall ones.
     prompts: task -> how many questions.
     noise_floor: A/A, as a fraction; None if not measured.
-    vanilla_ratio: how many times as fast vanilla is as hf:vanilla; None if that was not run.
+    vanilla_ratio: how many times as fast vanilla is as hf:vanilla; None if that was not run, or its
+        times were void.
     """
 
     lossless: tuple[Row, ...]

@@ -1,4 +1,5 @@
-"""References: BibTeX entries of the methods, models and data that a report is of, each once."""
+"""References: BibTeX entries of the methods, settings, models and data that a report is of, each
+once."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from specbench_cli.report.terminal.claims import found
 from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
-"""Entries of models, data and the statistics; those of methods are in `methods/papers.yaml`."""
+"""Entries of settings, models and data; those of methods are in `methods/papers.yaml`."""
 _ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
@@ -36,7 +37,7 @@ class Entry:
 class Bibliography:
     """Entries in the order of first use, and which keys belong to a method, model or task.
 
-    cited: (kind, name) -> keys; kinds are "method", "model" and "task".
+    cited: (kind, name) -> keys; kinds are "method", "setting", "model" and "task".
     """
 
     entries: tuple[Entry, ...]
@@ -99,6 +100,8 @@ def _used(
     for name in dict.fromkeys(row.method for row in summary.rows):
         for papers in found(name):
             yield "method", name, entries(papers.citation)
+    for name, key in _settings(manifest):
+        yield "setting", name, [_shipped()[key]]
     for model in (manifest.get("models") or {}).values():
         label = str((model or {}).get("label"))
         alias = aliases().get(label)
@@ -106,6 +109,19 @@ def _used(
             yield "model", label, [_shipped()[alias.cite]]
     for task in manifest.get("tasks", []):
         yield "task", task["name"], list(_task(task["name"]))
+
+
+def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of a run that somebody proposed, each with the key of its entry."""
+    config = manifest.get("config", {}).get("effective", {})
+    lengths = [(row.get("params") or {}).get("length") for row in manifest.get("rows") or ()]
+    for rule in ("synergy", "smartspec"):
+        if rule in lengths:
+            yield f"length={rule}", rule
+    if config.get("prefill_chunk") and ((config.get("batch") or 1) > 1 or config.get("load")):
+        yield "prefill-chunk", "sarathi"
+    if config.get("memory_budget"):
+        yield "memory-budget", "specmemo"
 
 
 def _task(name: str) -> Iterator[Entry]:

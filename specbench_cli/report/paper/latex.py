@@ -36,13 +36,13 @@ def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) ->
     """Write `latex/` in a folder.
 
     Args:
-        figures: files of figures; the PNG of the speedup is shown in the document.
+        figures: files of figures; the PDF of the speedup is shown in the document.
     """
     place = folder / "latex"
     place.mkdir(parents=True, exist_ok=True)
     references = bibliography(reading.summary, reading.run.manifest)
     parts = {name: part for name, part in _parts(reading, references).items() if part}
-    picture = next((file for file in figures if file.name == "speedup.png"), None)
+    picture = next((file for file in figures if file.name == "speedup.pdf"), None)
     header = reading.facts.header(reading.summary.prompts, _UNBROKEN)
     page = _rendered(
         "report.tex.j2",
@@ -116,7 +116,7 @@ def _letters(reading: Reading) -> str:
         "same letter: no significant difference (simultaneous 95%)",
         *text.letter_ranges(summary),
         *text.two_intervals(summary),
-        *text.few_questions(summary, then=""),
+        *text.few_questions(summary),
     )
     return f" {text.prose(notes)}"
 
@@ -214,7 +214,7 @@ def _spec_bench(reading: Reading) -> str:
 
 
 def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
-    """What is cited, with its `\\cite`: methods, models, tasks."""
+    """What is cited, with its `\\cite`: methods, settings, models, tasks."""
     found = []
     for (_, name), keys in references.cited.items():
         if keys:

@@ -73,14 +73,11 @@ def print_runs(
 
 def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
     """What the figures mean, and what must be known before using them."""
-    processes = "1 process" if summary.passes == 1 else f"{summary.passes} processes"
     return [
-        "forced: nothing ranks these rows; each speedup is over its own run's vanilla"
-        if facts.forced
-        else f"same letter = no significant difference (simultaneous 95%, {processes})",
+        *_ranked(summary, facts),
         *text.letter_ranges(summary),
         *([] if facts.forced else [*text.two_intervals(summary), *_one_process(summary)]),
-        *text.few_questions(summary),
+        *text.few_questions(summary, text.more_questions(facts)),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
@@ -94,6 +91,16 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.controls(summary),
         *text.warnings(summary, facts),
     ]
+
+
+def _ranked(summary: Summary, facts: Facts) -> list[str]:
+    """What ranks the rows."""
+    if facts.forced:
+        return ["forced: nothing ranks these rows; each speedup is over its own run's vanilla"]
+    if not any(row.letters for row in summary.rows):
+        return []
+    processes = "1 process" if summary.passes == 1 else f"{summary.passes} processes"
+    return [f"same letter = no significant difference (simultaneous 95%, {processes})"]
 
 
 def _one_process(summary: Summary) -> list[str]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.row import Row, groups
 from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import Summary
+from specbench_cli.report.numbers.summary import PEER_BASELINE, Summary
 
 NONE = "-"
 LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
@@ -145,8 +145,10 @@ def noise_floor(summary: Summary) -> str:
 
 
 def vanilla_ratio(summary: Summary) -> str:
-    """vanilla / hf:vanilla."""
-    return "not run" if summary.vanilla_ratio is None else f"{summary.vanilla_ratio:.2f}"
+    """vanilla / hf:vanilla; of times that were void there is none."""
+    if summary.vanilla_ratio is not None:
+        return f"{summary.vanilla_ratio:.2f}"
+    return "not known" if any(row.label == PEER_BASELINE for row in summary.rows) else "not run"
 
 
 def proof(summary: Summary) -> str:
@@ -231,7 +233,7 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
     return [note]
 
 
-def few_questions(summary: Summary, then: str = ": --limit 48") -> list[str]:
+def few_questions(summary: Summary, then: str = "") -> list[str]:
     """That a run is too small to rank by, where it is. then: what to do, where it can be typed."""
     n = max((row.n_prompts for row in summary.rows), default=0)
     if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
@@ -241,6 +243,11 @@ def few_questions(summary: Summary, then: str = ": --limit 48") -> list[str]:
         f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more"
         f"{then}"
     ]
+
+
+def more_questions(facts: Facts) -> str:
+    """What to do about too few questions."""
+    return ": --limit 48" if facts.limited else "; this run's tasks have no more"
 
 
 def two_intervals(summary: Summary) -> list[str]:
@@ -331,6 +338,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
         for task in facts.plumbing
     ]
+    told: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.upper_bound:
             lines.append(
@@ -341,5 +349,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
             lines.append(f"{row.label}: {row.speedup_note}")
         elif row.speedup_note is not None:
             missing = "speedup" if row.speedup is None else "interval"
-            lines.append(f"{row.label}: no {missing}: {row.speedup_note}")
+            told.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
+    for said, labels in told.items():
+        every = 1 < len(labels) == len(summary.rows)
+        lines.append(f"{'all rows' if every else ', '.join(labels)}: {said}")
     return lines

@@ -114,6 +114,17 @@ def test_one_paper_is_one_entry_whoever_cites_it(reading, monkeypatch):
     assert found.text().count("@") == 3
 
 
+def test_settings_that_somebody_proposed_are_cited_where_a_run_has_them(reading):
+    config = {"batch": 8, "prefill_chunk": 256, "memory_budget": "2GB"}
+    rows = [{"label": rule, "params": {"length": rule}} for rule in ("synergy", "smartspec")]
+    found = bibliography(reading.summary, {"config": {"effective": config}, "rows": rows})
+    numbers = {entry.arxiv for entry in found.entries}
+    assert numbers >= {"2310.18813", "2406.14066", "2506.01986", "2403.02310"}
+    assert found.keys("setting", "length=synergy") == ("synergy",)
+    alone = {"config": {"effective": {**config, "batch": 1, "memory_budget": None}}, "rows": []}
+    assert not any(kind == "setting" for kind, _ in bibliography(reading.summary, alone).cited)
+
+
 def test_a_task_without_an_entry_is_cited_in_its_own_words(reading):
     found = bibliography(reading.summary, {"tasks": [{"name": "aime"}]})
     (key,) = found.keys("task", "aime")
@@ -175,7 +186,7 @@ def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
     files = write(everything, tmp_path, ("latex",))
     parts = {file.stem for file in files}
     assert {"sweep", "claims", "spec-bench", "references"} <= parts
-    assert any(file.name == "speedup.png" for file in files)
+    assert any(file.name == "speedup.pdf" for file in files)
     place = tmp_path / "latex"
     for command in ("pdflatex", "bibtex", "pdflatex", "pdflatex"):
         program = shutil.which(command)

@@ -1,0 +1,112 @@
+"""Online speculative decoding: the draft learns, while it serves, from where it was wrong.
+
+Xiaoxuan Liu, Lanxiang Hu, Peter Bailis, Alvin Cheung, Zhijie Deng, Ion Stoica, Hao Zhang: Online
+Speculative Decoding, ICML 2024, arXiv:2310.07177, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch.nn import functional
+
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+)
+
+KEPT = "adam", "buffer"
+"""What the row's memory keeps: the optimizer, and what was not learnt yet."""
+
+
+class OsdParams(MethodParams):
+    """Parameters of `Osd`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+    every: int = Field(8, ge=1, description="requests between two updates")
+    rate: float = Field(
+        1e-3, ge=0, description="learning rate (1e-4 in the paper's code, for 160M parameters); 0"
+        " keeps the draft as it is"
+    )  # fmt: skip
+
+
+class Osd(Method):
+    """OSD: the draft learns, between requests, the target's law at each place it was rejected.
+
+    Exact because a request is decoded by one draft, whatever it learnt before: a drafted token x
+    from q stands with probability min(1, p(x)/q(x)), a rejected one is replaced by a draw from
+    norm(max(p - q, 0)).
+    Differs from the paper's code: the loss is taken where the wrong token was predicted, not one
+    place later, and only at rejected ones, not at the last token of every step; the target's law is
+    that of the verification, not computed again. One draft, not one for each topic.
+
+    One step:
+    1. Feed the draft the committed tokens that it has not seen, and draw `length` tokens.
+    2. (engine) One target forward over the last committed token and the draft; verify; commit.
+    3. Where a token was rejected keep its place, and the target's logits p there.
+    4. Forget the draft's rows of rejected tokens.
+    After each request:
+    5. Put the text with its places and logits into the buffer.
+    6. After `every` requests: one update by the mean of KL(p || q) over all places; empty it.
+    """
+
+    name: ClassVar[str] = "osd"
+    Params: ClassVar[type[OsdParams]] = OsdParams
+    params: OsdParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "corpus"
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def start(self, session: Session) -> None:
+        """Prefill the row's own draft."""
+        self.model = session.trainable("draft")
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.places, self.laws = list[int](), list[torch.Tensor]()
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 1."""
+        x, picks = session.since(self.state.length()), list[Pick]()
+        while len(picks) < min(limit, self.params.length):
+            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Steps 3 and 4."""
+        text = session.tokens()
+        if outcome.origin[-1] == "recovered":
+            self.places.append(len(text) - 1)  # of what stands in place of the rejected one
+            self.laws.append(session.verified()[len(outcome.path)].clone())
+        self.state.rollback(0, min(self.state.length(), len(text) - 1))
+
+    def learn(self, session: Session) -> None:
+        """Steps 5 and 6."""
+        adam, buffer = KEPT
+        kept, weights = session.memory, self.model.module.parameters()
+        if adam not in kept:
+            kept[adam] = torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0)
+        waiting = kept.setdefault(buffer, [])
+        waiting.append((list(session.tokens()), self.places, self.laws))
+        if len(waiting) < self.params.every:
+            return
+        # 6. The row that predicts a place is the one before it.
+        missed = sum(len(places) for _, places, _ in waiting)
+        for ids, places, laws in waiting:
+            if places:
+                rows = self.model.module(torch.tensor([ids], device=session.device)).logits[0]
+                q = rows[[place - 1 for place in places]].float().log_softmax(-1)
+                p = torch.stack(laws).float().log_softmax(-1)
+                far = functional.kl_div(q, p, reduction="sum", log_target=True)
+                (far / missed).backward()
+        if missed:
+            kept[adam].step()
+            kept[adam].zero_grad()
+        waiting.clear()

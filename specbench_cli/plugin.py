@@ -1,0 +1,93 @@
+"""Plug-ins: the methods that a Python file defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+from specbench_cli.api import Method
+from specbench_cli.errors import UsageError
+
+
+def read(path: str) -> dict[str, type[Method]]:
+    """Run a Python file; every concrete method that it defines, by name.
+
+    A method is called by its `name`, else by its class: `RepeatLast` is "repeat-last".
+
+    Raises:
+        UsageError: no such file, it does not import, or it holds no method.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
+    found = {_name(method): method for method in _methods_in(_import_file(file))}
+    if not found:
+        raise UsageError(
+            f"{path} defines no method",
+            "subclass specbench_cli.api.Method (README, Add a method)",
+        )
+    return found
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Run a plug-in file as a module whose name `importlib.import_module` then finds; a file that
+    was changed since is another module."""
+    source = file.read_bytes()
+    identity = sha256(str(file.resolve()).encode() + source)
+    module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None:
+        raise UsageError(f"{file} is no Python file", "--plugin FILE.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        # Not by its loader: bytecode that Python kept may be of a text of the same second and size.
+        exec(compile(source, file, "exec"), vars(module))  # noqa: S102
+    except (Exception, SystemExit) as fault:
+        del sys.modules[module_name]
+        raise UsageError(
+            f"{file}:{_line(fault, file)}: {type(fault).__name__}: {_reason(fault)}",
+            "the file must import without errors before its methods can run",
+        ) from fault
+    return module
+
+
+def _line(fault: BaseException, file: Path) -> int:
+    """The plug-in's line that an error came from."""
+    if isinstance(fault, SyntaxError) and fault.lineno:
+        return fault.lineno
+    frames = traceback.extract_tb(fault.__traceback__)
+    lines = [f.lineno for f in frames if Path(f.filename) == file and f.lineno]
+    return lines[-1] if lines else 1
+
+
+def _reason(fault: BaseException) -> str:
+    return fault.msg if isinstance(fault, SyntaxError) else str(fault)
+
+
+def _methods_in(module: ModuleType) -> list[type[Method]]:
+    """The concrete methods that a module defines; a leading underscore hides a base class."""
+    return [
+        member
+        for member in vars(module).values()
+        if inspect.isclass(member)
+        and issubclass(member, Method)
+        and member.__module__ == module.__name__
+        and not inspect.isabstract(member)
+        and not member.__name__.startswith("_")
+    ]
+
+
+def _name(method: type[Method]) -> str:
+    """A method's own `name`; without one its class's, in lower case with - between words."""
+    if "name" not in vars(method):
+        method.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", method.__name__).lower()
+    return method.name

@@ -1,0 +1,121 @@
+"""OSD: what it keeps of a request, what it learns from, and when its draft changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.functional import kl_div
+from transformers import AutoModelForCausalLM
+
+from methods.osd import KEPT, Osd, OsdParams
+from methods.vanilla import Vanilla
+from specbench_cli.engine.learning import Memory, learn
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+
+PROMPT = tuple(range(5, 17))
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_checkpoint):
+    """A tiny target, and a draft that is often wrong."""
+    return {"target": tiny_checkpoint("llama"), "draft": tiny_checkpoint("llama", noise=0.5)}
+
+
+@pytest.fixture(scope="module")
+def space(folders):
+    return Workspace({role: load_decoder(path, name=role) for role, path in folders.items()}, 64)
+
+
+def opened(space, memory=None, number=0):
+    stop = StopRule(frozenset(), 24)
+    prompt = tuple(token + number for token in PROMPT)
+    request = Request(f"r/{number}", 0, prompt, stop)
+    return Session(space, request, Sampling(), memory=memory)
+
+
+def answered(space, method, memory=None, number=0):
+    """A request that has ended, and where a token was rejected in it."""
+    session, rejected = opened(space, memory, number), []
+    for step in method.generate(session):
+        if step.outcome.origin[-1] == "recovered":
+            rejected.append(len(session.tokens()) - 1)
+    return session, rejected
+
+
+def weights(memory):
+    (made,) = memory.copies
+    return {name: each.clone() for name, each in made.module.state_dict().items()}
+
+
+def test_places_are_where_a_token_was_rejected_and_laws_are_the_targets_there(space, folders):
+    method = Osd(OsdParams(length=3))
+    session, rejected = answered(space, method)
+    assert rejected and method.places == rejected
+    target = AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
+    with torch.no_grad():
+        logits = target(torch.tensor([session.tokens()])).logits[0]
+    for place, law in zip(method.places, method.laws, strict=True):
+        assert torch.allclose(law, logits[place - 1], atol=1e-4)
+        assert law.argmax().item() == session.tokens()[place]  # greedy: what stands there
+
+
+def test_the_draft_changes_after_so_many_requests_and_never_before(space):
+    method, memory = Osd(OsdParams(length=3, every=2)), Memory()
+    seen = []
+    for number in range(4):
+        session, _ = answered(space, method, memory, number)
+        learn(method, session)
+        seen.append(weights(memory))
+        assert len(memory[KEPT[1]]) == (number + 1) % 2
+    same = [all(torch.equal(a[n], b[n]) for n in a) for a, b in pairwise(seen)]
+    assert same == [False, True, False]
+
+
+def test_an_update_goes_by_the_divergence_at_rejected_places_alone(space):
+    """Its gradient is that of the mean of KL(p || q) there, and no other row has one."""
+    method, memory = Osd(OsdParams(length=3, every=1)), Memory()
+    session, rejected = answered(space, method, memory)
+    (made,) = memory.copies
+    with torch.inference_mode(False), torch.enable_grad():
+        ids = torch.tensor([session.tokens()])
+        logits = made.module(ids).logits
+        logits.retain_grad()
+        q = logits[0, [place - 1 for place in rejected]].log_softmax(-1)
+        p = torch.stack(method.laws).float().log_softmax(-1)
+        (kl_div(q, p, reduction="sum", log_target=True) / len(rejected)).backward()
+        due = {name: each.grad.clone() for name, each in made.module.named_parameters()}
+        made.module.zero_grad()
+    rows = logits.grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    assert rows == [place - 1 for place in rejected]
+    found = {}
+    step = torch.optim.AdamW.step
+
+    def looked_at(self, *rest):
+        found.update({n: each.grad.clone() for n, each in made.module.named_parameters()})
+        return step(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", looked_at)
+        learn(method, session)
+    assert all(torch.allclose(found[name], due[name], atol=1e-6) for name in due)
+
+
+@pytest.mark.parametrize(("rate", "left"), [(0.0, 22), (0.01, 5)])
+def test_a_text_that_comes_again_is_learnt_and_stays_vanillas_and_a_rate_of_0_learns_nothing(
+    space, rate, left
+):
+    vanilla = answered(space, Vanilla(Vanilla.Params()))[0].tokens()
+    method, memory, missed = Osd(OsdParams(length=3, every=1, rate=rate)), Memory(), []
+    for _ in range(9):
+        session, rejected = answered(space, method, memory)
+        learn(method, session)
+        assert session.tokens() == vanilla
+        missed.append(len(rejected))
+    assert missed[0] == 22 and missed[-1] <= left, missed
+    assert (len(set(missed)) == 1) == (rate == 0)
