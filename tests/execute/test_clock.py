@@ -54,7 +54,7 @@ class Slow(Sps):
 def test_a_cells_time_is_taken_from_outside_to_the_methods_end(together):
     cells = [cell(Sps if together else Slow, place) for place in range(1 + together)]
     before = time.perf_counter_ns()
-    (Together(cells, len(cells)) if together else cells[0]).measure()
+    (Together(cells, len(cells), 256) if together else cells[0]).measure()
     passed = time.perf_counter_ns() - before
     for each in cells:
         assert each.measured.error is None

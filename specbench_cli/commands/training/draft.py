@@ -60,8 +60,9 @@ def draft(
     loss: Annotated[
         list[Loss],
         typer.Option(
-            help="By what it is aligned; given several times, each makes a draft, and they are"
-            " compared.",
+            metavar="LOSS",
+            help="By what it is aligned: ce, kl, reverse-kl, jsd, tvd, tvd++ or lk; given several"
+            " times, each makes a draft, and they are compared.",
             rich_help_panel=shared.TRAINING,
         ),
     ] = [Loss.KL],  # noqa: B006 (typer reads it, and copies)
