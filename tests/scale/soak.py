@@ -5,9 +5,11 @@
 The embedded pair answers texts made of `mini`'s questions, each of another length, by methods
 without a model, with a draft model, with a head and with a memory. With `--distinct N` no more than
 N texts come, again and again: then no length is new after the first round, and what grows still is
-what a run keeps of each output. FOLDER gets `memory.csv` and
-`memory.png`: resident memory of all the run's processes every five seconds, and how many outputs
-were written by then. The last line printed is the growth over the second half, by least squares.
+what a run keeps of each output.
+
+FOLDER gets `memory.csv` and `memory.png`: resident memory of all the run's processes every five
+seconds, and how many outputs were written by then. The last line printed is the growth over the
+second half, by least squares.
 """
 
 from __future__ import annotations

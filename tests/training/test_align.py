@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from methods.sps import Sps, SpsParams
 from specbench_cli.commands.training.app import app
-from specbench_cli.commands.training.draft import _row
+from specbench_cli.commands.training.draft import Loss, _row
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -81,6 +81,10 @@ def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(se
     deviation = (mean * (1 - mean)).sqrt()
     assert torch.allclose(ours * deviation, theirs, atol=1e-12)
     assert ours[3].abs().sum() == 0  # a row that weighs nothing teaches nothing
+
+
+def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> None:
+    assert {each.value for each in Loss} == {"ce", *DISTANCES}
 
 
 def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(

@@ -61,8 +61,8 @@ def draft(
         list[Loss],
         typer.Option(
             metavar="LOSS",
-            help="By what it is aligned: ce, kl, reverse-kl, jsd, tvd, tvd++ or lk; given several"
-            " times, each makes a draft, and they are compared.",
+            help=f"By what it is aligned: {', '.join(Loss)}; given several times, each makes a"
+            " draft, and they are compared.",
             rich_help_panel=shared.TRAINING,
         ),
     ] = [Loss.KL],  # noqa: B006 (typer reads it, and copies)
