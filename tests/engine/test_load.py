@@ -232,6 +232,11 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
         ("model.safetensors", b"\0\0\0\0\0\0\0\x40{}", "no header of safetensors"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "no header of safetensors"),
         ("model.safetensors", b"", "no header of safetensors"),
+        (  # UTF-16, of which json would make half a character
+            "model.safetensors",
+            b"\x0e\0\0\0\0\0\0\0" + '{"\ud800":0}'.encode("utf-16-be", "surrogatepass"),
+            "no header of safetensors",
+        ),
         (
             "model.safetensors",
             b'\x38\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[9,9],"data_offsets":[0,4]}}1234',
