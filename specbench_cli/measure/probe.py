@@ -25,7 +25,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.session import Session
@@ -280,6 +279,8 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
 
 def _host(points: Iterable[HostPoint]) -> HostCost:
     """The line through points."""
+    from scipy.optimize import nnls
+
     points = tuple(points)
     loads = np.array([[1.0, point.drafts, point.nodes] for point in points])
     (step, draft, node), _ = nnls(loads, np.array([point.ns for point in points]))

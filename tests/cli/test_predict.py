@@ -361,7 +361,7 @@ def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe
     asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
     asked += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
     small = ["--limit", "1", "--max-new-tokens", "8"]
-    assert run("run", *asked, *small)[0] == 0
+    assert run("run", *asked, *small, "--isolation", "none")[0] == 0
     assert run("predict", "--probe", *asked[:5], "--rounds", "1")[0] == 0  # without the head
     code, out, err = run("predict", "last")
     assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
