@@ -233,7 +233,7 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
     with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
         foreign.align(short("kl", "target"))
-    assert "uag" in (caught.value.hint or "")
+    assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
 def test_several_losses_make_a_table_from_one_pre_trained_draft(
