@@ -88,7 +88,9 @@ class LogLinear:
         found = []
         if self.n < FEW_POINTS:
             found.append(f"{self.n} points, fewer than {FEW_POINTS}")
-        if self.r2 < LOW_R2:
+        if not self.b.value and not self.noise:
+            found.append("the same at all sizes")
+        elif self.r2 < LOW_R2:
             found.append(f"R2 {self.r2:.3f}, below {LOW_R2}")
         if self.lack is not None and self.lack < BENDS:
             found.append(f"no straight line (lack of fit, p {self.lack:.2g})")
@@ -108,11 +110,12 @@ def fit_loglinear(points: Iterable[tuple[float, float]]) -> LogLinear:
     if len(levels) < 2:
         raise ValueError(f"a line takes two sizes, and all points have {levels[0]:g}")
     x = np.log10(sizes)
-    n, mean = len(x), float(x.mean())
+    n, mean, first = len(x), float(x.mean()), float(y[0])
+    y = y - first  # so that what is the same everywhere has no slope of rounding
     spread = float(((x - mean) ** 2).sum())
     b = float(((x - mean) * y).sum()) / spread
-    a = float(y.mean()) - b * mean
-    squares = float(((y - a - b * x) ** 2).sum())
+    squares = float(((y - y.mean() - b * (x - mean)) ** 2).sum())
+    a = first + float(y.mean()) - b * mean
     total = float(((y - y.mean()) ** 2).sum())
     df = n - 2
     noise = math.sqrt(squares / df) if df else math.inf

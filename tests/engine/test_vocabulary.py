@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from methods.omnidraft import OmniDraft, OmniDraftParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
@@ -27,8 +28,12 @@ CORPUS = (
 )
 METHODS = pytest.mark.parametrize(
     "make",
-    [lambda: Tli(TliParams(length=2)), lambda: Uag(UagParams(length=2, behind=1))],
-    ids=["tli", "uag"],
+    [
+        lambda: Tli(TliParams(length=2)),
+        lambda: Uag(UagParams(length=2, behind=1)),
+        lambda: OmniDraft(OmniDraftParams(length=2)),
+    ],
+    ids=["tli", "uag", "omnidraft"],
 )
 
 
