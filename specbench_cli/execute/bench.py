@@ -143,8 +143,8 @@ class Bench:
                 f"{' with ' + ', '.join(names) if names else ''}: their vocabularies differ"
                 f" ({differing} of {len(self.tokenizer)} tokens have another id or none)",
                 hint="choose a --draft with the target's tokenizer (specbench list models), methods"
-                " that draft in any vocabulary (-m tli,uag), or methods that need no draft"
-                " (specbench list methods)",
+                " that draft in any vocabulary (-m tli,uag,omnidraft), or methods that need no"
+                " draft (specbench list methods)",
             )
         try:
             ours, own = Vocabulary.of(self.tokenizer), Vocabulary.of(theirs)

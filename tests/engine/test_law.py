@@ -57,6 +57,7 @@ CONFIGURED = {
     "tli": [{"length": 2}],
     "osd": [{"length": 2}],
     "uag": [{"length": 2, "behind": 1}],
+    "omnidraft": [{"length": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
