@@ -103,6 +103,11 @@ def join(
         manifest["forced"] = list(forced)
     if targets:
         manifest["targets"] = list(short)
+        manifest["left_out"] = {  # such a row has no records, and so no label yet
+            f"{label} @{name}": why
+            for name, run in zip(short, runs, strict=True)
+            for label, why in (run.manifest.get("left_out") or {}).items()
+        }
     if forced or targets:
         for role, model in manifest["models"].items():
             models = ((run.manifest.get("models") or {}).get(role) or {} for run in runs)

@@ -273,6 +273,12 @@ def test_runs_of_several_targets_that_differ_in_more_are_refused(make_run):
     assert "target" not in refused.value.message.partition("seed")[0]
 
 
+def test_a_row_that_one_target_has_no_draft_for_is_named_with_that_target(matrix):
+    matrix[2].manifest["left_out"] = {"eagle": "no head"}
+    reading = read_together(matrix, targets=True)
+    assert reading.run.manifest["left_out"] == {"eagle @b+x": "no head"}
+
+
 def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp_path):
     reading = read_together(matrix, targets=True)
     found = by_target(reading.summary, reading.facts.targets)
