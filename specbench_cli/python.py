@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli import output, registry
-from specbench_cli.errors import ExitCode
+from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -85,9 +85,15 @@ def run(
     )
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute
+    from specbench_cli.execute.planning.matrix import is_matrix
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, remember
 
+    if is_matrix(asked):
+        raise UsageError(
+            "targets and drafts stand for several runs, and a call makes one",
+            "[sb.run(target) for target in TARGETS], or specbench run --targets",
+        )
     with (
         warnings.catch_warnings(),
         _threads_kept(),

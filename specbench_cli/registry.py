@@ -109,6 +109,13 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2310.07177",
     ),
+    "s2d": Entry(
+        "methods.s2d:S2d",
+        "S2D: a draft's first layers draft where they are sure, the next ones where they are not.",
+        aliases=("sorted",),
+        needs=("draft",),
+        source="arXiv:2407.01955",
+    ),
     "sps-tree": Entry(
         "methods.sps_tree:SpsTree",
         "Tree speculative sampling: a small model drafts a tree, the target scores it in one"

@@ -246,6 +246,11 @@ def test_a_plug_in_that_was_changed_is_read_again(tmp_path, monkeypatch):
         assert registry.build("again", {}).params.times == default
 
 
+def test_several_targets_are_several_calls():
+    with pytest.raises(UsageError, match="stand for several runs, and a call makes one"):
+        sb.run(targets=["embedded-7m", "embedded-exit"], methods="pld")
+
+
 def test_the_page_names_every_setting():
     named = {*RunConfig.model_fields} | {"out", "config", "progress"}
     assert [name for name in sorted(named) if f"`{name}`" not in PAGE] == []

@@ -144,9 +144,11 @@ class Case:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
+        twin = draft is target or self.name == "equal"
+        strange = 0.0 if twin else 1.0  # the first layer of a twin is one, too
         decoders = {
             "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
-            "draft": kinds.get("draft", TableDecoder)("draft", draft),
+            "draft": kinds.get("draft", TableDecoder)("draft", draft, exits_of(draft, strange)),
         }
         capacity = len(self.prompt) + self.budget + SPARE
         make = partial(make_on_tables, decoders)

@@ -170,12 +170,22 @@ def _compare(
 
     let_pass, closing = as_share(tolerance), gate(fail_on)
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.pages.words import headline
     from specbench_cli.comparison.reading import side
 
-    base, new = map(side, given)
-    gc.freeze()  # as in report: what was read has no cycles
-    found = put_together(base, new, tolerance=let_pass, fail_on=closing)
+    failed = False
+    for name, pair in _pairs(*given).items():
+        base, new = map(side, pair)
+        gc.freeze()  # as in report: what was read has no cycles
+        found = put_together(base, new, tolerance=let_pass, fail_on=closing)
+        failed = failed or bool(found.failed)
+        _told(found, form, formats, out / name if name and out is not None else out)
+    return ExitCode.BAD_ANSWER if failed else ExitCode.OK
+
+
+def _told(found: Comparison, form: output.Format, formats: list[str], out: Path | None) -> None:
+    """Print a comparison, or write it."""
+    from specbench_cli.comparison.pages.words import headline
+
     if form == "json":
         from specbench_cli.comparison.pages.as_dict import as_dict
 
@@ -190,7 +200,29 @@ def _compare(
         _write(found, formats, out)
     if form == "json" or formats:
         output.note(headline(found))
-    return ExitCode.BAD_ANSWER if found.failed else ExitCode.OK
+
+
+def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
+    """What is compared with what: the two, or of two runs of several targets each target's, by
+    name. Raises UsageError where only one is such."""
+    from specbench_cli.store.matrix import is_matrix, members
+    from specbench_cli.store.run_dir import folder
+
+    sides = [folder(each) for each in (base, new)]
+    held = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
+    if not held:
+        return {"": (base, new)}
+    shared = [name for name in held[0] if name in held[-1]]
+    if len(held) == 1 or not shared:
+        raise UsageError(
+            f"{base} and {new} have no target in common"
+            if len(held) > 1
+            else f"only one of {base} and {new} is runs of several targets",
+            f"compare two of one target: specbench compare RUN {next(iter(held[0].values()))}",
+        )
+    for name in held[0].keys() ^ held[1].keys():
+        output.note(f"{name} is in one of the two alone: not compared")
+    return {name: (held[0][name], held[1][name]) for name in shared}
 
 
 def _write(found: Comparison, formats: list[str], out: Path) -> None:

@@ -37,8 +37,8 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Folders of runs, or `last`; several become one report. Or answer files of"
-            " Spec-Bench (.jsonl), vanilla's first.",
+            help="Folders of runs, or `last`; several become one report; or the folder of runs of"
+            " several targets. Or answer files of Spec-Bench (.jsonl), vanilla's first.",
             show_default=False,
         ),
     ],
@@ -179,13 +179,17 @@ def report(
             hint=f"specbench report {runs[0]} --also {SPEC_BENCH}",
         )
     from specbench_cli.report import outputs
-    from specbench_cli.report.reading import read_together
+    from specbench_cli.report.reading import read_matrix, read_together
     from specbench_cli.report.spec_bench import table as spec_bench_table
     from specbench_cli.report.terminal import table
 
     formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
-    sources = _sources(runs)
-    reading = read_together(sources, force=force)
+    whole = _matrix(runs)
+    if whole is not None:
+        reading = read_matrix(whole, force=force)
+    else:
+        reading = read_together(_sources(runs), force=force)
+    sources = reading.sources
     gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
     if also or any(map(spec_bench_table.is_imported, sources)):
         reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
@@ -194,10 +198,24 @@ def report(
         if reading.spec_bench is not None:
             spec_bench_table.show(reading.spec_bench, form)
         return ExitCode.OK
-    folder = _made(out or sources[0].path / "report")
+    folder = _made(out or (whole or sources[0].path) / "report")
     for file in outputs.write(reading, folder, formats):
         output.data(str(file))
     return ExitCode.OK
+
+
+def _matrix(words: list[str]) -> Path | None:
+    """The folder of a matrix, if that is given. Raises UsageError where more is."""
+    from specbench_cli.store.matrix import is_matrix
+    from specbench_cli.store.run_dir import folder
+
+    found = [path for path in map(folder, words) if is_matrix(path)]
+    if found and len(words) > 1:
+        raise UsageError(
+            f"{found[0]} is runs of several targets, which are a report of their own",
+            f"specbench report {found[0]}",
+        )
+    return found[0] if found else None
 
 
 def _sources(words: list[str]) -> list[Source]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,16 @@ import typer
 from specbench_cli import output, registry
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
-from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError, not_written
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError, not_written
 from specbench_cli.execute import apart
 
 if TYPE_CHECKING:
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.execute.planning.plan import Plan
+    from specbench_cli.execute.run import Result
     from specbench_cli.execute.view import RunView
     from specbench_cli.report.reading import Reading
+    from specbench_cli.store.run_dir import RunDir
 
 EXAMPLES = (
     "specbench run",
@@ -28,6 +32,7 @@ EXAMPLES = (
     "specbench run -m vanilla,sps --batch 8 --limit 48",
     "specbench run -m sps -t mini --category translation --max-new-tokens 32 --repeats 3",
     "specbench run --sweep sps.length=1:6:1 --limit 24",
+    "specbench run -m sps,pld --targets embedded-7m,embedded-exit --limit 24",
     "specbench run -m sps,pld --tune --limit 24",
     "specbench run -m pearl --devices target=cpu:0,draft=cpu:1",
     "specbench run --profile ci",
@@ -129,6 +134,14 @@ def run(
         str | None, _What("MODEL", "Short name, hub id, folder or GGUF.", "embedded", known=_models)
     ] = None,
     draft: Annotated[str | None, _What("MODEL", "The same of the draft.", "the target's")] = None,
+    targets: Annotated[
+        list[str] | None,
+        _What("MODEL", "Several targets: a run of each, one table.", "--target", known=_models),
+    ] = None,
+    drafts: Annotated[
+        list[str] | None,
+        _What("MODEL", "Several drafts of each target.", "--draft", known=_models),
+    ] = None,
     limit: Annotated[
         str | None, _What("N", "Questions of each task, over its families.", "all, 12 of mini")
     ] = None,
@@ -331,6 +344,8 @@ def run(
         "tasks": task,
         "target": target,
         "draft": draft,
+        "targets": targets,
+        "drafts": drafts,
         "limit": limit,
         "category": category,
         "seed": seed,
@@ -393,9 +408,11 @@ def run(
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.execute import run as execute
+    from specbench_cli.execute.planning.matrix import is_matrix, pairs
     from specbench_cli.execute.planning.outlook import outlook
     from specbench_cli.execute.planning.pace import process_seconds
-    from specbench_cli.store.run_dir import RunDir, folder, remember
+    from specbench_cli.store import matrix
+    from specbench_cli.store.run_dir import folder
 
     form = "json" if json else form
     part = only_pass is not None
@@ -403,48 +420,134 @@ def run(
         json=form == "json", dry_run=dry_run, part=part, start_s=process_seconds()
     ) as view:
         if dry_run:
-            first, facts = execute.dry(asked)
-            view.planned({**facts, "detects": outlook(first)})
+            for each in pairs(asked).values() if is_matrix(asked) else [asked]:
+                first, facts = execute.dry(each)
+                view.planned({**facts, "detects": outlook(first)})
             return ExitCode.OK
-        if resume is not None:
-            plan, run_dir = execute.reopen(folder(str(resume)), view, part=part, force=force)
+        begun = None if resume is None else folder(str(resume))
+        if is_matrix(asked) if begun is None else matrix.is_matrix(begun):
+            place = begun or _begun(asked, sources, out)
+            with told_how_to_go_on(place, view, part=False):
+                results, reading = _matrix(place, view, force, in_turn)
         else:
-            plan, run_dir = execute.start(asked, sources, out, view)
-        try:
-            with told_how_to_go_on(run_dir.path, view, part):
-                result = execute.run(
-                    plan,
-                    run_dir,
-                    view,
-                    only_pass=only_pass,
-                    fresh=resume is None,
-                    force=force,
-                    in_turn=in_turn,
+            if begun is not None:
+                plan, run_dir = execute.reopen(begun, view, part=part, force=force)
+            else:
+                plan, run_dir = execute.start(asked, sources, out, view)
+            place, fresh = run_dir.path, begun is None
+            with told_how_to_go_on(place, view, part):
+                made = _measured(
+                    plan, run_dir, view, place, force, in_turn, only_pass=only_pass, fresh=fresh
                 )
-        except apart.Unfinished as fault:
-            if fault.told and plan is not None and plan.config.repeats == 1:
-                raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
-            raise
-        finally:
-            if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
-                remember(run_dir.path)
-        if part:
-            raise typer.Exit(apart.DONE + result.exit_code)
-        with told_how_to_go_on(run_dir.path, view, part=False):
-            reading = _written(result.run_dir, view)
+            if part:
+                raise typer.Exit(apart.DONE + made.exit_code)
+            results = [made]
+            with told_how_to_go_on(place, view, part=False):
+                reading = _written(place, view)
     with (
-        told_how_to_go_on(run_dir.path, view, part=False),
+        told_how_to_go_on(place, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
-        _show(reading, result.run_dir, form)
-    if result.exit_code is ExitCode.ENVIRONMENT and result.void:
+        _show(reading, place, form)
+    return _told(results, reading)
+
+
+def _begun(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
+    """The folder of a matrix that is begun; each of its runs can be planned."""
+    from specbench_cli.execute import run as execute
+    from specbench_cli.execute.planning.matrix import pairs
+    from specbench_cli.store import matrix
+    from specbench_cli.store.run_dir import new_path
+
+    runs = pairs(asked)
+    for each in runs.values():
+        execute.dry(each)  # what one of them lacks is said before another is measured
+    path = out or new_path("matrix", asked.model_dump(mode="json"))
+    order = {name: each.model_dump_json() for name, each in runs.items()}
+    matrix.create(path, matrix.Order(order, sources))
+    return path
+
+
+def _matrix(
+    whole: Path, view: RunView, force: bool, in_turn: Path | None
+) -> tuple[list[Result], Reading]:
+    """Do what a matrix's runs lack, one run after another, and read them as one."""
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.execute import run as execute
+    from specbench_cli.report import outputs
+    from specbench_cli.report.reading import read_matrix
+    from specbench_cli.store import matrix
+    from specbench_cli.store.run_dir import RunDir
+
+    order = matrix.ordered(whole)
+    results: list[Result] = []
+    try:
+        for path in matrix.members(whole):
+            plan: Plan | None
+            fresh = not RunDir.holds_run(path)
+            if fresh and order is not None:
+                config = RunConfig.model_validate_json(order.runs[path.name])
+                plan, run_dir = execute.start(config, order.sources, path, view)
+            else:
+                plan, run_dir = execute.reopen(path, view, force=force)
+            made = _measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
+            results.append(made)
+            if plan is not None:
+                _written(path, view)
+    except SpecbenchError:
+        matrix.discard(whole)
+        raise
+    matrix.done(whole)
+    reading = read_matrix(whole)
+    outputs.write(reading, whole, ("csv", "md"))
+    return results, reading
+
+
+def _measured(
+    plan: Plan | None,
+    run_dir: RunDir,
+    view: RunView,
+    place: Path,
+    force: bool,
+    in_turn: Path | None,
+    *,
+    only_pass: int | None = None,
+    fresh: bool,
+) -> Result:
+    """Do what a run lacks (`execute.run`), which is found again as `place`."""
+    from specbench_cli.execute import run as execute
+    from specbench_cli.store.run_dir import RunDir, remember
+
+    try:
+        return execute.run(
+            plan,
+            run_dir,
+            view,
+            only_pass=only_pass,
+            fresh=fresh,
+            force=force,
+            in_turn=in_turn,
+        )
+    except apart.Unfinished as fault:
+        if fault.told and plan is not None and plan.config.repeats == 1:
+            raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
+        raise
+    finally:
+        if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
+            remember(place)
+
+
+def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
+    """Say what of the runs is missing; the worst of their exit codes."""
+    if any(each.exit_code is ExitCode.ENVIRONMENT and each.void for each in results):
         output.error(*NOISE)
     if left_out := reading.run.manifest.get("left_out"):
         output.error(
             f"not all that was asked for could run here: {', '.join(left_out)} left out",
             "why is said above, and in report.md",
         )
-    return result.exit_code
+    order = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
+    return max((each.exit_code for each in results), key=order.index)
 
 
 def _vet(plugin: str) -> None:
@@ -487,17 +590,17 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.load import as_dict, load_rows, saturation
     from specbench_cli.report.terminal import table
-    from specbench_cli.store.run_dir import RunDir
 
     if form == "json":
-        manifest = RunDir.open(folder).manifest
+        manifest = reading.run.manifest
+        one = {key: manifest.get(key) for key in ("memory", "tuning")}
+        several = {"runs": [source.path for source in reading.sources]}
         loads = load_rows(reading.records)
         output.json_line(
             {
                 "event": "done",
                 "run": folder,
-                "memory": manifest.get("memory"),
-                "tuning": manifest.get("tuning"),
+                **(several if reading.facts.targets else one),
                 "summary": row_dicts(reading.summary),
                 "load": [as_dict(row) for row in loads],
                 "saturation": saturation(loads),

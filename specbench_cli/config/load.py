@@ -154,7 +154,7 @@ def _canonical(given: Given, methods: Methods) -> Given:
 
 def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str]]:
     values = {key: got.value for key, got in given.fields.items()}
-    for key in values.keys() & {"tasks", "category", "plugins"}:
+    for key in values.keys() & {"tasks", "targets", "drafts", "category", "plugins"}:
         values[key] = _split(values[key])
     values["methods"] = _rows(values["methods"], given, methods)
     if values.get("executor", "local") != "local":

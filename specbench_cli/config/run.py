@@ -127,15 +127,16 @@ def _known_budget(value: str) -> str:
 class RunConfig(BaseModel):
     """Everything that decides what `specbench run` measures, by the names of a config file's keys.
 
-    `limit` is of each task. `verify` may be left out: it is "greedy" at temperature 0 and
-    "rejection" above. `devices` are for methods whose workers compute at once; all others use
-    `device` and `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the
-    drafts of a batch's others. `judge`: which of vanilla's outputs transformers' own module is
-    asked about: a sample, or all. `isolation`: whether plug-ins decode in a process of their own,
-    or in the run's. `executor`: who measures: this machine, or the workers of a Ray cluster.
-    `timeout_per_prompt`: seconds after which a method has failed on a prompt.
-    `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
-    the settings that took the place of the defaults (`config.profile`).
+    `targets` and `drafts` stand for a run of each pair (`execute.planning.matrix`). `limit` is of
+    each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
+    `devices` are for methods whose workers compute at once; all others use `device` and `threads`.
+    `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of a batch's
+    others. `judge`: which of vanilla's outputs transformers' own module is asked about: a sample,
+    or all. `isolation`: whether plug-ins decode in a process of their own, or in the run's.
+    `executor`: who measures: this machine, or the workers of a Ray cluster. `timeout_per_prompt`:
+    seconds after which a method has failed on a prompt. `uncontained`: whether code may be run
+    under limits alone, without namespaces. `profile` names the settings that took the place of the
+    defaults (`config.profile`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -144,6 +145,8 @@ class RunConfig(BaseModel):
     tasks: Words = Field(["mini"], min_length=1)
     target: str = Field("embedded", min_length=1)
     draft: str | None = Field(None, min_length=1)
+    targets: Words = []
+    drafts: Words = []
     limit: Annotated[Number | None, Field(ge=1)] = None
     category: Words = []
     seed: Number = Field(0, ge=0)
@@ -262,6 +265,21 @@ class RunConfig(BaseModel):
     def _uncontained_is_said_of_code(self) -> RunConfig:
         if self.uncontained and not self.run_code:
             raise ValueError("uncontained says how code is run: add --run-code")
+        return self
+
+    @field_validator("targets", "drafts")
+    @classmethod
+    def _each_once(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"has {name} twice")
+        return names
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> RunConfig:
+        for one, several in (("target", self.targets), ("draft", self.drafts)):
+            if several and one in self.model_fields_set:
+                raise ValueError(f"both {one} and {one}s say what to run: drop one of the two")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,8 @@ _METHOD = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/MethodChoice"}]}
 _AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
     "methods": {"anyOf": [*_METHOD["anyOf"], {"type": "array", "items": _METHOD, "minItems": 1}]},
     "tasks": _WORDS,
+    "targets": _WORDS,
+    "drafts": _WORDS,
     "category": _WORDS,
     "plugins": _WORDS,
     "devices": {

@@ -65,10 +65,22 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [f"{name}#{number}" for number, name in enumerate(whole, start=1)]
 
 
-def differences(runs: Sequence[Source], names: Sequence[str]) -> list[Difference]:
+def differences(
+    runs: Sequence[Source], names: Sequence[str], *, targets: bool = False
+) -> list[Difference]:
     """What keeps runs apart; nothing where they belong together. What a run does not say, as one
-    without a draft says nothing of drafts, keeps it from none."""
+    without a draft says nothing of drafts, keeps it from none.
+
+    Args:
+        targets: they are of several targets: models, heads and the prompts as models read them may
+            differ.
+    """
     told = {name: facts(run) for name, run in zip(names, runs, strict=True)}
+    if targets:
+        for run, own in zip(runs, told.values(), strict=True):
+            heads = (f"head {head}" for head in run.manifest.get("heads") or ())
+            for what in ("prompts", *run.manifest.get("models", {}), *heads):
+                own.pop(what, None)
     found = []
     for what in dict.fromkeys(what for own in told.values() for what in own):
         values = {name: own[what] for name, own in told.items() if what in own}

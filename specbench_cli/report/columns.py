@@ -189,6 +189,21 @@ TIME = Column(
     },
 )
 OUTPUT = _words("output", "output", text.verdicts, "verdicts on the outputs")
+TARGET = _figure(
+    "target",
+    "target_model",
+    _or_none,
+    align="l",
+    choose=True,
+    when=lambda rows: len({row.target_model for row in rows}) > 1,
+)
+DRAFT = replace(
+    TARGET,
+    heading="draft",
+    shown=lambda row: _or_none(row.draft_model),
+    data={"draft_model": lambda row: row.draft_model},
+    when=lambda rows: len({row.draft_model for row in rows} - {None}) > 1,
+)
 KIND = _words("kind", "kind", _kind, "ours or a peer's", choose=True)
 ACCURACY = _figure(
     "accuracy",
@@ -217,7 +232,7 @@ TERMINAL = (
 )  # fmt: skip
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, OUTPUT,
+    TIME, ACCURACY, OUTPUT, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (METHOD, GROUP, SPEEDUP, INTERVAL, DECODE, DECODE_INTERVAL, MAT, ACCEPT, RELAXED)
@@ -226,7 +241,7 @@ COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, DECODE, MAT, ACCEPT, RELAXED, RULE_RATE, RULE, TOKENS, OUTPUT,
-    TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY,
+    TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET, DRAFT,
 )  # fmt: skip
 DETAIL = (
     METHOD,

@@ -16,6 +16,7 @@ from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.numbers import modelled
 from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.forced import ByTarget, by_target
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.paper.methods_text import sentences
@@ -70,6 +71,7 @@ def report(
         f"# specbench: {', '.join(summary.prompts) or 'no prompts'}",
         f"```\n{run_text(summary, facts)}\n```",
         *(f"![speedup over vanilla]({path})" for path in figures if _name(path) == "speedup"),
+        *_by_target(by_target(summary, facts.targets), figures),
         *(sweep_part(sweep, plots) if sweep is not None else ()),
         *tuning_part(manifest.get("tuning")),
         *_load(loads),
@@ -79,7 +81,7 @@ def report(
         _grid(by_family(summary, _speedup)),
         *filter(None, [text.prose(text.small_families(summary))]),
         *(part for name, rows in summary.families.items() for part in _family(name, rows)),
-        *_figures([path for path in figures if _name(path) not in ("speedup", "pareto")]),
+        *_figures([path for path in figures if _name(path) not in _PLACED]),
         *_modelled(in_parallel),
         *_claims(claims.lines(summary, facts)),
         *_spec_bench(spec_bench),
@@ -167,10 +169,35 @@ def _spec_bench(found: SpecBench | None) -> list[str]:
     return [part for part in parts if part]
 
 
+def _by_target(found: ByTarget | None, figures: Sequence[str]) -> list[str]:
+    """A matrix: a line a method, a column a target."""
+    if found is None:
+        return []
+    parts = ["## By target"]
+    for title, figure in (("speedup", text.speedup), ("MAT", text.mat)):
+        lines = (
+            (row.label, *(_cell(own, row.label, figure) for own in found.targets.values()))
+            for row in found.rows
+        )
+        parts.append(table((title, *found.targets), lines))
+    return [*parts, *(_shown(path) for path in figures if _name(path) == "targets")]
+
+
+def _cell(own: Mapping[str, Row], label: str, figure: Callable[[Row], str]) -> str | None:
+    return figure(own[label]) if label in own else None
+
+
+_PLACED = ("speedup", "pareto", "targets")
+"""The figures that have a place of their own."""
+
+
 def _figures(paths: Sequence[str]) -> list[str]:
     """The figures that have no place of their own, each under its caption."""
-    shown = [f"{CAPTIONS[_name(path)]}\n\n![{_name(path)}]({path})" for path in paths]
-    return ["## Figures", *shown] if shown else []
+    return ["## Figures", *map(_shown, paths)] if paths else []
+
+
+def _shown(path: str) -> str:
+    return f"{CAPTIONS[_name(path)]}\n\n![{_name(path)}]({path})"
 
 
 def _name(path: str) -> str:

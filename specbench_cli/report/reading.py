@@ -6,6 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
@@ -19,7 +20,8 @@ from specbench_cli.report.spec_bench.files import Imported
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.together import join
 from specbench_cli.store.jsonl import uncollected
-from specbench_cli.store.run_dir import latest, runs
+from specbench_cli.store.matrix import members
+from specbench_cli.store.run_dir import RunDir, latest, runs
 from specbench_cli.store.schema import Record
 
 if TYPE_CHECKING:
@@ -56,14 +58,19 @@ class Reading:
     def where(self) -> str:
         """The runs as `specbench report` would be given them."""
         sources = self.sources or (self.run,)
+        if self.facts.targets:
+            return _given(sources[0].path.parent)
         forced = " --force" if self.facts.forced else ""
-        return " ".join(map(_given, sources)) + forced
+        return " ".join(map(_words, sources)) + forced
 
 
-def _given(source: Source) -> str:
+def _words(source: Source) -> str:
     if isinstance(source, Imported):
         return " ".join(shlex.quote(str(file)) for file in source.files)
-    path = source.path
+    return _given(source.path)
+
+
+def _given(path: Path) -> str:
     newest = runs() and latest().resolve() == path.resolve()
     return "last" if newest else shlex.quote(str(path))
 
@@ -80,35 +87,49 @@ def read(run: Source) -> Reading:
     return Reading(run, facts, summary, incidents, found.records, (run,), found.parallel)
 
 
-def read_together(runs: Sequence[Source], *, force: bool = False) -> Reading:
+def read_matrix(path: Path, *, force: bool = False) -> Reading:
+    """Read the runs of a matrix, as far as they were begun, as one.
+
+    Raises:
+        UsageError: none was; or they differ in more than models (`read_together`).
+    """
+    runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
+    if not runs:
+        raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
+    return read_together(runs, force=force, targets=True)
+
+
+def read_together(runs: Sequence[Source], *, force: bool = False, targets: bool = False) -> Reading:
     """Read runs that belong together as one.
 
     Args:
         force: read runs as one that do not; every row then says its run.
+        targets: they are of several targets, or drafts; every row says its run then, too.
 
     Raises:
         UsageError: they do not belong together; names the differences.
     """
-    if len(runs) == 1:
+    if len(runs) == 1 and not targets:
         return read(runs[0])
     short = short_names([run.path for run in runs])
-    differing = differences(runs, short)
+    differing = differences(runs, short, targets=targets)
     _refuse(differing, runs, force)
     with uncollected():
         found = [_Light.of(run) for run in runs]
-    if not differing:
+    if not differing and not targets:
         differing = _vanilla_parts([own.vanilla for own in found], short)
         _refuse(differing, runs, force)
     forced = [str(difference) for difference in differing]
-    together = join(runs, short, [own.records for own in found], forced)
+    together = join(runs, short, [own.records for own in found], forced, targets=targets)
     incidents, records = Incidents(together.shown), list[Record]()
     for own, names in zip(found, together.names, strict=True):
         records += map(names.given, own.records)
     for record in records:
         incidents.add(record)
-    if forced:
+    if forced or targets:
         parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
-        summary = beside(parts, [names.labels for names in together.names])
+        labels = [names.labels for names in together.names]
+        summary = beside(parts, labels, by_method=targets)
     else:
         summary = summarise(records, together.manifest)
     return Reading(
@@ -174,7 +195,7 @@ def _vanilla_parts(
 def _refuse(found: Sequence[Difference], runs: Sequence[Source], force: bool) -> None:
     if found and not force:
         lines = "".join(f"\n  {difference}" for difference in found)
-        given = " ".join(map(_given, runs))
+        given = " ".join(map(_words, runs))
         raise UsageError(
             f"these runs do not belong together; they differ in{lines}",
             hint=f"specbench report {given} --force: side by side, each row with its run's name",

@@ -77,6 +77,8 @@ def join(
     short: Sequence[str],
     records: Sequence[Sequence[Record]],
     forced: Sequence[str],
+    *,
+    targets: bool = False,
 ) -> Together:
     """Runs as one.
 
@@ -84,9 +86,10 @@ def join(
         short: their short names.
         records: of each, without bulk.
         forced: what they differ in, if they do not belong together; then every row says its run.
+        targets: whether they are of several targets; every row says its run then, too.
     """
     firsts = [{record.label: record for record in reversed(own)} for own in records]
-    labels = _labels(runs, short, firsts, every=bool(forced))
+    labels = _labels(runs, short, firsts, every=bool(forced) or targets)
     passes, shown = _passes(short, records, labels)
     names = [Names(*pair) for pair in zip(labels, passes, strict=True)]
     manifest = _manifest(runs, short, labels)
@@ -98,6 +101,14 @@ def join(
     }
     if forced:
         manifest["forced"] = list(forced)
+    if targets:
+        manifest["targets"] = list(short)
+        manifest["left_out"] = {  # such a row has no records, and so no label yet
+            f"{label} @{name}": why
+            for name, run in zip(short, runs, strict=True)
+            for label, why in (run.manifest.get("left_out") or {}).items()
+        }
+    if forced or targets:
         for role, model in manifest["models"].items():
             models = ((run.manifest.get("models") or {}).get(role) or {} for run in runs)
             labels_of = dict.fromkeys(str(m["label"]) for m in models if "label" in m)

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import FULL, UsageError
-from specbench_cli.store import jsonl, pieces
+from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
 from specbench_cli.store.lock import LOCK, Lock
 from specbench_cli.store.manifest import damaged, parse
@@ -171,6 +171,12 @@ class RunDir:
         try:
             manifest = parse((path / _MANIFEST).read_text(encoding="utf-8"))
         except OSError as error:
+            if matrix.is_matrix(path):
+                held = [str(each) for each in matrix.members(path) if cls.holds_run(each)]
+                raise UsageError(
+                    f"{path} holds several runs, one for each target and draft, and one is wanted",
+                    hint=f"name it: {', '.join(held) or 'none is begun yet'}",
+                ) from error
             raise UsageError(
                 f"{path} holds no run (no readable {_MANIFEST})", hint="specbench list runs"
             ) from error
@@ -449,23 +455,33 @@ def _elsewhere(root: Path) -> list[str]:
 
 def runs(root: Path = RUNS) -> list[Path]:
     """The folders of all runs that were begun from here and are still there, by name; those in
-    `root` first."""
-    usual = sorted(file.parent for file in root.glob(f"*/{_MANIFEST}"))
-    others = (Path(os.path.normpath(root / place)) for place in _elsewhere(root) if place)
-    return [*usual, *sorted(path for path in others if RunDir.holds_run(path))]
+    `root` first. A matrix's are runs like any."""
+    usual = {file.parent for name in (_MANIFEST, matrix.MATRIX) for file in root.glob(f"*/{name}")}
+    others = {Path(os.path.normpath(root / place)) for place in _elsewhere(root) if place}
+    found = (run for place in (*sorted(usual), *sorted(others)) for run in _runs_in(place))
+    return [*dict.fromkeys(run for run in found if RunDir.holds_run(run))]
+
+
+def _runs_in(place: Path) -> list[Path]:
+    return matrix.members(place) if matrix.is_matrix(place) else [place]
 
 
 def folder(given: str) -> Path:
-    """The folder that a command's RUN names: `last` (the newest run), a folder, or the name of one
-    in `RUNS`. Raises UsageError where there is no last one."""
+    """The folder that a command's RUN names: `last` (the newest run, or its matrix), a folder, or
+    the name of one in `RUNS`. Raises UsageError where there is no last one."""
     if given == "last":
         return latest()
     path, named = Path(given), RUNS / given
-    return named if not RunDir.holds_run(path) and RunDir.holds_run(named) else path
+    return named if not _is_held(path) and _is_held(named) else path
+
+
+def _is_held(path: Path) -> bool:
+    return RunDir.holds_run(path) or matrix.is_matrix(path)
 
 
 def latest(root: Path = RUNS) -> Path:
-    """The run whose manifest was written last ("last" on the command line), wherever it is.
+    """The run whose manifest was written last ("last" on the command line), wherever it is; of a
+    matrix's runs their folder.
 
     Raises:
         UsageError: there is no run.
@@ -473,4 +489,5 @@ def latest(root: Path = RUNS) -> Path:
     found = [((path / _MANIFEST).stat().st_mtime_ns, path) for path in runs(root)]
     if not found:
         raise UsageError(f"there is no run in {root}", hint="specbench run")
-    return max(found)[1]
+    newest = max(found)[1]
+    return newest.parent if matrix.is_matrix(newest.parent) else newest

@@ -30,7 +30,15 @@ from specbench_cli.training.family import Schedule, StagePlan, read
 from specbench_cli.training.heads.family import as_stored
 from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
 from specbench_cli.training.heads.trainer import HeadTrainer, claim
-from specbench_cli.training.losses import DISTANCES, compiled, overlap, target_loss, text_loss
+from specbench_cli.training.losses import (
+    DISTANCES,
+    compiled,
+    first_layers,
+    overlap,
+    target_loss,
+    text_loss,
+    together,
+)
 from specbench_cli.training.packing import Batch, Encoded
 from specbench_cli.training.replies import Ask, Replies, sample_replies
 from specbench_cli.training.trainer import WORK, deterministic
@@ -103,16 +111,18 @@ class Aligner(HeadTrainer):
 
     Args:
         pretrain: updates on text before it is aligned, from random weights; 0: it begins as it is.
+        exits: numbers of its first layers that learn to draft by themselves too, for `s2d`.
     """
 
     pretrain: int = 0
+    exits: tuple[int, ...] = ()
 
     def align(self, plan: Alignment) -> AlignResult:
         """Train and export a draft.
 
         Raises:
-            UsageError: the draft has another vocabulary, there is no such loss, or the folder holds
-                other work.
+            UsageError: the draft has another vocabulary, or no layers behind an exit, there is no
+                such loss, or the folder holds other work.
         """
         if plan.loss == "ce" and plan.samples != "target":
             raise UsageError(
@@ -129,12 +139,21 @@ class Aligner(HeadTrainer):
             "start": f"pre-trained for {self.pretrain}" if self.pretrain else self._start.name,
             "seed": str(self.seed),
         }
+        if self.exits:
+            facts["exits"] = ", ".join(map(str, self.exits))
         claim(self.out / WORK, {"target_sha256": self._sha})
         claim(folder, facts)
+        nested = (*(first_layers(model, n) for n in self._exits(model)), model)
         if plan.loss == "ce":
-            loss = text_loss(model)
+            loss = together([text_loss(each) for each in nested])
         else:
-            loss = target_loss(model, self._model, DISTANCES[plan.loss], plan.temperature)
+            away = partial(
+                target_loss,
+                target=self._model,
+                distance=DISTANCES[plan.loss],
+                temperature=plan.temperature,
+            )
+            loss = together([away(each) for each in nested])
         log = Log(folder, Aligned)
         if loop.latest_checkpoint(folder) is None:
             log.add(self._measured(model, 0))
@@ -195,6 +214,17 @@ class Aligner(HeadTrainer):
         told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
         record = {**self._facts, **facts, "steps": step, "tokens": tokens, **size, **told}
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    def _exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
+        """Those of `exits`, in order. Raises UsageError where layers are missing."""
+        of = model.config.num_hidden_layers
+        for n in self.exits:
+            if not 1 <= n < of:
+                raise UsageError(
+                    f"the draft has {of} layers, and none of its own behind the first {n}",
+                    f"--sorted {of // 2}" if of > 1 else "a deeper --draft",
+                )
+        return tuple(sorted(set(self.exits)))
 
     def _begun(self) -> LlamaForCausalLM:
         """The draft as it begins, to be trained."""

@@ -6,7 +6,8 @@ run in fp32 too.
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NamedTuple, ParamSpec
 
 import torch
@@ -185,6 +186,24 @@ def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
         return step(batch, keep, early)
 
     return _on_device(drawn, model.device)
+
+
+def first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
+    """A model of another's first n layers, its norm and its output matrix, which the two share."""
+    part, inner = copy(model), copy(model.model)
+    inner._modules = {**inner._modules, "layers": model.model.layers[:n]}
+    part._modules = {**part._modules, "model": inner}
+    return part
+
+
+def together(losses: Sequence[Loss]) -> Loss:
+    """The mean of several losses of a batch; of nested models this is sorted fine-tuning
+    (Kavehzadeh et al., arXiv:2407.01955)."""
+
+    def loss(batch: Batch) -> Tensor:
+        return torch.stack([each(batch) for each in losses]).mean()
+
+    return losses[0] if len(losses) == 1 else loss
 
 
 def compiled(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:

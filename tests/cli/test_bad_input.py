@@ -96,6 +96,10 @@ REFUSED = [
     # drafts
     ("run --target embedded-1m -m sps", 2, "sps needs a draft model, and embedded-1m", "--draft M"),
     ("run --target embedded-1m -m sps --draft auto", 2, "has no customary one", "--draft MODEL"),
+    # several targets
+    ("run --targets embedded-1m --target embedded-7m", 2, "both target and targets", "--help"),
+    ("run --targets embedded-1m,embedded-1m", 2, "has embedded-1m twice", "specbench run --help"),
+    ("run -m pld --drafts embedded-1m", 2, "is for methods with a draft model", "--method sps"),
     # batches, load, memory
     ("run --batch 0", 2, "batch", "specbench run --help"),
     ("run --batch many", 2, "batch", "specbench run --help"),

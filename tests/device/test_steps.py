@@ -153,6 +153,7 @@ CASES = {
     "space": [({"length": 2}, nothing)],
     "tli": [({"length": 3}, nothing)],
     "osd": [({"length": 3}, nothing)],
+    "s2d": [({"length": 3}, nothing)],
     "uag": [({"length": 3}, once)],
     "omnidraft": [({"length": 3}, each_token)],
     "dflash": [({"length": 3}, nothing), ({}, nothing)],
@@ -215,6 +216,17 @@ def test_a_step_is_the_cpus_and_waits_as_often_as_it_must(far, name, params, wai
 @pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases(RULES[:2])])
 def test_a_gpu_takes_the_cpus_steps_too(real, name, params, waits, sampling):
     check(real, name, params, waits, sampling)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 2.0])
+def test_a_draft_of_nested_sizes_waits_once_for_each_token(far, places, threshold):
+    """Whether its first layers are sure of it decides what runs next."""
+    deep = {**places, "draft": places["target"]}
+    params = {"length": 3, "threshold": threshold}
+    there = far.decode("s2d", params, budget=8, places=deep)
+    assert told_alike(far.decode("s2d", params, device=CPU, budget=8, places=deep), there)
+    for told in there[1][1:]:
+        assert len(told.waits) == verification(told, draws=False) + told.step.draft.nodes
 
 
 def check(far, name, params, waits, sampling):

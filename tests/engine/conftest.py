@@ -44,7 +44,7 @@ def workspace_of(
 ) -> Workspace:
     decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
     if draft is not None:
-        decoders["draft"] = TableDecoder("draft", draft)
+        decoders["draft"] = TableDecoder("draft", draft, exits_of(draft), inner=2)
         decoders["draft"].translation = translation
     return Workspace(decoders, capacity, make=partial(make_on_tables, decoders))
 

@@ -56,6 +56,7 @@ CONFIGURED = {
     "pard": [{"length": 2}],
     "tli": [{"length": 2}],
     "osd": [{"length": 2}],
+    "s2d": [{"length": 2, "threshold": 0.5}, {"length": 2, "exits": (1,), "threshold": 0.6}],
     "uag": [{"length": 2, "behind": 1}],
     "omnidraft": [{"length": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],

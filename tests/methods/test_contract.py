@@ -22,6 +22,7 @@ CONFIGURED = {
     "sps": [{"length": 1}, {}],
     "specdec++": [{"max": 6}],
     "sps-tree": [{"widths": (2, 2)}],
+    "s2d": [{"length": 3, "threshold": 0.5}, {"length": 4, "threshold": 0.0}],
     "suffix": [{"depth": 12}, {"depth": 8, "shape": "tree", "scope": "prompt"}],
     "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
     "rest": [{"shortest": 1, "nodes": 16}],
@@ -153,6 +154,15 @@ def audit(session, module):
         assert decoder.first + n < len(text)
         fresh = decoder.new_state(n + 1)
         x = read(session, decoder, n + 1)
+        lengths = [state.length(layer=layer) for layer in range(decoder.n_layers)]
+        if lengths != [n] * len(lengths):  # a draft's layer reads what it lacks when it is asked
+            assert decoder is not session.target.decoder
+            decoder.forward(x, fresh)
+            for layer, held in enumerate(lengths):
+                for rows in ("keys", "values"):
+                    ours, theirs = (getattr(s, rows)(layer)[:, :, :held] for s in (state, fresh))
+                    assert gap(ours, theirs) < 1e-5
+            continue
         truth = decoder.forward(x, fresh).logits[0, -1]
         following = decoder.forward(last_row(x), state).logits[0, -1]
         for layer in range(decoder.n_layers):

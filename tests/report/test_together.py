@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +11,13 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import differences, short_names
+from specbench_cli.report.figures import style, targets
+from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.markdown import write_markdown
+from specbench_cli.report.numbers.forced import by_target
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
-from specbench_cli.report.terminal.table import footer
+from specbench_cli.report.terminal.table import footer, print_runs
 
 
 def setting(**values):
@@ -203,3 +208,113 @@ def test_many_processes_narrow_no_figure_by_being_counted_twice(make_run, synthe
     assert np.log(two.speedup_high / two.speedup_low) > 0.5 * np.log(
         one.speedup_high / one.speedup_low
     )
+
+
+# ---- several targets -----------------------------------------------------------------------------
+
+
+def on(target, draft="embedded-1m"):
+    """Changes a manifest's models."""
+
+    def change(manifest):
+        manifest["models"]["target"] = {"label": target, "hash": target}
+        manifest["models"]["draft"] = {"label": draft, "hash": draft}
+        for row in manifest.get("rows", ()):
+            row["uses"] = ["draft"] if row["label"] == "sps" else []
+
+    return change
+
+
+@pytest.fixture
+def matrix(make_run, synthetic, manifest):
+    """Runs on two targets, the first with two drafts; the second one's times are twice as long."""
+
+    def slower(record):
+        ns = record.ns
+        return replace(
+            record, ns=replace(ns, **{k: 2 * (getattr(ns, k) or 0) for k in ns.__slots__})
+        )
+
+    fakes = [synthetic.vanilla, synthetic.sps, synthetic.pld]
+    manifest["rows"] = [{"label": fake.label, "method": fake.label} for fake in fakes]
+    return [
+        make_run("a+x", fakes, change=on("a", "x")),
+        make_run("a+y", fakes[:2], change=on("a", "y")),
+        make_run("b+x", fakes, change=on("b", "x"), edit=slower),
+    ]
+
+
+def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix):
+    with pytest.raises(UsageError, match="do not belong together"):
+        read_together(matrix)
+    reading = read_together(matrix, targets=True)
+    labels = [row.label for row in reading.summary.rows]
+    assert labels[:3] == ["sps @a+x", "sps @a+y", "sps @b+x"]
+    assert not any(row.letters for row in reading.summary.rows)
+    said = footer(reading.summary, reading.facts, None)
+    assert said[0].startswith("several targets: a speedup is over vanilla of its own")
+    rows = by_label(reading)
+    models = {label: (row.target_model, row.draft_model) for label, row in rows.items()}
+    assert [models[label] for label in labels[:3]] == [("a", "x"), ("a", "y"), ("b", "x")]
+    assert rows["pld @a+x"].draft_model is None
+
+
+def test_a_speedup_of_a_target_is_the_one_that_its_own_run_has(matrix):
+    together = by_label(read_together(matrix, targets=True))
+    for run in matrix:
+        for row in read(run).summary.rows:
+            assert together[f"{row.label} @{run.path.name}"].speedup == row.speedup
+
+
+def test_runs_of_several_targets_that_differ_in_more_are_refused(make_run):
+    runs = [make_run("a", change=on("a")), make_run("b", change=setting(seed=7))]
+    with pytest.raises(UsageError, match=r"seed: 0 \(a\) against 7 \(b\)") as refused:
+        read_together(runs, targets=True)
+    assert "target" not in refused.value.message.partition("seed")[0]
+
+
+def test_a_row_that_one_target_has_no_draft_for_is_named_with_that_target(matrix):
+    matrix[2].manifest["left_out"] = {"eagle": "no head"}
+    reading = read_together(matrix, targets=True)
+    assert reading.run.manifest["left_out"] == {"eagle @b+x": "no head"}
+
+
+def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp_path):
+    reading = read_together(matrix, targets=True)
+    found = by_target(reading.summary, reading.facts.targets)
+    assert [row.label for row in found.rows] == ["sps @x", "sps @y", "pld"]
+    assert {target: sorted(own) for target, own in found.targets.items()} == {
+        "a": ["pld", "sps @x", "sps @y"],
+        "b": ["pld", "sps @x"],
+    }
+    write_markdown(reading, tmp_path, ())
+    page = (tmp_path / "report.md").read_text()
+    assert "| speedup | a | b |" in page
+    assert re.search(r"\| sps @y \| \d\.\d\dx \| - \|", page)
+    assert "Targets were a | b, the draft x | y" in page
+
+
+def test_every_rendering_of_a_matrix_names_the_target(matrix, tmp_path, capsys):
+    reading = read_together(matrix, targets=True)
+    write(reading, tmp_path, ("csv", "json", "html", "latex"))
+    table = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
+    assert {row["target_model"] for row in table} == {"a", "b"}
+    assert "sps @b+x" in (tmp_path / "report.html").read_text()
+    print_runs([reading], families=False)
+    out = capsys.readouterr().out
+    assert "speedup by target" in out and "MAT by target" in out
+    print_runs([reading], families=False, form="tsv")
+    assert capsys.readouterr().out.splitlines()[0].endswith("target_model\tdraft_model")
+
+
+def test_the_heat_map_has_a_field_for_each_pair_and_none_for_one_target(matrix):
+    def fields(runs):
+        reading = read_together(runs, targets=len(runs) > 1)
+        with style.applied():
+            return targets.draw(Cells.of(reading))
+
+    figure = fields(matrix)
+    speedup, mat = ([each.get_text() for each in axes.texts] for axes in figure.axes)
+    assert len(speedup) == len(mat) == 6 and speedup.count("-") == 1
+    assert [axes.get_title() for axes in figure.axes] == ["speedup", "MAT"]
+    assert fields(matrix[:1]) is None

@@ -29,8 +29,17 @@ from specbench_cli.models import resolve
 from specbench_cli.training import align, family
 from specbench_cli.training.align import Aligned, Aligner, alignment
 from specbench_cli.training.heads.mat import answer_of
-from specbench_cli.training.losses import DISTANCES, kl, lk, reverse_kl, tvd
-from specbench_cli.training.replies import Reply
+from specbench_cli.training.losses import (
+    DISTANCES,
+    first_layers,
+    kl,
+    lk,
+    reverse_kl,
+    target_loss,
+    together,
+    tvd,
+)
+from specbench_cli.training.replies import Replies, Reply
 from specbench_cli.training.trainer import WORK
 
 ONE = torch.ones(1)
@@ -293,3 +302,42 @@ def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path)
     called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
     assert isinstance(called.exception, UsageError)
     assert "are no numbers above 0" in called.exception.message
+
+
+# ---- sorted --------------------------------------------------------------------------------------
+
+
+def test_first_layers_speak_by_the_whole_models_norm_and_output_and_are_its_own(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    model = aligner(tmp_path, (pair[0], pair[0]))._begun()
+    part, ids = first_layers(model, 1), torch.arange(5, 12)[None]
+    rows = model(ids, output_hidden_states=True).hidden_states[1]
+    assert torch.allclose(part(ids).logits, model.lm_head(model.model.norm(rows)))
+    assert len(part.model.layers) == 1 and len(model.model.layers) == 2
+    assert {id(each) for each in part.parameters()} < {id(each) for each in model.parameters()}
+
+
+def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    plan = short("kl", "target")
+    trained = replace(aligner(tmp_path, (pair[0], pair[0])), exits=(1,))
+    result = trained.align(plan)
+    batch = Replies(trained._encode.padding, lambda: trained._trained_on).batch(1, 128)
+    begun = trained._begun()
+    each = [target_loss(part, trained._model) for part in (first_layers(begun, 1), begun)]
+    assert each[1](batch).item() == pytest.approx(0, abs=1e-6)  # it begins as its target
+    assert together(each)(batch).item() == pytest.approx(each[0](batch).item() / 2)
+    assert result.curve[0].loss > 0
+    facts = json.loads((tmp_path / plan.name / "alignment.json").read_text())
+    assert facts["exits"] == "1"
+
+
+@pytest.mark.parametrize("exits", [(1,), (0,), (3,)])
+def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
+    tmp_path: Path, pair: tuple[Path, Path], exits: tuple[int, ...]
+) -> None:
+    own = pair if exits == (1,) else (pair[0], pair[0])
+    with pytest.raises(UsageError, match=f"none of its own behind the first {exits[0]}"):
+        replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))

@@ -125,7 +125,8 @@ def _wrong_state(session: Watched) -> str | None:
     text = session.tokens()[:-1]
     for decoder, state in session.held:
         part = decoder.attending if isinstance(decoder, Partial) else None
-        wrong = rows_out_of_place(state, text, decoder.first, layers=part)
+        behind = decoder.name != "target"
+        wrong = rows_out_of_place(state, text, decoder.first, layers=part, behind=behind)
         if wrong is None and isinstance(decoder, TableHead):
             wrong = features_out_of_place(state, text, decoder.target)
         if wrong is not None:

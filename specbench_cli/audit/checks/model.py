@@ -116,7 +116,8 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
 def _recompute(
     session: Watched, decoder: Decoder | Partial, state: Any, text: Sequence[int], n: int
 ) -> float:
-    """The largest difference of a state's first n rows from those computed from the text."""
+    """The largest difference of a state's first n rows from those computed from the text; a draft
+    model's layer may hold fewer."""
     first = decoder.first
     if first + n > len(text):
         return float("inf")
@@ -134,11 +135,14 @@ def _recompute(
         return _gap(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
     worst = 0.0
     for layer in decoder.attending if isinstance(decoder, Partial) else range(decoder.n_layers):
+        held = n if decoder.name == "target" else min(n, state.length(0, layer))
+        if not held:
+            continue
         for ours, due in (
             (state.keys(layer), fresh.keys(layer)),
             (state.values(layer), fresh.values(layer)),
         ):
-            worst = max(worst, _gap(ours[:, :, :n], due[:, :, :n]))
+            worst = max(worst, _gap(ours[:, :, :held], due[:, :, :held]))
     return worst
 
 

@@ -75,7 +75,8 @@ def _stale(session: Watched, step: int) -> str | None:
     for decoder, state, text in session.states():
         own = text is session.tokens()
         due = text[:-1] if own else text
-        wrong = rows_out_of_place(state, due, decoder.first, beyond=not own)
+        behind = decoder.name != "target"
+        wrong = rows_out_of_place(state, due, decoder.first, beyond=not own, behind=behind)
         if wrong is not None:
             return f"after step {step} the {decoder.name}'s state: {wrong}"
     return None

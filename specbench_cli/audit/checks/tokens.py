@@ -260,7 +260,8 @@ def _beside_others(
 def _stale(session: Watched, at: int) -> str | None:
     """What is wrong with a state of a sequence."""
     for decoder, state, text in session.states():
-        wrong = rows_out_of_place(state, text[:-1], decoder.first)
+        behind = decoder.name != "target"
+        wrong = rows_out_of_place(state, text[:-1], decoder.first, behind=behind)
         if wrong is not None:
             return f"the {decoder.name}'s state of sequence {at}: {wrong}"
     return None

@@ -529,6 +529,7 @@ def rows_out_of_place(
     *,
     beyond: bool = False,
     layers: Sequence[int] | None = None,
+    behind: bool = False,
 ) -> str | None:
     """What is wrong with a table's state, which should hold a prefix of the text; None if nothing.
 
@@ -538,10 +539,12 @@ def rows_out_of_place(
         first: the token of the text that row 0 should hold.
         beyond: whether rows may follow that are not of the text.
         layers: those that hold rows; default: all.
+        behind: whether later layers may hold fewer rows than earlier ones, as those of a draft
+            model may whose first layers speak by themselves.
     """
     due = text[first:]
     lengths = state.lengths if layers is None else [state.lengths[layer] for layer in layers]
-    if len(set(lengths)) > 1:
+    if len(set(lengths)) > 1 and not (behind and lengths == sorted(lengths, reverse=True)):
         return f"layers of {state.lengths} rows"
     if state.left_out:
         return _selection_out_of_place(state, due)

@@ -92,6 +92,17 @@ def draft(
             rich_help_panel=shared.TRAINING,
         ),
     ] = 0,
+    exits: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--sorted",
+            metavar="N",
+            min=1,
+            help="Its first N layers learn to draft by themselves too, for s2d; may be repeated.",
+            show_default="the whole draft alone",
+            rich_help_panel=shared.TRAINING,
+        ),
+    ] = None,
     steps: Annotated[
         int,
         typer.Option(
@@ -154,9 +165,11 @@ def draft(
                     template=found.template,
                     draft=None if own is None else lambda: resolve(own).path,
                     pretrain=min(pretrain, 2) if smoke else pretrain,
+                    exits=tuple(exits or ()),
                 )
                 trainer = trainer.smoke() if smoke else trainer
                 name = each.value if teacher_samples == "target" else f"{each}-{teacher_samples}"
+                name += "-sorted" if exits else ""
                 plan = alignment(name, each.value, teacher_samples.value, temperature, steps)
                 (plan,) = shared.recipes((plan,), steps_scale, smoke, folder, resume, tokens)
                 result = trainer.align(plan)

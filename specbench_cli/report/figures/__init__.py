@@ -18,6 +18,7 @@ from specbench_cli.report.figures import (
     seen,
     speedup,
     style,
+    targets,
     waterfall,
 )
 from specbench_cli.report.figures.cells import Cells
@@ -35,6 +36,7 @@ def _pareto(cells: Cells) -> Figure | None:
 
 _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "speedup": lambda cells: speedup.draw(cells.summary),
+    "targets": targets.draw,
     "pareto": _pareto,
     "waterfall": waterfall.draw,
     "cost": cost.draw,
@@ -52,6 +54,8 @@ CAPTIONS = {
     " goes on); marks are families,"
     " the grey band is A/A noise. Below a broken line: what is lossy, and what learns over the run,"
     " so that its figures depend on the order of the prompts.",
+    "targets": "Methods and drafts on several targets: speedup over each target's own vanilla, and"
+    " MAT; the darker, the higher. Speedups of two targets are ratios over two different times.",
     "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter,"
     " with its 95% interval (an arrowhead: it goes on).",
     "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"

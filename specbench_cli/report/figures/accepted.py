@@ -23,9 +23,6 @@ _LONGEST = 16
 _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
 """Height of a field, and its least width; levels that find no room are left out, and the axis says
 so."""
-_LIGHT, _DARK = "#f3f7fb", "#0b3c66"
-_PAPER = 0.58
-"""Rates above it are written in white."""
 
 
 def draw_counts(cells: Cells) -> Figure | None:
@@ -85,8 +82,6 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
 
 def draw_levels(cells: Cells) -> Figure | None:
     """Acceptance by level; None where no method drafts, or none says what it drafted."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     rows = [row for row in cells.summary.rows if row.acceptance_by_position]
     if not rows:
         return None
@@ -96,20 +91,10 @@ def draw_levels(cells: Cells) -> Figure | None:
     columns = min(deepest, int(room / _FIELD_IN))
     figure = style.blank(style.COLUMN_IN, _FIELD_HIGH_IN * len(rows) + 0.36)
     axes = style.frame(figure, left, 0.06, 0.05, 0.31)
-    shades = LinearSegmentedColormap.from_list("rates", (_LIGHT, _DARK))
     points = min(6.5, room / columns / (1.15 * style.width_of(["100"], 1)))
     for place, row in enumerate(rows):
         for level, rate in enumerate(row.acceptance_by_position[:columns], start=1):
-            axes.barh(place, 0.96, 0.88, level - 0.48, color=shades(rate))
-            axes.text(
-                level,
-                place,
-                f"{100 * rate:.0f}",
-                ha="center",
-                va="center_baseline",
-                fontsize=points,
-                color="white" if rate > _PAPER else style.INK,
-            )
+            style.field(axes, level, place, rate, f"{100 * rate:.0f}", points)
     axes.set(xlim=(0.5, columns + 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xticks(range(1, columns + 1))
     style.strip(axes)

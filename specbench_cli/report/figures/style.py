@@ -36,6 +36,9 @@ PARTS = {
     "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
 """What time went to: colour and hatching, apart in grey too."""
+_FIELDS = ("#f3f7fb", "#0b3c66")
+_PAPER = 0.58
+"""Of a heat map: the lightest and the darkest field, and from where on words are white."""
 LOSSY_HATCH = "//////"
 
 _FONT = "DejaVu Sans"
@@ -174,6 +177,24 @@ def grid(axes: Axes) -> None:
 def look(place: int) -> tuple[str, str]:
     """Colour and marker of a series."""
     return _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+
+
+def field(
+    axes: Axes, x: float, y: float, share: float | None, words: str, points: float = 6.5
+) -> None:
+    """A field of a heat map with words in it.
+
+    Args:
+        share: how dark it is, from 0 to 1; None: nothing is known, and it has no colour.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = LinearSegmentedColormap.from_list("fields", _FIELDS)
+    dark = share is not None and share > _PAPER
+    colour = "white" if share is None else shades(share)
+    axes.barh(y, 0.96, 0.88, x - 0.48, color=colour)
+    ink = "white" if dark else INK
+    axes.text(x, y, words, ha="center", va="center_baseline", fontsize=points, color=ink)
 
 
 def as_ratio(value: float, _: object = None) -> str:

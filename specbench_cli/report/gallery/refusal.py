@@ -52,6 +52,9 @@ def _faults(reading: Reading) -> Iterator[SpecbenchError]:
     if facts.forced:
         what = "; ".join(facts.forced)
         yield UsageError(*not_published(f"it is forced: runs that differ in {what}", again))
+    if facts.targets:
+        one = f"specbench publish {reading.sources[0].path}"
+        yield UsageError(*not_published("it is of several targets: publish its runs", one))
     if facts.mixed:
         what = ", ".join(facts.mixed)
         yield UsageError(*not_published(f"it is mixed: {what} changed while it ran", again))

@@ -24,6 +24,7 @@ class Facts:
     batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
         are there from the beginning.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
+    targets: the names of a matrix's runs, each of a target and draft of its own.
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
     left_out: methods that could not run there, each with the reason.
@@ -49,6 +50,7 @@ class Facts:
     load: str = ""
     runs: int = 1
     forced: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ class Facts:
             load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
             forced=tuple(manifest.get("forced") or ()),
+            targets=tuple(manifest.get("targets") or ()),
             dropped=_reasons(manifest, "dropped"),
             left_out=_reasons(manifest, "left_out"),
             mixed=tuple(manifest.get("mixed") or ()),
@@ -95,6 +98,11 @@ class Facts:
         """What a model's name is followed by: nothing, unless it ran through transformers' own
         module."""
         return f" ({HOSTED})" if role in self.hosted else ""
+
+    @property
+    def unranked(self) -> bool:
+        """Whether nothing ranks its rows together: they are of runs that share no vanilla."""
+        return bool(self.forced or self.targets)
 
     @property
     def plumbing(self) -> list[str]:

@@ -76,6 +76,7 @@ class Row:
     log_likelihood_*, length_*: see `evidence.Evidence`.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
     score_difference*: its score less vanilla's on the same questions, with the 95% interval.
+    target_model, draft_model: their names; null where the run does not say, or the row has none.
     """
 
     label: str
@@ -154,6 +155,8 @@ class Row:
     n_outputs: int
     n_cells: int
     n_void: int
+    target_model: str | None = None
+    draft_model: str | None = None
 
     @property
     def order_matters(self) -> bool:

@@ -129,6 +129,7 @@ def _rows(
     wall, decoding = (speedups(cells, measure, resamples) for measure in (total, decode))
     bounds = manifest.get("upper_bounds", [])
     told = {row["label"]: row for row in manifest.get("rows") or ()}
+    target, draft = (_model(manifest, role) for role in ("target", "draft"))
     rows = [
         make_row(
             own,
@@ -164,10 +165,18 @@ def _rows(
             row,
             letters=letters.get(row.label, ""),
             decode_letters=decode_letters.get(row.label, ""),
+            target_model=target,
+            draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
         )
         for row in rows
     ]
     return rows, wall.of
+
+
+def _model(manifest: Mapping[str, Any], role: str) -> str | None:
+    """A model's name."""
+    label = ((manifest.get("models") or {}).get(role) or {}).get("label")
+    return None if label is None else str(label)
 
 
 def _noise_floor(rows: Iterable[Row], known: float | None) -> float | None:

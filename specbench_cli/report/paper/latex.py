@@ -77,7 +77,7 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
         "cost": _table("cost", _cost(summary), _split(grid(COST, summary.rows))),
         "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
         + _table(
-            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, _mat))
+            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, text.mat))
         ),
         "sweep": _sweep(reading),
         "claims": _claims(reading),
@@ -111,6 +111,8 @@ _FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
 def _letters(reading: Reading) -> str:
     if reading.facts.forced:
         return " The runs do not belong together: nothing ranks their rows."
+    if reading.facts.targets:
+        return " Each row is compared with vanilla of its own target: nothing ranks them together."
     summary = reading.summary
     notes = (
         "same letter: no significant difference (simultaneous 95%)",
@@ -119,10 +121,6 @@ def _letters(reading: Reading) -> str:
         *text.few_questions(summary),
     )
     return f" {text.prose(notes)}"
-
-
-def _mat(row: Row) -> str:
-    return text.number(row.mat)
 
 
 Lines = list[Sequence[object] | str]

@@ -69,10 +69,17 @@ def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     target, draft = models.get("target") or {}, models.get("draft") or {}
     if "label" not in target or "imported" in manifest:
         return ""
-    said = f"The target was {_model(target)}"
+    was = "The target was"
+    if manifest.get("targets"):  # sizes are the first one's
+        was, target, draft = "Targets were", _named(target), _named(draft)
+    said = f"{was} {_model(target)}"
     said += f", the draft {_model(draft)}" if "label" in draft else ""
     dtype = _DTYPES.get(str(config.get("dtype")), "")
     return f"{said}, run in {dtype} floating point." if dtype else f"{said}."
+
+
+def _named(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in model.items() if key == "label"}
 
 
 def _model(model: Mapping[str, Any]) -> str:
@@ -195,7 +202,7 @@ def _statistics(summary: Summary, facts: Facts) -> str:
     units = "questions and processes" if summary.passes > 1 else "questions"
     ranked = (
         ""
-        if facts.forced
+        if facts.unranked
         else "; rows that share a letter do not differ significantly at a simultaneous 95% level"
     )
     return (

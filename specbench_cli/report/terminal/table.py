@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from specbench_cli.report import columns
 from specbench_cli.report.columns import Align, Column
 from specbench_cli.report.load import load_lines
 from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.forced import by_target
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import ALL, Summary
 from specbench_cli.report.reading import Reading
@@ -57,7 +58,8 @@ def print_runs(
         if form == "table":
             width = output.columns()
             notes = (Text(line, "dim") for line in _noted(foot, width))
-            more = _drawn_families(summary, width) if families else []
+            more = _drawn_targets(summary, facts, width)
+            more += _drawn_families(summary, width) if families else []
             for line in (*map(Text, head), *_drawn(summary, width), *notes, *more):
                 output.data(line)
         else:
@@ -76,9 +78,9 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
     return [
         *_ranked(summary, facts),
         *text.letter_ranges(summary),
-        *([] if facts.forced else [*text.two_intervals(summary), *_one_process(summary)]),
+        *([] if facts.unranked else [*text.two_intervals(summary), *_one_process(summary)]),
         *text.few_questions(summary, text.more_questions(facts)),
-        *([_OWN_VANILLA] if facts.runs > 1 and not facts.forced else []),
+        *([_OWN_VANILLA] if facts.runs > 1 and not facts.unranked else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
@@ -95,6 +97,8 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
 
 def _ranked(summary: Summary, facts: Facts) -> list[str]:
     """What ranks the rows."""
+    if facts.targets:
+        return [_EACH_ITS_OWN]
     if facts.forced:
         return ["forced: nothing ranks these rows; each speedup is over its own run's vanilla"]
     if not any(row.letters for row in summary.rows):
@@ -109,6 +113,7 @@ def _one_process(summary: Summary) -> list[str]:
 
 
 _OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
+_EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; nothing ranks them"
 
 
 def run_text(summary: Summary, facts: Facts) -> str:
@@ -172,28 +177,44 @@ def _column(column: Column) -> _Column:
 
 def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
     """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
-    lines = []
     by_family = {
-        family: {row.label: row for row in rows} for family, rows in summary.families.items()
+        text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
+        for family, rows in summary.families.items()
     }
-    figures: tuple[tuple[str, Callable[[Row], str]], ...] = (
-        ("speedup by family", text.speedup),
-        ("MAT by family", lambda row: text.number(row.mat)),
-    )
+    figures = {"speedup by family": text.speedup, "MAT by family": text.mat}
     if any(row.score is not None for row in summary.rows):
-        figures += (("accuracy by family", lambda row: text.percent(row.score)),)
-    for title, figure in figures:
-        drawn = [_column(columns.METHOD)]
-        for family, rows in by_family.items():
-            heading = text.family(family, rows.values()).replace(" (", "(")  # six have to fit
-            drawn.append(_Column(heading, _cell_of(rows, figure), gap=2))
-        grids = _grids(drawn, summary.rows, width)
-        lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
+        figures["accuracy by family"] = lambda row: text.percent(row.score)
+    lines = _drawn_by(by_family, summary.rows, figures, width)
     small = _noted(text.small_families(summary), width)
     return [*lines, *(Text(line, "dim") for line in small)]
 
 
-def _cell_of(rows: dict[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
+def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
+    """The same with a column a target; nothing where there is but one."""
+    found = by_target(summary, facts.targets)
+    if found is None:
+        return []
+    figures = {"speedup by target": text.speedup, "MAT by target": text.mat}
+    return _drawn_by(found.targets, found.rows, figures, width)
+
+
+def _drawn_by(
+    parts: Mapping[str, Mapping[str, Row]],
+    rows: Sequence[Row],
+    figures: Mapping[str, Callable[[Row], str]],
+    width: int | None,
+) -> list[Text]:
+    """A grid a figure, under its title: a line a row, a column a part of what was measured."""
+    lines = []
+    for title, figure in figures.items():
+        drawn = [_column(columns.METHOD)]
+        drawn += [_Column(part, _cell_of(own, figure), gap=2) for part, own in parts.items()]
+        grids = _grids(drawn, rows, width)
+        lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
+    return lines
+
+
+def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
     return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
 
 

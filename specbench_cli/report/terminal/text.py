@@ -62,6 +62,11 @@ def between(low: float | None, high: float | None) -> str:
     return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
 
 
+def mat(row: Row) -> str:
+    """A row's mean accepted tokens."""
+    return number(row.mat)
+
+
 def interval(row: Row) -> str:
     """The 95% interval of a row's speedup."""
     return between(row.speedup_low, row.speedup_high)

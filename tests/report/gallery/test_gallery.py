@@ -250,6 +250,7 @@ def only(label, **changes):
         ({"status": "running"}, UsageError, "it is running, not finished"),
         ({"mixed": ["torch 2.6 -> 2.7"]}, UsageError, "it is mixed: torch 2.6 -> 2.7"),
         ({"forced": ["seed 0 and 1"]}, UsageError, "it is forced: runs that differ in seed"),
+        ({"targets": ["a", "b"]}, UsageError, "it is of several targets: publish its runs"),
         ({"spoiled": "plugin.py"}, UsageError, "plugin.py wrote to its files"),
         ({"noisy": True}, EnvironmentFault, "other programs were running"),
         ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: its state outlives a prompt"),

@@ -1,0 +1,110 @@
+"""Sorted speculative decoding: one draft of nested sizes for several targets.
+
+Parsa Kavehzadeh, Mohammadreza Pourreza, Mojtaba Valipour, Tinashu Zhu, Haoli Bai, Ali Ghodsi,
+Boxing Chen, Mehdi Rezagholizadeh: S2D: Sorted Speculative Decoding For More Efficient Deployment of
+Nested Large Language Models, 2024, arXiv:2407.01955.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Hidden,
+    Input,
+    Method,
+    MethodParams,
+    Out,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Widths,
+    host,
+)
+
+
+class S2dParams(MethodParams):
+    """Parameters of `S2d`."""
+
+    exits: Widths | None = Field(
+        None,
+        description="after how many layers of the draft a token may be drafted, as 6,9; after half"
+        " and three quarters of them if not given, and always after all",
+    )
+    threshold: float = Field(
+        0.7,
+        ge=0,
+        description="a sub-model drafts where its likeliest token has at least this probability; 0:"
+        " always the smallest, above 1: always the whole draft",
+    )
+    length: int = Field(5, ge=1, description="draft tokens a step")
+
+
+class S2d(Method):
+    """S2D: a draft's first layers draft where they are sure, the next ones where they are not.
+
+    Exact because laws alone settle which sub-model drafts a token, before the token is drawn, and
+    each token stands by the target's law and that of the sub-model it was drawn from.
+    Differs from the paper: nothing of its text says what layers see that others did not run for;
+    here each reads, before its next token, all rows that it lacks. One threshold for all exits.
+
+    Any draft model will do; one that was trained sorted (`specbench train draft --sorted`) can
+    speak at its exits. The target has no part in it: a draft serves all that share its vocabulary.
+
+    One step:
+    1. x is what of the text the draft has not read.
+    2. Run x through the first sub-model's layers; its law P is read through the last norm and the
+       output matrix. Where max P reaches the threshold, or there are no more layers, draw from P;
+       else run the next layers on all rows that left these ones and that they have not read.
+    3. Go on with the drawn token as x, `length` times.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Forget the rows of rejected tokens, those that wait between two sub-models among them.
+    """
+
+    name: ClassVar[str] = "s2d"
+    Params: ClassVar[type[MethodParams]] = S2dParams
+    params: S2dParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft, all layers of it."""
+        self.model = session.draft()
+        n: int = self.model.n_layers
+        exits = self.params.exits or (-(-n // 2), -(-3 * n // 4))
+        self.spans = list(pairwise((0, *sorted({end for end in exits if end < n}), n)))
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+        # Behind each span but the last, rows [1, 1, hidden] that the next one has not read.
+        self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        x, picks = session.since(self.state.length()), list[Pick]()
+        while len(picks) < min(limit, self.params.length):
+            picks.append(session.pick(self._sure(x), len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def _sure(self, x: Input) -> Out:
+        """Step 2: what the first sub-model says of x that is sure enough."""
+        for span, waiting in zip(self.spans, self.waiting, strict=False):
+            out = self.model.forward(x, self.state, layers=span, early=True)
+            waiting.extend(out.hidden.split(1, 1))
+            if host.number(out.rows.softmax(-1).max()) >= self.params.threshold:
+                return out
+            x = Hidden(torch.cat(waiting, 1))
+            waiting.clear()
+        return self.model.forward(x, self.state, layers=self.spans[-1])
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 5."""
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        read = [self.state.length(0, first) for first, _ in self.spans]
+        for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):
+            del waiting[left - entered :]
