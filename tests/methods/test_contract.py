@@ -1,6 +1,7 @@
 """What every lossless method owes: vanilla's tokens, honest counts, a truthful cache."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -97,8 +98,8 @@ def test_the_output_is_that_of_plain_decoding(
 def test_a_strange_draft_model_changes_nothing_in_the_output(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
-        output = decode(make(), open_session(prompt, sampling, draft="far"))
+    for draft, prompt in product(("far", "cut"), in_turn(request, clear_prompts(sampling, 16), 2)):
+        output = decode(make(), open_session(prompt, sampling, draft=draft))
         assert output == plain(prompt, sampling).ids
 
 
@@ -267,6 +268,11 @@ def audited(family, open_session):
 def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
     prompts = {"greedy": (0, 26), "coupled": (13,), "rejection": (26,)}[sampling.rule]
     audited(make(), sampling, prompts=prompts, budget=20)
+
+
+@DRAFTING
+def test_the_cache_of_a_draft_whose_output_is_cut_equals_recomputation(audited, make):
+    audited(make(), REJECTION, prompts=(13,), budget=20, draft="cut")
 
 
 @METHODS
