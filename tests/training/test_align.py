@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from methods.sps import Sps, SpsParams
 from specbench_cli.commands.training.app import app
 from specbench_cli.commands.training.draft import Loss, _row
-from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
@@ -36,9 +36,11 @@ from specbench_cli.training.losses import (
     lk,
     reverse_kl,
     target_loss,
+    text_loss,
     together,
     tvd,
 )
+from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
 from specbench_cli.training.trainer import WORK
 
@@ -115,6 +117,23 @@ def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> 
         (gradient,) = torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, ONE), x)
         far[name] = gradient.norm()
     assert far["tvd"] < 1e-3 * far["kl"]
+
+
+@given(SEEDS)
+def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_chance(
+    seed: int,
+) -> None:
+    _, p = laws(seed)
+    q = torch.log_softmax(torch.randn(1, 4).double(), -1)
+    whole = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
+    for name in ("jsd", "tvd", "reverse-kl"):
+        distance = DISTANCES[name]
+        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(whole, p, ONE).item())
+    inside = p[:, :4].exp().sum()
+    within = kl(q, p[:, :4].log_softmax(-1), ONE)
+    assert kl(q, p[:, :4], ONE).item() == pytest.approx((inside * within).item())
+    accepted = torch.minimum(q.exp(), p[:, :4].exp()).sum()
+    assert tvd(q, p[:, :4], ONE).item() == pytest.approx(1 - accepted.item())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -243,6 +262,46 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
         foreign.align(short("kl", "target"))
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
+
+
+def test_a_draft_whose_output_is_cut_is_not_cut_again(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    plan = replace(short("ce", "target"), name="cut")
+    first = replace(aligner(tmp_path, pair), vocabulary=50)
+    made = first.align(plan)
+    again = replace(first, draft=lambda: tmp_path / "cut")
+    with pytest.raises(UsageError, match="is cut already"):
+        again._begun()
+    further = replace(again, vocabulary=None)
+    assert further._measured(further._begun(), 0).mat == made.mat[-1].mat
+
+
+def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
+    pair: tuple[Path, Path],
+) -> None:
+    model, ids = family.read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
+    cut(model, torch.tensor([9, 5, 3]))
+    weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
+    loss = text_loss(model)(Batch(ids[:, :-1], ids[:, 1:], weights))
+    rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
+    said = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
+    assert loss.item() == pytest.approx(-torch.stack(said).mean().item(), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--layers", "1", "--draft", "embedded-1m"], "--draft and --layers"),
+        (["--layers", "1", "--pretrain", "2"], "--pretrain and --layers"),
+        (["--begin", "last"], "--begin is of a draft that is made"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, words: list[str], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        CliRunner().invoke(app, ["draft", *words, "--out", str(tmp_path)], catch_exceptions=False)
 
 
 def test_several_losses_make_a_table_from_one_pre_trained_draft(
