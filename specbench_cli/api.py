@@ -73,8 +73,10 @@ from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 # Which of earlier texts leave a memory that is full.
 from specbench_cli.engine.drafting.eviction import EvictionName
 
-# A draft model with a tokenizer of its own: the text as it reads it.
+# A draft model with a tokenizer of its own: the text as it reads it, and what it spells in several
+# tokens where the target has one.
 from specbench_cli.engine.drafting.transcript import Transcript
+from specbench_cli.engine.drafting.vocabulary import Runs
 
 # A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
 from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
@@ -179,6 +181,7 @@ __all__ = [
     "RandomAccept",
     "Rollouts",
     "Rule",
+    "Runs",
     "Said",
     "Sampling",
     "Scratch",

@@ -95,6 +95,13 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2502.05202",
     ),
+    "omnidraft": Entry(
+        "methods.omnidraft:OmniDraft",
+        "OmniDraft: several tokens of a draft that spell one of the target's are drafted as that"
+        " one.",
+        needs=("draft",),
+        source="arXiv:2507.02659",
+    ),
     "osd": Entry(
         "methods.osd:Osd",
         "OSD: the draft learns, between requests, the target's law at each place it was rejected.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +40,28 @@ def _short_windows() -> Iterator[None]:
     """
     with patch.object(quiet, "WINDOW_S", 0.05):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _seldom_thawed() -> Iterator[None]:
+    """What all tests are made of is no garbage, and no collection goes through it.
+
+    A pass of a run thaws what it froze, and so all of torch and of pytest: here after every
+    twentieth alone.
+    """
+    passes, thaw = count(1), gc.unfreeze
+
+    def seldom() -> None:
+        if next(passes) % 20 == 0:
+            thaw()
+            gc.collect()
+            gc.freeze()
+
+    gc.collect()
+    gc.freeze()
+    with patch.object(gc, "unfreeze", seldom):
+        yield
+    thaw()
 
 
 @pytest.fixture(scope="session")

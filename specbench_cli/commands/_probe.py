@@ -17,7 +17,7 @@ from specbench_cli.errors import EnvironmentFault, ExitCode
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
     from specbench_cli.execute.planning.plan import Arm
-    from specbench_cli.measure.rounds import Decoding
+    from specbench_cli.measure.rounds import Decoding, Together
 
 GROWN: tuple[dict[str, Any], ...] = (
     {"depth": 2, "width": 4, "nodes": 4},
@@ -38,6 +38,13 @@ DRAFTING: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Parameters of the sessions that tell what drafting costs the host; of others, those given."""
 
+TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
+    "vanilla": ({},),
+    "pld": ({},),
+    "eqspec": ({"length": 2}, {"length": 6}),
+}
+"""What decodes batches that are probed, as far as there is a draft model for it."""
+
 LOST = 0.1
 """Of a probe's rounds; if noise took more there are no costs."""
 
@@ -47,6 +54,7 @@ def probe(
     methods: Sequence[str],
     sets: Sequence[str],
     rounds: int | None,
+    batch: int | None,
     out: Path | None,
     json: bool,
 ) -> ExitCode:
@@ -56,6 +64,7 @@ def probe(
         given: options of a run that were given.
         methods: whose heads are probed; none stands for those whose heads are shipped.
         sets: `METHOD.PARAM=VALUE` texts.
+        batch: most sequences that are decoded together.
     """
     asked = _asked(given, methods, sets)
     # From here on torch is needed, which takes a second: what could be refused before was.
@@ -83,6 +92,8 @@ def probe(
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
             {name: each for arm in plan.arms for name, each in _sessions(arm).items()},
             positions=bench.context,
+            batches=_sizes(batch),
+            together=_together("draft" in bench.workspace.decoders),
             seed=asked.seed,
             rounds=wanted,
             progress=progress,
@@ -105,6 +116,7 @@ def probe(
         curves=found.curves,
         host=found.host,
         hosts=found.hosts,
+        batch=found.batch,
     )
     costs.save(file)
     if json:
@@ -163,6 +175,24 @@ def _sessions(arm: Arm) -> dict[str, Decoding]:
             arm.name, {**arm.passed, **params}
         ).generate
         for params in DRAFTING.get(arm.name, ({},))
+    }
+
+
+def _sizes(most: int | None) -> tuple[int, ...]:
+    """The batches that are probed: 1, 2, 4 and so on, up to the most."""
+    if most is None:
+        return ()
+    doubled = (1 << power for power in range(most.bit_length()))
+    return tuple(dict.fromkeys((*doubled, most)))
+
+
+def _together(drafted: bool) -> dict[str, Together]:
+    """What decodes batches, by name."""
+    return {
+        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
+        for name, each in TOGETHER.items()
+        for params in each
+        if drafted or "draft" not in registry.METHODS[name].needs
     }
 
 

@@ -19,6 +19,7 @@ EXAMPLES = (
     "specbench predict --probe",
     "specbench predict --probe --target embedded-1m --threads 1 --out costs.json",
     "specbench predict --probe -m eagle3 --set eagle3.head=my-head",
+    "specbench predict --probe --batch 8",
     "specbench predict last",
     "specbench predict last --costs costs.json --json",
     "specbench predict last --against other-machine.json",
@@ -81,8 +82,8 @@ def predict(
         typer.Option(
             metavar="N",
             min=1,
-            help="Of --load: most in a step.",
-            show_default="the run's",
+            help="Most sequences in a step: that --load simulates, or that --probe measures.",
+            show_default="the run's; --probe: 1",
             rich_help_panel=PREDICTED,
         ),
     ] = None,
@@ -196,10 +197,16 @@ def predict(
             "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
         )
     if probe:
-        _refuse(others, "--probe")
+        _refuse({name: value for name, value in others.items() if name != "--batch"}, "--probe")
+        if batch == 1:
+            raise UsageError(
+                "--batch 1 of --probe is what is measured in any case; several sequences together"
+                " are 2 or more",
+                "specbench predict --probe --batch 8",
+            )
         from specbench_cli.commands._probe import probe as measure
 
-        return measure(given, method or [], set_ or [], rounds, out, json)
+        return measure(given, method or [], set_ or [], rounds, batch, out, json)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
     _refuse({"--rounds": rounds, "--out": out}, "RUN")
@@ -297,6 +304,7 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
     beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
     lines = [
         f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}",
+        *([_apart(size)] if size > 1 and not prices.together else ()),
         *(table.row_lines(rows, "modelled under load") if rows else ()),
         *(table.row_lines(measured, "measured under the same load") if measured else ()),
         *(
@@ -308,6 +316,13 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
     ]
     output.data("\n".join(lines))
     return ExitCode.OK
+
+
+def _apart(size: int) -> str:
+    return (
+        "batches were not probed: a forward over several sequences is taken to cost what one over"
+        f" as many rows does (specbench predict --probe --batch {size})"
+    )
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:

@@ -26,6 +26,7 @@ EXAMPLES = (
     "specbench report vanilla.jsonl eagle.jsonl --also spec-bench",
     "specbench report last --prompt mini/qa-044 --method sps",
     "specbench report last --prompt mini/qa-044 --method sps --out lanes",
+    "specbench report --scaling grid --at tokens=30M --out law",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 SHOWN = "What to show"
@@ -57,6 +58,24 @@ def report(
             rich_help_panel=SHOWN,
         ),
     ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option(
+            "--scaling",
+            help="Show how acceptance grows with sizes instead: RUN are folders of `specbench train"
+            " grid`, or runs of several --batch.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = False,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=N",
+            help="With --scaling: what the laws say of a size: tokens=30M, layers=8, batch=16.",
+            show_default="none",
+            rich_help_panel=SHOWN,
+        ),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +137,22 @@ def report(
     versions; if not, it is said what they differ in. With --prompt: a method's text beside
     vanilla's, the place where they part, and every step; with --out too: a picture of who computed
     when (lanes.svg, lanes.png) and a Chrome trace of it for ui.perfetto.dev (trace.json).
+
+    With --scaling: log-linear laws of alpha and MAT along the tokens that drafts were trained on,
+    their layers, or the batch, with intervals, a held-out point and warnings; with --out too: the
+    table, the points and a picture of the residuals (scaling.md, .json, .svg, .png).
     """
+    if scaling:
+        if any((to, also, prompt, method, force)):
+            raise UsageError(
+                "--scaling takes neither --to, --also, --prompt, --method nor --force",
+                hint=f"specbench report {runs[0]} --scaling",
+            )
+        return _scaling(runs, at or [], "json" if json else form, out)
+    if at:
+        raise UsageError(
+            "--at needs --scaling", hint=f"specbench report {runs[0]} --scaling --at {at[0]}"
+        )
     if prompt is not None:
         if to is not None or also is not None or len(runs) > 1:
             raise UsageError(
@@ -220,6 +254,34 @@ def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | 
             output.json_line(comparison.as_dict())
         else:
             output.data(("\n\n" if number else "") + page(comparison))
+    return ExitCode.OK
+
+
+def _scaling(runs: list[str], at: list[str], form: output.Format, out: Path | None) -> ExitCode:
+    """Fit laws and show them, or write them too."""
+    from specbench_cli.config.numbers import number
+    from specbench_cli.report.scaling import shown
+    from specbench_cli.report.scaling.laws import laws_of, predictions
+    from specbench_cli.report.scaling.points import SIZES, points_of
+
+    points = points_of(runs)
+    laws, asked = laws_of(points), []
+    for word in at:
+        size, _, value = word.partition("=")
+        try:
+            wanted = number(value)
+        except ValueError:
+            wanted = 0.0
+        if size not in SIZES or not 0 < wanted < float("inf"):
+            raise UsageError(
+                f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
+                hint="--at tokens=30M",
+            )
+        asked += predictions(laws, size, wanted)
+    shown.show(laws, asked, form)
+    if out is not None:
+        for file in shown.write(points, laws, asked, _made(out)):
+            output.note(str(file))
     return ExitCode.OK
 
 

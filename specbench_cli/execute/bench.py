@@ -20,7 +20,6 @@ from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
@@ -144,8 +143,8 @@ class Bench:
                 f"{' with ' + ', '.join(names) if names else ''}: their vocabularies differ"
                 f" ({differing} of {len(self.tokenizer)} tokens have another id or none)",
                 hint="choose a --draft with the target's tokenizer (specbench list models), methods"
-                " that draft in any vocabulary (-m tli,uag), or methods that need no draft"
-                " (specbench list methods)",
+                " that draft in any vocabulary (-m tli,uag,omnidraft), or methods that need no"
+                " draft (specbench list methods)",
             )
         try:
             ours, own = Vocabulary.of(self.tokenizer), Vocabulary.of(theirs)
@@ -335,10 +334,15 @@ def check_memory(
 
 def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
     """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
-    if isinstance(decoders["target"], EncodedDecoder):
+
+    def encodes(decoder: Decoder) -> bool:
+        _, source = decoder.parted(())
+        return source is not None
+
+    if encodes(decoders["target"]):
         return
     for role, decoder in decoders.items():
-        if isinstance(decoder, EncodedDecoder):
+        if encodes(decoder):
             raise UsageError(
                 f"{checkpoints[role].label} cannot draft for {checkpoints['target'].label}: it"
                 " reads its prompt through an encoder, and the target has none",

@@ -30,8 +30,8 @@ from pydantic import (
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 2
-"""Version of the file written now. Version 1 knew no trees and no heads."""
+SCHEMA = 3
+"""Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches."""
 
 PROBE = "specbench predict --probe"
 
@@ -73,6 +73,35 @@ class HostCost(_Frozen):
     draft: float = Field(ge=0)
     node: float = Field(ge=0)
     points: tuple[HostPoint, ...] = ()
+
+
+class BatchPoint(_Frozen):
+    """Host time of a step of `sequences` decoded together, in ns; per step, `drafts` forwards of
+    the draft model times the sequences in them, and `nodes` drafted tokens."""
+
+    name: str
+    sequences: int = Field(ge=1)
+    drafts: float = Field(ge=0)
+    nodes: float = Field(ge=0)
+    ns: float = Field(ge=0)
+    samples: int = Field(ge=1)
+
+
+class BatchCost(_Frozen):
+    """What sequences cost that are decoded together, up to `most` of them.
+
+    beside: by model, ns that each further sequence adds to a forward over as many rows of one; none
+    of its states is the others'. step, sequence, draft, node: host time in ns of a step, for each
+    sequence in it, for each of its draft forwards, for each of its drafted tokens.
+    """
+
+    most: int = Field(ge=2)
+    beside: dict[str, float]
+    step: float = Field(ge=0)
+    sequence: float = Field(ge=0)
+    draft: float = Field(ge=0)
+    node: float = Field(ge=0)
+    points: tuple[BatchPoint, ...] = ()
 
 
 class Curve(_Frozen):
@@ -164,6 +193,7 @@ class Costs(_Frozen):
         curves: by role ("target", "draft"), or a head's kind ("eagle3").
         host: of steps with chains of a draft model, or none.
         hosts: by the model that drafts: of steps with its trees, and of all steps with a head.
+        batch: of several sequences together; None where they were not probed.
     """
 
     schema_: int = Field(SCHEMA, alias="schema")
@@ -177,6 +207,7 @@ class Costs(_Frozen):
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost] = {}
+    batch: BatchCost | None = None
 
     def forward_ns(
         self, model: str, n_tokens: float, context: float, *, tree: bool = False
@@ -344,4 +375,6 @@ def _named_points(costs: Costs) -> dict[str, float]:
         for p in curve.prefills:
             named[f"{role}, prefill of {p.n_tokens}"] = p.ns
     hosts = (costs.host, *costs.hosts.values())
-    return named | {f"host, {point.name}": point.ns for host in hosts for point in host.points}
+    named |= {f"host, {point.name}": point.ns for host in hosts for point in host.points}
+    together = costs.batch.points if costs.batch else ()
+    return named | {f"host, {at.sequences} together, {at.name}": at.ns for at in together}

@@ -8,6 +8,10 @@ drafting methods that are handed in. Decode time less forwards, divided by steps
 non-negative least squares to a + b (draft forwards) + c (drafted tokens): one line for chains, one
 for each model that drafts trees, one for each head. Sessions are greedy: what sampling adds
 (temperature, cuts, noise) is not in it, nor what a method does that was not handed in.
+
+Where batches are probed, further sequences of a forward cost what is left, by least squares, once
+the curve's time for as many rows of one is taken off; the host's time of their steps is fitted as
+that of sessions, with the number of sequences.
 """
 
 from __future__ import annotations
@@ -16,21 +20,36 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.costs import Curve, HostCost, HostPoint, Point, Quietness
+from specbench_cli.measure.costs import (
+    BatchCost,
+    BatchPoint,
+    Curve,
+    HostCost,
+    HostPoint,
+    Point,
+    Quietness,
+)
 from specbench_cli.measure.quiet import CEILING
-from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT, Decoding, Grid, Round, Samples
+from specbench_cli.measure.rounds import (
+    NEW_TOKENS,
+    PROMPT,
+    Decoding,
+    Grid,
+    Round,
+    Samples,
+    Together,
+)
 
 FULL = Grid(
     contexts=(16, 64, 256, 1024),
@@ -63,6 +82,7 @@ class Measured:
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost]
+    batch: BatchCost | None
     quietness: Quietness
 
 
@@ -97,6 +117,8 @@ def probe(
     *,
     positions: int,
     grid: Grid = FULL,
+    batches: tuple[int, ...] = (),
+    together: Mapping[str, Together] | None = None,
     seed: int = 0,
     rounds: int = ROUNDS,
     progress: Callable[[int], None] = lambda done: None,
@@ -107,6 +129,7 @@ def probe(
         windows: who measures the rounds; rounds that it finds void are left out.
         drafting: by name, methods whose sessions tell what drafting costs the host.
         positions: rows that all models are made for.
+        batches: sequences that are decoded together; together: by name, methods that decode them.
         progress: told the rounds done, between rounds.
 
     Returns:
@@ -127,17 +150,26 @@ def probe(
             f" {grid.contexts[0] + grid.spare}",
             "choose another --target or --draft (see: specbench list models)",
         )
-    grid = replace(grid, contexts=contexts)
+    grid = replace(grid, contexts=contexts, batches=batches)
     found = measure(
-        workspace, windows, decodings, grid, seed=seed, rounds=rounds, progress=progress
+        workspace,
+        windows,
+        decodings,
+        grid,
+        seed=seed,
+        rounds=rounds,
+        together=together,
+        progress=progress,
     )
     if found is None:
         return None
     lines = _hosts(found.samples)
+    lone = curves(found.samples, workspace)
     return Measured(
-        curves=curves(found.samples, workspace),
+        curves=lone,
         host=lines.pop(""),
         hosts=lines,
+        batch=_batch(found.samples, lone) if batches else None,
         quietness=found.quietness,
     )
 
@@ -151,6 +183,7 @@ def measure(
     seed: int,
     rounds: int,
     seconds: float | None = None,
+    together: Mapping[str, Together] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Quiet | None:
     """Measure a grid's points so many times, after a round that warms up; see `probe`.
@@ -174,11 +207,12 @@ def measure(
     ids = torch.randint(vocabulary, (1, width), generator=generator)
     began = time.monotonic()
     # Lazy set-up, caches and clocks are afterwards as they will be.
-    Round(workspace, grid, decodings, ids, seed).measure()
+    Round(workspace, grid, decodings, ids, seed, together).measure()
     if seconds is not None:
         rounds = max(LEAST, min(rounds, int(seconds / (time.monotonic() - began))))
     all_rounds = [
-        Round(workspace, grid, decodings, ids, seed + number) for number in range(1, rounds + 1)
+        Round(workspace, grid, decodings, ids, seed + number, together)
+        for number in range(1, rounds + 1)
     ]
     for done, one in enumerate(all_rounds, start=1):
         windows.run(one)
@@ -245,10 +279,49 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
 
 def _host(points: Iterable[HostPoint]) -> HostCost:
     """The line through points."""
+    from scipy.optimize import nnls
+
     points = tuple(points)
     loads = np.array([[1.0, point.drafts, point.nodes] for point in points])
     (step, draft, node), _ = nnls(loads, np.array([point.ns for point in points]))
     return HostCost(step=step, draft=draft, node=node, points=points)
+
+
+def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
+    """What is left of shared forwards' times, for each further sequence; and the host's plane."""
+    context = PROMPT + NEW_TOKENS / 2
+    left: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for model, n, rows, ns in samples.shared:
+        if n > 1:
+            more = ns - lone[model].ns(rows, context)
+            left.setdefault(model, {}).setdefault((n - 1, rows), []).append(more)
+    beside = {}
+    for model, found in left.items():
+        further = np.array([n for n, _ in found], dtype=float)
+        added = np.array([median(times) for times in found.values()])
+        beside[model] = max(0.0, float(further @ added / (further @ further)))
+    points = tuple(
+        BatchPoint(
+            name=name,
+            sequences=n,
+            drafts=mean(batch.drafts for batch in batches),
+            nodes=mean(batch.nodes for batch in batches),
+            ns=median(batch.ns for batch in batches),
+            samples=len(batches),
+        )
+        for (name, n), batches in sorted(samples.batches.items())
+    )
+    loads = np.array([[1.0, at.sequences, at.drafts, at.nodes] for at in points])
+    (step, sequence, draft, node), _ = nnls(loads, np.array([at.ns for at in points]))
+    return BatchCost(
+        most=max(at.sequences for at in points),
+        beside=beside,
+        step=step,
+        sequence=sequence,
+        draft=draft,
+        node=node,
+        points=points,
+    )
 
 
 def _median(times: Sequence[float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ order, so that a drift of the machine falls on all points alike. A visit is what
 decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
 not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
 tree, then one transfer of the decision to the host. States, decoders and clocks are those of a run.
-Prefills are timed where a context is built up.
+Prefills are timed where a context is built up. Where batches are asked for, some are decoded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
@@ -36,6 +37,9 @@ PROMPT, NEW_TOKENS = 64, 24
 Decoding = Callable[[Session], Iterable[Step]]
 """What decodes a session: a method's `generate`."""
 
+Together = Callable[[Batch], Iterable[Step]]
+"""What decodes a batch: a method's `generate_batch`."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -48,6 +52,7 @@ class Grid:
         catch_up: new tokens of a draft model's first forward in a step.
         levels: nodes of a level that a draft model is fed at once.
         drafted: draft forwards of a visit.
+        batches: sequences that are decoded together.
     """
 
     contexts: tuple[int, ...]
@@ -56,6 +61,7 @@ class Grid:
     catch_up: tuple[int, ...] = (1, 2, 3)
     levels: tuple[int, ...] = (4, 8, 16)
     drafted: int = 4
+    batches: tuple[int, ...] = ()
 
     @property
     def stride(self) -> int:
@@ -79,6 +85,24 @@ class HostSample(NamedTuple):
     ns: float
 
 
+class Shared(NamedTuple):
+    """A forward that several sequences share: of which model, how many, their rows in all, ns."""
+
+    model: str
+    sequences: int
+    n_tokens: int
+    ns: int
+
+
+class BatchSample(NamedTuple):
+    """A batch: its draft forwards times the sequences in them, drafted tokens and host ns, all per
+    step."""
+
+    drafts: float
+    nodes: float
+    ns: float
+
+
 class Visited(NamedTuple):
     """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill."""
 
@@ -94,6 +118,10 @@ class Samples:
 
     forwards: dict[Visited, list[int]] = field(default_factory=lambda: defaultdict(list))
     hosts: dict[str, list[HostSample]] = field(default_factory=lambda: defaultdict(list))
+    shared: list[Shared] = field(default_factory=list)
+    batches: dict[tuple[str, int], list[BatchSample]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def add(self, other: Samples) -> None:
         """Take in another round's."""
@@ -101,6 +129,9 @@ class Samples:
             self.forwards[key] += times
         for name, sessions in other.hosts.items():
             self.hosts[name] += sessions
+        self.shared += other.shared
+        for at, found in other.batches.items():
+            self.batches[at] += found
 
 
 class Drafter:
@@ -216,6 +247,7 @@ class Round:
         decodings: by name, what decodes the sessions that time the host.
         ids: [1, n] tokens of the forwards and, the first of them, prompt of the sessions.
         seed: of the order.
+        together: by name, what decodes the grid's batches.
 
     Attributes:
         samples: the last measurement.
@@ -229,13 +261,14 @@ class Round:
         decodings: Mapping[str, Decoding],
         ids: Tensor,
         seed: int,
+        together: Mapping[str, Together] | None = None,
     ) -> None:
         self._workspace = workspace
         self._target = workspace.decoders["target"]
         self._device = self._target.device
         self._models = {**workspace.decoders, **workspace.heads}
         self._grid = grid
-        self._decodings = decodings
+        self._decodings, self._together = decodings, together or {}
         self._ids = ids.to(self._device)
         self._prompt = tuple(ids[0, :PROMPT].tolist())
         self._seed = seed
@@ -255,6 +288,9 @@ class Round:
                 self._visit(context, rng)
             for name in rng.sample(names, len(names)):
                 self.samples.hosts[name].append(self._session(self._decodings[name]))
+            batches = [(name, n) for name in self._together for n in self._grid.batches]
+            for name, n in rng.sample(batches, len(batches)):
+                self.samples.batches[name, n].append(self._batch(self._together[name], n))
         finally:
             gc.enable()
 
@@ -333,6 +369,30 @@ class Round:
             drafts=drafts / len(steps),
             nodes=nodes / len(steps),
             ns=host / len(steps),
+        )
+
+    def _batch(self, decoding: Together, n: int) -> BatchSample:
+        """Decode n sequences of one prompt together; keep their forwards' times."""
+        stop = StopRule(frozenset(), NEW_TOKENS)
+        requests = [Request(f"probe {at}", 1, self._prompt, stop) for at in range(n)]
+        batch = Batch(self._workspace, requests, Sampling(), size=n)
+        steps = list(decoding(batch))
+        batch.meter.resolve()
+        texts = [session.harness.text for session in batch.sessions]
+        first, last = max(text.first_ns for text in texts), max(text.last_ns for text in texts)
+        zero = batch.meter.clock.zero_ns
+        forwards = [
+            Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns)
+            for f in batch.meter.forwards
+            if f.role != "prefill" and f.t0_ns >= first - zero
+        ]
+        self.samples.shared += forwards
+        rounds = sum(f.model == "target" for f in forwards)
+        host = max(0, last - first - sum(f.ns for f in forwards))
+        return BatchSample(
+            drafts=sum(f.sequences for f in forwards if f.model != "target") / rounds,
+            nodes=sum(step.draft.nodes for step in steps if step.draft) / rounds,
+            ns=host / rounds,
         )
 
 

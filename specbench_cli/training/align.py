@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
@@ -45,11 +45,15 @@ from specbench_cli.training.trainer import WORK, deterministic
 
 Samples = Literal["target", "own", "mixed"]
 
+RECORD = "alignment.json"
+"""What a draft's folder says of how it was trained, and of what it is worth."""
 ROUND = 100
 """Updates between two times that the draft answers anew; checkpoints come as often, so that an
 interrupted round begins from the weights that it had."""
 A_ROUND = 192
 """Questions that it answers then."""
+SEQUENCES, LENGTH = 8, 256
+"""Of an update: sequences, and tokens of each."""
 OWN_SEED = 6000
 """Added to the seed for the draft's draws, and a round's number."""
 
@@ -71,7 +75,7 @@ def alignment(name: str, loss: str, samples: Samples, temperature: float, steps:
     """The alignment of a draft called so, by as many updates of 2,048 tokens."""
     return Alignment(
         name=name,
-        stages=(StagePlan(steps, 8, 256, "target", "replies"),),
+        stages=(StagePlan(steps, SEQUENCES, LENGTH, "target", "replies"),),
         peak_lr=1e-3,
         warmup_steps=max(1, steps // 20),
         loss=loss,
@@ -164,16 +168,52 @@ class Aligner(HeadTrainer):
                 checkpoint_every=ROUND,
                 progress=partial(self.report, plan.name),
             )
+        tokens = self.pretrain * SEQUENCES * LENGTH + result.curve[-1].tokens
+        self._export(model, plan.name, facts, log, result.curve[-1].step, tokens)
+        return AlignResult(result.curve, result.seconds, log.read())
+
+    def grow(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
+        """Train a draft of so many layers, else of the shape of `draft`, from random weights on
+        text alone, and export it. One that is there already is not trained again.
+
+        Returns:
+            what its `alignment.json` says.
+        Raises:
+            UsageError: as `align`; or the target is of another family, and there is no corpus.
+        """
+        claim(self.out / WORK, {"target_sha256": self._sha})
+        record = self.out / name / RECORD
+        if not record.is_file():
+            config = self._begun().config
+            config.num_hidden_layers = layers
+            folder = self.out / WORK / name
+            model, result = self._from_text(config, updates, seed, folder)
+            facts = {"loss": "ce", "samples": "text", "start": "random weights", "seed": str(seed)}
+            last = result.curve[-1]
+            self._export(model, name, facts, Log(folder, Aligned), last.step, last.tokens)
+        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        return found
+
+    def _export(
+        self,
+        model: LlamaForCausalLM,
+        name: str,
+        facts: dict[str, str],
+        log: Log[Aligned],
+        step: int,
+        tokens: int,
+    ) -> None:
+        """Measure a draft as it is stored, and write it, with what it read and is worth."""
         as_stored(model)
-        log.add(self._measured(model, result.curve[-1].step))
-        out = self.out / plan.name
+        worth = self._measured(model, step)
+        log.add(worth)
+        out = self.out / name
+        size = {"layers": model.config.num_hidden_layers, "parameters": _size(model)}
         nn.Module.half(model).save_pretrained(out)
         self._tokenizer.save_pretrained(out, save_jinja_files=False)
-        (out / "alignment.json").write_text(
-            json.dumps({**self._facts, **facts, "steps": result.curve[-1].step}, indent=1) + "\n",
-            encoding="utf-8",
-        )
-        return AlignResult(result.curve, result.seconds, log.read())
+        told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
+        record = {**self._facts, **facts, "steps": step, "tokens": tokens, **size, **told}
+        (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def _exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
         """Those of `exits`, in order. Raises UsageError where layers are missing."""
@@ -199,11 +239,19 @@ class Aligner(HeadTrainer):
         raise UsageError(
             f"{self._start} is no draft with the vocabulary of {self.label or self.target.name},"
             " whose distributions it is to learn",
-            "give another --draft; tli and uag draft with one of any vocabulary, by its text alone",
+            "give another --draft; tli, uag and omnidraft take one of any vocabulary as it is",
         )
 
     def _pretrained(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
-        """The same with weights that only the corpus made; once for all losses.
+        """The same with weights that only the corpus made; once for all losses."""
+        folder = self.out / WORK / "pretrained"
+        claim(folder, {"shape of": self._start.name, "updates": str(self.pretrain)})
+        return self._from_text(model.config, self.pretrain, self.seed, folder)[0]
+
+    def _from_text(
+        self, config: LlamaConfig, updates: int, seed: int, folder: Path
+    ) -> tuple[LlamaForCausalLM, loop.Result]:
+        """A model that the corpus alone has made, from random weights.
 
         Raises:
             UsageError: the target is of another family, and there is no corpus.
@@ -212,25 +260,23 @@ class Aligner(HeadTrainer):
             raise UsageError(
                 f"the corpus at hand is the embedded models', and {self.label or self.target.name}"
                 " is none of them",
-                "leave --pretrain out: the draft begins as it is",
+                "give an embedded --target, or have `train draft` begin with a draft as it is",
             )
-        torch.manual_seed(self.seed)
-        fresh = LlamaForCausalLM(model.config)
+        torch.manual_seed(seed)
+        fresh = LlamaForCausalLM(config)
         nn.Module.to(fresh, self.device)
-        folder = self.out / WORK / "pretrained"
-        claim(folder, {"shape of": self._start.name, "updates": str(self.pretrain)})
-        loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, self.seed)
-        stage = loop.Stage(self.pretrain, 8, 256, compiled(loss) if self.fast else loss, corpus)
+        loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, seed)
+        loss = compiled(loss) if self.fast else loss
         with deterministic(self.device):
-            loop.train(
+            result = loop.train(
                 fresh,
-                [stage],
-                loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, self.pretrain // 10)),
+                [loop.Stage(updates, SEQUENCES, LENGTH, loss, corpus)],
+                loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, updates // 10)),
                 folder,
-                progress=partial(self.report, "pretrained"),
+                progress=partial(self.report, folder.name),
             )
         fresh.train()
-        return fresh
+        return fresh, result
 
     @cached_property
     def _start(self) -> Path:

@@ -11,25 +11,42 @@ time, and of decoding, which leaves prefill out.
 counts instead: of how many prompts the ids are those of vanilla alone, at batch 1 to 16, greedy and
 coupled (T 0.8). Outputs end at their EOS, and others join in their place, whose prompts are read
 in parts of at most --chunk tokens beside them.
+
+    python tests/benchmarks/batches.py --best METHOD [--target T --draft D] [--to F.svg]
+
+finds the best draft length K*(batch) of a method that drafts chains, at batch 1 to 16: tokens a
+second of decoding for every fixed length, 0 (vanilla) among them, and for `synergy` and
+`smartspec`. A round is a group of as many prompts as the batch has seats, which all decode in turn.
+Beside them what is predicted before anything of it is measured: by what forwards cost here, and by
+the share of tested tokens that stood in a pass of its own. Ratios have 95% intervals by bootstrap
+over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import time
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.drafting.goodput import emitted, synergy
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.planning.plan import Arm, make_plan
+from specbench_cli.execute.window import Windows
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.step_costs import StepCosts, quick
 
 SIZES = (1, 2, 4, 8)
 ID_SIZES = (*SIZES, 16)
@@ -44,11 +61,25 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--longest", type=int, default=512, help="longest prompt")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of --best: groups of prompts")
     parser.add_argument("--chunk", type=int, default=64, help="most prompt tokens beside others")
+    parser.add_argument("--best", metavar="METHOD", help="find its best draft length by batch")
+    parser.add_argument("--lengths", type=int, default=6, help="longest draft of --best")
+    parser.add_argument("--sizes", type=int, nargs="+", default=ID_SIZES, help="batches of --best")
+    parser.add_argument("--target", default="embedded")
+    parser.add_argument("--draft")
+    parser.add_argument(
+        "--to", help="file for the figure of --best; tokens a second of all rounds beside it"
+    )
     args = parser.parse_args()
-    names = args.methods.split(",")
-    config = RunConfig(methods=names, tasks=["mini"], limit=args.questions)
+    names = ["vanilla"] if args.best else args.methods.split(",")
+    config = RunConfig(
+        methods=[*names, args.best] if args.best else names,
+        tasks=["mini"],
+        limit=args.questions,
+        target=args.target,
+        draft=args.draft,
+    )
     plan = make_plan(config)
     bench = Bench(plan)
     requests = []
@@ -66,6 +97,9 @@ def main() -> None:
     if args.ids:
         for arm in plan.arms:
             count(bench, arm, requests, args.chunk)
+        return
+    if args.best:
+        Lengths(bench, args.best, args.lengths, requests, args.sizes).find(args.rounds, args.to)
         return
     for arm in plan.arms:
         measure(bench, arm, requests, args.rounds)
@@ -124,6 +158,138 @@ def measure(bench: Bench, arm: Arm, requests: list[Request], rounds: int) -> Non
             f"{arm.label:10} batch {size}  {rate:6.0f} tokens/s  {ratio:5.2f}x "
             f" decoding {decode:5.2f}x  {same}\n"
         )
+
+
+class Lengths:
+    """A method's draft lengths, fixed ones and policies', at some sizes of batches."""
+
+    def __init__(
+        self, bench: Bench, name: str, longest: int, requests: list[Request], sizes: list[int]
+    ) -> None:
+        self.bench, self.requests, self.sizes = bench, requests, sizes
+        kind, vanilla = registry.load(name), registry.load("vanilla")()
+        self.longest = longest
+        self.of = lambda **own: kind(kind.Params(**own))
+        self.fixed = {0: vanilla} | {k: self.of(length=k) for k in range(1, longest + 1)}
+
+    def alpha(self) -> float:
+        """The share of tested tokens that stood, of a pass of its own."""
+        stood = tested = 0
+        batch = Batch(self.bench.workspace, self.requests, Sampling(), size=max(self.sizes))
+        for step in self.fixed[3].generate_batch(batch):
+            stood += len(step.outcome.path)
+            tested += step.outcome.tested
+        return stood / tested
+
+    def costs(self) -> StepCosts:
+        """What forwards cost here, as a run of a policy measures it."""
+        return quick(
+            self.bench.workspace, Windows(QuietMeter(), allow_noise=True), self.bench.context
+        )
+
+    def find(self, rounds: int, to: str | None) -> None:
+        """Predict, measure, compare, print."""
+        alpha, costs = self.alpha(), self.costs()
+        self.bench.workspace.costs = cache(costs)
+        target, draft = partial(costs, "target"), partial(costs, "draft")
+        own = {"acceptance": alpha, "max": self.longest}
+        rows = {
+            **{str(k): method for k, method in self.fixed.items()},
+            **{rule: self.of(length=rule, **own) for rule in ("synergy", "smartspec")},
+        }
+        sys.stdout.write(
+            f"acceptance {alpha:.3f}; a target forward over one row {costs.target_ns / 1e6:.2f} ms,"
+            f" a draft's {draft(1):.3f} of it; noisy: {costs.noisy}\n"
+        )
+        heads = [f"K={name}" if name.isdigit() else name for name in rows]
+        heads = ["batch", *heads, "K* measured", "predicted", "predicted / best", "synergy / best"]
+        heads += ["smartspec / best", "smartspec / vanilla"]
+        sys.stdout.write(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}\n")
+        found, due = {}, {}
+        for size in self.sizes:
+            spent = found[size] = self.measured(size, rows, rounds)
+            each = {name: sum(times) for name, times in spent.items()}
+            best = str(min(self.fixed, key=lambda k: each[str(k)]))
+            said = str(synergy(alpha, size, self.longest, target, draft))
+            top = self.best_of_others(spent)
+            ratios = [ratio(top, spent[name]) for name in (said, "synergy", "smartspec")]
+            ratios.append(ratio(spent["0"], spent["smartspec"]))
+            rates = [f"{1 / np.mean(times):.0f}" for times in spent.values()]
+            line = [str(size), *rates, best, said, *ratios]
+            sys.stdout.write(f"| {' | '.join(line)} |\n")
+            sys.stdout.flush()
+            due[size] = {
+                k: emitted(alpha, k) * size / (target(size * (k + 1)) + k * draft(size))
+                for k in self.fixed
+            }
+        if to:
+            self.draw(found, due, costs, to)
+            data = {
+                size: {name: times.tolist() for name, times in spent.items()}
+                for size, spent in found.items()
+            }
+            Path(to).with_suffix(".json").write_text(json.dumps(data))
+
+    def measured(self, size: int, rows: dict[str, object], rounds: int) -> dict[str, np.ndarray]:
+        """Seconds of decoding a token of every row, by rounds: of a group of requests each, which
+        all rows decode one after the other."""
+        spent: dict[str, list[float]] = {name: [] for name in rows}
+        for number in range(rounds + 1):
+            first = number * size % len(self.requests)
+            group, due = self.requests[first : first + size], None
+            for name in rows if number % 2 else reversed(rows):
+                gc.collect()
+                found, seconds = decoded(self.bench, rows[name], group, size)
+                due = due or found
+                if found != due:
+                    sys.exit(f"other ids: {name} at batch {size}")
+                if number:  # the first round warms up
+                    tokens = sum(map(len, found)) - len(found)  # each one's first is prefill's
+                    spent[name].append(seconds / tokens)
+        return {name: np.array(times) for name, times in spent.items()}
+
+    def best_of_others(self, spent: dict[str, np.ndarray]) -> np.ndarray:
+        """In each round the time of the length that was best in the rounds of the other parity: the
+        best of noisy figures, judged by those that chose it, looks better than it is."""
+        found = np.empty(len(spent["0"]))
+        for parity in (0, 1):
+            others = {k: spent[str(k)][1 - parity :: 2].sum() for k in self.fixed}
+            best = min(others, key=others.__getitem__)
+            found[parity::2] = spent[str(best)][parity::2]
+        return found
+
+    def draw(
+        self,
+        spent: dict[int, dict[str, np.ndarray]],
+        due: dict[int, dict[int, float]],
+        costs: StepCosts,
+        to: str,
+    ) -> None:
+        """Throughput over the draft's length, a line a size; dashed: predicted."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for size in self.sizes:
+            found = [1 / spent[size][str(k)].mean() for k in self.fixed]
+            (line,) = axes.plot(list(self.fixed), found, marker="o", label=f"batch {size}")
+            axes.plot(
+                list(due[size]),
+                [each * 1e9 / costs.target_ns for each in due[size].values()],
+                linestyle="--",
+                color=line.get_color(),
+            )
+        axes.set_xlabel("draft tokens a step (0: vanilla)")
+        axes.set_ylabel("tokens / s of decoding (dashed: predicted)")
+        axes.legend()
+        figure.savefig(to)
+
+
+def ratio(one: np.ndarray, other: np.ndarray) -> str:
+    """One sum over the other's, and a 95% interval by bootstrap over rounds."""
+    drawn = np.random.default_rng(0).integers(0, len(one), (2000, len(one)))
+    low, high = np.quantile(one[drawn].sum(1) / other[drawn].sum(1), (0.025, 0.975))
+    return f"{one.sum() / other.sum():.2f} [{low:.2f}, {high:.2f}]"
 
 
 def decoded(

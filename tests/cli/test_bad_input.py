@@ -274,6 +274,7 @@ def test_vocabularies_that_differ_are_refused(run, pair):
         " have another id or none)"
     )
     assert hint.startswith("choose a --draft with the target's tokenizer")
+    assert "-m tli,uag,omnidraft" in hint
     assert not Path("here").exists()
 
 

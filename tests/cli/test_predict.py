@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,7 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
         (["last", "--target", "embedded", "--threads", "1"], "--target, --threads cannot go with"),
         (["--probe", "--costs", "a.json"], "--costs cannot go with --probe"),
         (["--probe", "--rounds", "0"], "invalid value for '--rounds'"),
+        (["--probe", "--batch", "1"], "--batch 1 of --probe is what is measured in any case"),
         (["--probe", "--target", "embeded"], "did you mean 'embedded'"),
         (["--probe", "--threads", "none"], "--threads"),
         (["--probe", "--dtype", "int8"], "--dtype"),
@@ -274,9 +276,14 @@ def test_probe_then_run_then_prediction(run, small_probe):
 def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
-    code, out, err = run("predict", "--probe", *asked, "--out", "costs.json")
+    code, out, err = run("predict", "--probe", *asked, "--batch", "3", "--out", "costs.json")
     assert code == 0, err
     assert "in costs.json" in err
+    assert "batches up to 3: each further sequence of a forward" in err
+    points = Costs.load(Path("costs.json")).batch.points  # there is no draft model for eqspec
+    assert [(at.name, at.sequences) for at in points] == list(
+        product(("pld", "vanilla"), (1, 2, 3))
+    )
     assert {row["model"] for row in table_of(out)} == {"target"}
     assert len(table_of(out)) == (2 + 1) * 2 + 2
     assert sum(row["tree"] == "True" for row in table_of(out)) == 2
@@ -354,7 +361,7 @@ def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe
     asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
     asked += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
     small = ["--limit", "1", "--max-new-tokens", "8"]
-    assert run("run", *asked, *small)[0] == 0
+    assert run("run", *asked, *small, "--isolation", "none")[0] == 0
     assert run("predict", "--probe", *asked[:5], "--rounds", "1")[0] == 0  # without the head
     code, out, err = run("predict", "last")
     assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
@@ -391,9 +398,9 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     assert run(*asked, "--json")[1] == out  # the same every time
     code, out, _ = run(*asked)
     lines = out.splitlines()
-    assert (
-        code == 0 and lines[0].startswith("modelled: batch 2") and lines[1].startswith("modelled ")
-    )
+    assert code == 0 and lines[0].startswith("modelled: batch 2")
+    assert lines[1].startswith("batches were not probed") and lines[1].endswith("--batch 2)")
+    assert lines[2].startswith("modelled under load")
     assert "not modelled: hf:vanilla: another program's, whose steps are its own" in lines
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 

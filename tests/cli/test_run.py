@@ -280,6 +280,7 @@ def test_plugin_of_readme_runs_and_is_lossless(run):
     (_, after) = (ROOT / "README.md").read_text().split("<!-- plugin -->\n```python\n")
     Path("repeat_last.py").write_text(after.split("```")[0])
     args = ["--plugin", "repeat_last.py", "--set", "repeat-last.times=2", *SMALL[2:]]
+    args += ["--isolation", "none"]  # tests/test_docs.py runs one in a process of its own
     assert run("run", *args, "--out", "here")[0] == 0
     records = list(RunDir.open(Path("here")).records())
     assert {record.label for record in records} == {"vanilla", "repeat-last"}

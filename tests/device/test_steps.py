@@ -155,6 +155,7 @@ CASES = {
     "osd": [({"length": 3}, nothing)],
     "s2d": [({"length": 3}, nothing)],
     "uag": [({"length": 3}, once)],
+    "omnidraft": [({"length": 3}, each_token)],
     "dflash": [({"length": 3}, nothing), ({}, nothing)],
     "hidden-transfer": [({"nodes": 6}, once)],
     "chimera": [({"depth": 3, "nodes": 8}, nothing)],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from methods.omnidraft import OmniDraft, OmniDraftParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
@@ -27,8 +28,12 @@ CORPUS = (
 )
 METHODS = pytest.mark.parametrize(
     "make",
-    [lambda: Tli(TliParams(length=2)), lambda: Uag(UagParams(length=2, behind=1))],
-    ids=["tli", "uag"],
+    [
+        lambda: Tli(TliParams(length=2)),
+        lambda: Uag(UagParams(length=2, behind=1)),
+        lambda: OmniDraft(OmniDraftParams(length=2)),
+    ],
+    ids=["tli", "uag", "omnidraft"],
 )
 
 
@@ -162,6 +167,17 @@ def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
         assert read.state.length() == min(before + stood, len(read.ids) - 1)
         if stood < len(drafted):
             assert not target.spelt(more).startswith(draft.spelt(drafted[: stood + 1]))
+
+
+@pytest.mark.parametrize("theirs", ["larger bpe", "bpe that begins", "sentencepiece"])
+def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
+    target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
+    words = Translation(target, draft, CPU)
+    runs = {token: words.spelling(token) for token in range(len(target.pieces))}
+    assert all(draft.spelt(run) == target.pieces[token] for token, run in runs.items() if run)
+    assert all(run == [words.draft_of[token]] for token, run in runs.items() if len(run) == 1)
+    assert sum(len(run) > 1 for run in runs.values()) > 5  # which only the target has
+    assert [words.target_of[words.draft_of[token]] for token in words.draft_of] == [*words.draft_of]
 
 
 @pytest.mark.parametrize("theirs", ["larger bpe", "sentencepiece"])

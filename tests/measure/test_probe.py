@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from methods.eqspec import EqSpec, EqSpecParams
 from methods.sps import Sps, SpsParams
+from methods.vanilla import Vanilla
 from specbench_cli.engine import sequence as text
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.models import meter
@@ -23,9 +25,11 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import rounds as module
 from specbench_cli.measure.probe import FULL, probe
+from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""
+BESIDE = 40_000
 TREE = 5_000
 """Ns that a mask adds to a forward."""
 
@@ -81,6 +85,18 @@ class Timed(Decoder):
             logits = torch.zeros(1, rows, self.vocab_size)
             logits[..., 1] = 1.0
         return Out(logits, torch.zeros(1, n, 1))
+
+
+class TimedTogether(Timed):
+    """Further sequences of a forward add `BESIDE` ns to what one over as many rows takes."""
+
+    def forward_batch(self, parts, *, taps=()):
+        began = self._clock.now
+        outs = super().forward_batch(parts)
+        rows = sum(part.x.ids.shape[1] for part in parts)
+        context = PROMPT + NEW_TOKENS // 2
+        self._clock.now = began + self._cost(rows, context) + BESIDE * (len(parts) - 1)
+        return outs
 
 
 class TimedHead(Timed, Head):
@@ -163,13 +179,14 @@ def measure(clock):
         heads=(),
         stateless=(),
         more=(),
+        kind=Timed,
         **options,
     ):
         def cost(base):
             return lambda n, context: base + base // 20 * n + context_ns * context
 
-        decoders = {"target": Timed("target", clock, cost(1_000_000))}
-        decoders |= {name: Timed(name, clock, cost(100_000)) for name in drafts}
+        decoders = {"target": kind("target", clock, cost(1_000_000))}
+        decoders |= {name: kind(name, clock, cost(100_000)) for name in drafts}
         workspace = Workspace(decoders, 0)
         for name in heads:
             workspace._artifacts[name] = TimedHead(name, clock, cost(200_000))
@@ -252,6 +269,27 @@ def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measur
     assert first == orders(0)
     assert first != orders(1)
     assert first[:half] != first[half : 2 * half]
+
+
+def test_further_sequences_of_a_batch_cost_what_they_add(measure):
+    together = {f"eqspec of {n}": EqSpec(EqSpecParams(length=n)).generate_batch for n in (1, 4)}
+    found, _ = measure(
+        kind=TimedTogether,
+        batches=(1, 2, 4),
+        together=together | {"vanilla": Vanilla().generate_batch},
+    )
+    assert found.batch.most == 4
+    # What the draft's curve has beyond 3 rows are levels of trees, which take `TREE` more.
+    due = {"target": BESIDE, "draft": BESIDE}
+    assert found.batch.beside == pytest.approx(due, rel=0.05)
+    assert found.batch.sequence == pytest.approx(STEP, rel=0.02)
+    assert found.batch.draft == pytest.approx(DRAFT, rel=0.02)
+    assert found.batch.step == pytest.approx(0, abs=STEP / 50)
+    assert [at.sequences for at in found.batch.points] == [1, 2, 4] * 3
+
+
+def test_batches_are_not_probed_unless_asked_for(measure):
+    assert measure(rounds=1)[0].batch is None
 
 
 def test_target_alone_and_several_drafters_are_probed_too(measure):

@@ -242,7 +242,7 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
     with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
         foreign.align(short("kl", "target"))
-    assert "uag" in (caught.value.hint or "")
+    assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
 def test_several_losses_make_a_table_from_one_pre_trained_draft(
@@ -310,3 +310,34 @@ def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
     own = pair if exits == (1,) else (pair[0], pair[0])
     with pytest.raises(UsageError, match=f"none of its own behind the first {exits[0]}"):
         replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))
+
+
+def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
+    tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = map(str, pair)
+    words = ["grid", "--target", target, "--draft", draft, "--smoke", "--out", str(tmp_path)]
+    words += ["--layers", "2,1", "--tokens", "0.3M,100k", "--seeds", "1"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    names = [f"{layers}-layers-{size}-seed-0" for size in ("100k", "300k") for layers in (1, 2)]
+    records = [json.loads((tmp_path / name / "alignment.json").read_text()) for name in names]
+    assert [(each["layers"], each["tokens"]) for each in records] == [
+        *((1, 2048), (2, 2048), (1, 4096), (2, 4096))
+    ]
+    assert all(0 < each["alpha"] < 1 <= each["mat"] <= 6 for each in records)
+    assert records[0]["parameters"] < records[1]["parameters"]
+    load_decoder(tmp_path / names[1], name="draft")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("specbench_cli.training.loop.train", never)
+    again = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert again.exit_code == 0 and "layers" in again.stdout
+
+
+@pytest.mark.parametrize("wrong", [("--tokens", "1M,lots"), ("--layers", "0,1"), ("--tokens", "")])
+def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
+    called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
+    assert isinstance(called.exception, UsageError)
+    assert "are no numbers above 0" in called.exception.message

@@ -35,7 +35,7 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Tape
-from specbench_cli.engine.models.recurrent import RecurrentState
+from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Harness, Session

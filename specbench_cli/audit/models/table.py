@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
-from specbench_cli.engine.models.recurrent import RecurrentState
+from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Tokens, skipped
 
 

@@ -11,6 +11,7 @@ from specbench_cli.commands.training.acceptance import specdec
 from specbench_cli.commands.training.convert import convert
 from specbench_cli.commands.training.datastore import rest
 from specbench_cli.commands.training.draft import draft
+from specbench_cli.commands.training.grid import grid
 from specbench_cli.commands.training.heads import COMMANDS as HEADS
 from specbench_cli.commands.training.heads import compare, replies, stateless
 from specbench_cli.commands.training.quality import quality
@@ -121,6 +122,12 @@ app.command(
     " pair; minutes) - [bold]specbench train draft --loss kl --loss tvd --seeds 3 --out drafts"
     "[/bold] (a table) - then [bold]specbench run --draft drafts/seed-0/tvd++[/bold]"
 )(draft)
+app.command(
+    epilog="Examples: [bold]specbench train grid --out grid[/bold] (45 drafts for the shipped"
+    " target: hours; it may be stopped at any time) - [bold]specbench train grid --tokens"
+    " 0.1M,0.3M,1M --layers 1,2 --out grid[/bold] - then [bold]specbench report --scaling grid"
+    "[/bold]"
+)(grid)
 app.command(
     epilog="Example: [bold]specbench train replies --target smollm2-135m --replies 20000 "
     "--out heads[/bold] (days of one core; it may be stopped at any time)"

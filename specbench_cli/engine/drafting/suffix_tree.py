@@ -9,6 +9,7 @@ tokens as nothing branches off, and is a place in a text, not a copy of it.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -290,19 +291,21 @@ class SuffixTree:
         return self._text[node][first + self._begin[node] : first + self._end[node]]
 
     def _stops(self) -> dict[int, list[int]]:
-        """The lengths of the open sequence's suffixes that end inside edges, by node."""
+        """The lengths of the open sequence's suffixes that end inside edges, by node, in order."""
         if self._stopped is None:
             self._stopped = {}
             for known, depth in self.ends:
                 node = self._home(known, depth)
                 if depth < self._end[node]:
                     self._stopped.setdefault(node, []).append(depth)
+            for depths in self._stopped.values():
+                depths.sort()
         return self._stopped
 
     def _passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
         """How often the first `depth` tokens of a node's string occur, of which one is its own."""
         short = stops.get(node)
-        return self._count[node] - (sum(d < depth for d in short) if short else 0)
+        return self._count[node] - (bisect_left(short, depth) if short else 0)
 
     def _enter(self, node: int, above: int) -> None:
         times = self._count[node] = self._count[node] + 1

@@ -153,13 +153,14 @@ class Translation:
     Attributes:
         target, draft: the two.
         device: where models compute.
-        draft_of: the draft's id of each target token that both have.
+        draft_of, target_of: the draft's id of each target token that both have, and the other way.
     """
 
     def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
         self.target, self.draft, self.device = target, draft, device
         both = [(at, draft.ids[piece]) for piece, at in target.ids.items() if piece in draft.ids]
         self.draft_of = dict(both)
+        self.target_of = {theirs: ours for ours, theirs in both}
         self._rows = host.ids([theirs for _, theirs in both], device)
         self._at = host.ids([ours for ours, _ in both], device)
         self._ids = host.ids([self.draft_of.get(at, 0) for at in range(len(target.pieces))], device)
@@ -174,6 +175,17 @@ class Translation:
     def in_draft(self, tokens: Tensor) -> Tensor:
         """The draft's ids of target tokens [n] that both have."""
         return self._ids[tokens]
+
+    def spelling(self, token: int) -> list[int]:
+        """The draft's ids that spell a target token: one, where both have it. None where there are
+        none, or another id of the target's is spelt alike."""
+        piece = self.target.pieces[token]
+        if self.target.ids.get(piece) != token:
+            return []
+        if token in self.draft_of:
+            return [self.draft_of[token]]
+        ids = self.draft.encode(piece)
+        return ids if self.draft.spelt(ids) == piece else []
 
     def respelt(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
         """The target's tokens of what a draft says behind a text.
@@ -190,6 +202,63 @@ class Translation:
         if both[: len(before)] == [*before]:
             return both[len(before) :]
         return self.target.encode(said)
+
+
+class Runs:
+    """Runs of a draft's tokens that spell one of the target's, at most so many.
+
+    Attributes:
+        trie: of the draft's tokens; under `END` a node has the target's token that ends there.
+    """
+
+    END = -1
+
+    def __init__(self, most: int) -> None:
+        self.trie: dict[int, Any] = {}
+        self._most = most
+        self._of: dict[int, list[int]] = {}  # by token, the one unseen for longest first
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def run(self, token: int, words: Translation) -> list[int]:
+        """The draft's tokens that spell one of the target's; none where nothing does."""
+        return self._of.get(token) or words.spelling(token)
+
+    def read(self, tokens: Sequence[int], words: Translation) -> None:
+        """Keep the runs of tokens of a text, each as the newest."""
+        for token in tokens:
+            run = self.run(token, words)
+            if len(run) > 1:
+                self._of.pop(token, None)
+                self._of[token], node = run, self.trie
+                for each in run:
+                    node = node.setdefault(each, {})
+                node[self.END] = token
+                if len(self._of) > self._most:
+                    self._forget(next(iter(self._of)))
+
+    def go_on(self, node: dict[int, Any]) -> bool:
+        """Whether a node of the trie has others behind it."""
+        return not node.keys() <= {self.END}
+
+    def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
+        """The draft's tokens that end a run behind a node, and the target's of these runs."""
+        found = {
+            each: beyond[self.END]
+            for each, beyond in node.items()
+            if each != self.END and self.END in beyond
+        }
+        return [*found], [*found.values()]
+
+    def _forget(self, token: int) -> None:
+        run, nodes = self._of.pop(token), [self.trie]
+        for each in run:
+            nodes.append(nodes[-1][each])
+        del nodes.pop()[self.END]
+        for node, each in zip(reversed(nodes), reversed(run), strict=True):
+            if not node[each]:
+                del node[each]
 
 
 def _whole(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder, fits
-from specbench_cli.engine.models.hosted import HostedDecoder, ModuleDecoder
 from specbench_cli.engine.models.layers import FusedWeights
 from specbench_cli.engine.models.linear import Form
-from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.errors import EnvironmentFault, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.models.hosted import ModuleDecoder
 
 _FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()
 _MODULES: WeakKeyDictionary[Decoder, Any] = WeakKeyDictionary()
@@ -74,11 +74,18 @@ def hosted(module: Any, *, name: str) -> ModuleDecoder:
     Raises:
         UsageError: it cannot be decoded here.
     """
+    # Imported where needed: they take a large part of transformers, which no fused model needs.
     if module.config.is_encoder_decoder:
+        from specbench_cli.engine.models.encoded import EncodedDecoder
+
         return EncodedDecoder(module, name=name)
     kinds = getattr(text_config(module.config), "layer_types", None) or ()
     if all(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds):
+        from specbench_cli.engine.models.hosted import HostedDecoder
+
         return HostedDecoder(module, name=name)
+    from specbench_cli.engine.models.recurrent import RecurrentDecoder
+
     return RecurrentDecoder(module, name=name)
 
 
@@ -89,9 +96,8 @@ def module_of(decoder: Decoder) -> Any:
     first use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are
     shared; `module_bytes` says what is held twice.
     """
-    if isinstance(decoder, ModuleDecoder):
-        return decoder.module
-    assert isinstance(decoder, FusedDecoder)
+    if not isinstance(decoder, FusedDecoder):
+        return cast("ModuleDecoder", decoder).module
     if decoder not in _MODULES:
         _MODULES[decoder] = _beside(decoder, _FOLDERS[decoder])
     return _MODULES[decoder]
@@ -127,9 +133,8 @@ class FusedCopy(FusedDecoder):
 
 def module_bytes(decoder: Decoder) -> int:
     """Bytes that `module_of(decoder)` holds beyond the decoder's own: what is not shared."""
-    if isinstance(decoder, ModuleDecoder):
+    if not isinstance(decoder, FusedDecoder):
         return 0
-    assert isinstance(decoder, FusedDecoder)
     shared = decoder.weights.shared()
     weights = Weights(_FOLDERS[decoder])
     item = torch.empty(0, dtype=decoder.dtype).element_size()

@@ -37,8 +37,18 @@ class HostClock:
         return time.perf_counter_ns()
 
     def sleep(self, ns: int) -> None:
-        """Wait for so long."""
-        time.sleep(ns / 1e9)
+        """Wait for so long, at work that nobody reads.
+
+        Cores that slept are slower for the whole of a short request: on the machine where it was
+        seen a forward took a third longer, which says what the system's power saving costs and is
+        none of a method's time.
+        """
+        due = self.now() + ns
+        matrix = torch.ones(256, 256)
+        while due - self.now() > 1_000_000:
+            torch.mm(matrix, matrix)
+        while self.now() < due:
+            pass
 
     def mark(self) -> int:
         """Nanoseconds since the zero."""

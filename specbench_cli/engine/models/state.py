@@ -1,4 +1,5 @@
-"""What a decoder with attention remembers: keys and values, preallocated, a row a token."""
+"""What a decoder remembers: one with attention keys and values, preallocated, a row a token; a
+recurrent one what stood at the ends of its forwards."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ import math
 import mmap
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import State
+from specbench_cli.engine.models.decoder import ChainsOnly, State
+from specbench_cli.errors import MethodFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +279,103 @@ class KVState(State):
                 return buffer[layers[0] - first : layers[-1] - first + 1, seq]
             first += len(buffer)
         raise IndexError(f"no layer {layers[0]}")
+
+
+class Stop(NamedTuple):
+    """What was remembered at the end of a forward: of so many tokens, all in all."""
+
+    length: int
+    held: Any
+
+
+START = Stop(0, None)
+
+
+class RecurrentState(State):
+    """For each sequence what was remembered at the ends of its forwards, the last commit on.
+
+    `commit` of all that was written keeps it. Of a part, and after `rollback`, the state is that
+    of the last stop before: `length` says where, and the tokens from there on are fed again.
+    """
+
+    by_row = False
+
+    def __init__(self, n_seqs: int, capacity: int) -> None:
+        self.capacity = capacity
+        self._stops = [[START] for _ in range(n_seqs)]
+        self._committed = [0] * n_seqs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; how many stops there are depends on what was decoded."""
+        stops = [stop for line in self._stops for stop in line]
+        return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.held))
+
+    def length(self, seq: int = 0, layer: int = 0) -> int:
+        """Tokens remembered of a sequence, the same at all layers."""
+        return self._stops[seq][-1].length
+
+    def position(self, seq: int = 0) -> int:
+        """See `State`."""
+        return self.length(seq)
+
+    def held(self, seq: int) -> Any:
+        """What is remembered, to be read only; None if nothing is."""
+        return self._stops[seq][-1].held
+
+    def write(self, seq: int, n: int, held: Any) -> None:
+        """Remember what stands behind n more tokens."""
+        length = self.length(seq) + n
+        if length > self.capacity:
+            raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")
+        self._stops[seq].append(Stop(length, held))
+
+    def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
+        """See `State`.
+
+        Raises:
+            ValueError: tokens that were not written.
+            MethodFault: a path with gaps: of a branch.
+        """
+        base, kept = self._committed[seq], len(path)
+        if kept and path[-1] >= self.length(seq) - base:
+            raise ValueError(f"path {list(path)} names rows outside the written ones")
+        if list(path) != list(range(kept)):
+            raise MethodFault(
+                f"path {list(path)} leaves tokens out in between, and a recurrent state cannot",
+                "choose chains, or feed what is kept once more",
+            )
+        firm = base + kept - loose
+        self._return(seq, base + kept, firm)
+        self._committed[seq] = min(firm, self.length(seq))
+
+    def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
+        """Return to the last stop at n tokens or less; those before it are forgotten too."""
+        self._return(seq, n, n)
+        self._committed[seq] = min(self._committed[seq], self.length(seq))
+
+    def select(self, rows: Sequence[int], seq: int = 0) -> None:
+        """Nothing: there are no rows to choose among. See `KVState.select`."""
+        raise ChainsOnly(
+            "a recurrent state keeps no rows of which some could be left out",
+            "choose a method that keeps all that its draft has read",
+        )
+
+    def clear(self) -> None:
+        """See `State`."""
+        for seq in range(len(self._stops)):
+            self._stops[seq], self._committed[seq] = [START], 0
+
+    def _return(self, seq: int, n: int, firm: int) -> None:
+        """Forget the stops behind n, and those before the last one that `firm` tokens allow."""
+        stops = [stop for stop in self._stops[seq] if stop.length <= n] or [START]
+        first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
+        self._stops[seq] = stops[first:]
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    """All tensors of a cache."""
+    for layer in () if held is None else held.layers:
+        for value in vars(layer).values():
+            each = value.values() if isinstance(value, dict) else (value,)
+            yield from (part for part in each if isinstance(part, Tensor))

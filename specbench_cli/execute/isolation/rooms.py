@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -118,12 +119,10 @@ class Room:
 
     def begin(self) -> None:
         """Start the process, which imports the plug-in."""
-        from specbench_cli.execute.isolation.inside import serve
-
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(os.getpid(), theirs, self._file), name="specbench plug-in"
+            target=_serve, args=(os.getpid(), theirs, self._file), name="specbench plug-in"
         )
         self._process.start()
         theirs.close()
@@ -182,6 +181,14 @@ class Room:
     def _signal(self, name: str) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, getattr(signal, name))
+
+
+def _serve(parent: int, line: Connection, file: str | None) -> None:
+    """What the process does. What it takes for that is imported there: here it is in nobody's way
+    until a run begins."""
+    from specbench_cli.execute.isolation.inside import serve
+
+    serve(parent, line, file)
 
 
 class _Reader(pickle.Unpickler):

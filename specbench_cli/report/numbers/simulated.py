@@ -5,9 +5,11 @@ policies, as scripts say (`engine.simulation`): outputs are those recorded, and 
 right where a drafted token was accepted and wrong where one was rejected. Of tokens that were never
 tested each is right with the chance that tested ones of the same output had.
 
-A forward over several sequences is taken to cost what one over as many rows does, after the mean
-context of its rows, those of a prompt beside others among them; prompts that are prefilled together
-by themselves cost what each does; the host's work is a sequence's own.
+A forward over several sequences costs what one over as many rows does, after the mean context of
+its rows, those of a prompt beside others among them, and what each further sequence adds by the
+probe of batches (`costs.BatchCost`), which knows the host's work, too. Where none were probed,
+further sequences add nothing, and the host's work is a sequence's own. Prompts that are prefilled
+together by themselves cost what each does.
 """
 
 from __future__ import annotations
@@ -46,13 +48,24 @@ class Prices:
         self._costs = costs
         self.forwards = self.extrapolated = 0
 
+    @property
+    def together(self) -> bool:
+        """Whether it is known what sequences cost that are decoded together."""
+        return self._costs.batch is not None
+
     def __call__(self, model: str, rows: Sequence[Rows]) -> float:
         """Nanoseconds."""
         costs, going = self._costs, [each for each in rows if not each.prompt]
         if not going:
             return sum(costs.prefill_ns(model, each.new) for each in rows)
-        if model == "target":
-            nodes = sum(each.new for each in going) - len(going)
+        nodes, batch = sum(each.new for each in going) - len(going), costs.batch
+        if batch is not None:
+            ns = batch.beside.get(model, 0.0) * (len(rows) - 1)
+            if model == "target":
+                ns += batch.step + batch.sequence * len(going) + batch.node * nodes
+            else:
+                ns += batch.draft * len(going)
+        elif model == "target":
             ns = costs.host_ns(nodes=nodes, steps=len(going))
         else:
             ns = costs.host_ns(drafts=len(going), steps=0)

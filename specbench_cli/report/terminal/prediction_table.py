@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from specbench_cli import output
-from specbench_cli.measure.costs import Costs, Difference, Point
+from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
 from specbench_cli.report.numbers.prediction import Prediction, Row
 from specbench_cli.report.terminal.text import NONE, percent
 
@@ -64,6 +64,7 @@ def print_costs(costs: Costs) -> None:
             f" {_micro(host.node)} for each drafted token"
             for name, host in lines.items()
         ),
+        *(_batch(costs.batch) if costs.batch else ()),
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
         " kept; times are medians",
     ]
@@ -78,6 +79,17 @@ def print_costs(costs: Costs) -> None:
             _print([f"{role}: the same over a tree, its root included"], _grid(curve.trees), [])
         head = []
     _print((), (), notes)
+
+
+def _batch(batch: BatchCost) -> list[str]:
+    """What several sequences together cost."""
+    further = ", ".join(f"{_micro(ns)} in one of {model}" for model, ns in batch.beside.items())
+    return [
+        f"batches up to {batch.most}: each further sequence of a forward {further}",
+        f"host, batches: {_micro(batch.step)} a step, {_micro(batch.sequence)} for each sequence,"
+        f" {_micro(batch.draft)} for each of its draft forwards, {_micro(batch.node)} for each of"
+        " its drafted tokens",
+    ]
 
 
 def print_differences(found: Sequence[Difference]) -> None:

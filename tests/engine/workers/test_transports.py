@@ -253,29 +253,29 @@ def gone(pid: int, within: float = 5.0) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("blow", "says"),
-    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "did not answer within 0.7 s")],
-)
-def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_its_place(blow, says):
+def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_its_place():
     transport = Processes(timeout=0.7)
     workspace = workspace_of(transport)
-    session = case_of("greedy", budget=40).open(workspace)
-    steps = Pearl(PearlParams(window=2)).generate(session)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specbench_cli.engine.workers.process.LOADING_S", 60.0)
-        next(steps)
-    pid = transport.pid
-    assert pid is not None
-    os.kill(pid, blow)
-    start = time.monotonic()
-    with pytest.raises(WorkerLost, match=rf"draft's worker \(process {pid}\) {says}") as lost:
-        list(steps)
-    assert time.monotonic() - start < 5.0 and lost.value.exit_code == 3 and lost.value.hint
-    assert not psutil.pid_exists(pid)
-    if blow == signal.SIGKILL:
-        due = decoded(workspace_of(Inline()), case_of("greedy"))
-        assert decoded(workspace, case_of("greedy")) == due
+    due = decoded(workspace_of(Inline()), case_of("greedy"))
+    for blow, says in (
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        (signal.SIGSTOP, "did not answer within 0.7 s"),
+    ):
+        session = case_of("greedy", budget=40).open(workspace)
+        steps = Pearl(PearlParams(window=2)).generate(session)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("specbench_cli.engine.workers.process.LOADING_S", 60.0)
+            next(steps)
+        pid = transport.pid
+        assert pid is not None
+        os.kill(pid, blow)
+        start = time.monotonic()
+        with pytest.raises(WorkerLost, match=rf"draft's worker \(process {pid}\) {says}") as lost:
+            list(steps)
+        assert time.monotonic() - start < 5.0 and lost.value.exit_code == 3 and lost.value.hint
+        assert not psutil.pid_exists(pid)
+        if blow == signal.SIGKILL:
+            assert decoded(workspace, case_of("greedy")) == due
     workspace.close()
     assert transport.pid is None
 

@@ -1,0 +1,153 @@
+"""Log-linear laws: a figure that is a straight line over the logarithm of a size.
+
+y = a + b log10(x) by ordinary least squares, with Student's t for all intervals. Where sizes have
+several points, these tell how far points scatter that nothing tells apart; if all points lie
+farther from the line than that, the law is no straight line there (lack of fit: Draper & Smith,
+Applied Regression Analysis, 3rd ed. 1998, 2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+FEW_POINTS, LOW_R2, BENDS = 4, 0.9, 0.05
+"""Fewer points, a smaller R2, or a smaller p of lack of fit, and a fit warns."""
+FARTHEST = 1.0
+"""Decades beyond the points behind which nothing is predicted."""
+_EPS = 1e-9
+"""Decades: what rounding makes of a size is not beyond itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95% interval, which has no ends where no point is left to tell noise."""
+
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
+class TooFar(ValueError):
+    """A size lies more than `FARTHEST` decades beyond the points."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLinear:
+    """A law y = a + b log10(x), fitted to n points with `smallest` <= x <= `largest`.
+
+    r2: share of the points' variance that the line explains; 0 where they have none. lack: p of
+    lack of fit; None where no size has two points, or two sizes are all.
+    noise: standard deviation of a point about the line. df: its degrees of freedom. mean, spread:
+    of log10(x), the mean and the sum of squares about it.
+    """
+
+    a: Estimate
+    b: Estimate
+    r2: float
+    lack: float | None
+    n: int
+    smallest: float
+    largest: float
+    noise: float
+    df: int
+    mean: float
+    spread: float
+
+    def beyond(self, x: float) -> float:
+        """Decades that a size lies beyond the points."""
+        found = max(math.log10(self.smallest / x), math.log10(x / self.largest))
+        return found if found > _EPS else 0.0
+
+    def predict(self, x: float, of: int = 1) -> Estimate:
+        """What the mean of `of` new points at a size will be.
+
+        Raises:
+            TooFar: it lies more than `FARTHEST` decades beyond the points.
+            ValueError: it is not above 0.
+        """
+        if not x > 0:
+            raise ValueError(f"a size is above 0, not {x:g}")
+        if self.beyond(x) > FARTHEST + _EPS:
+            raise TooFar(
+                f"{x:g} lies {self.beyond(x):.1f} decades beyond the points, {self.smallest:g} to"
+                f" {self.largest:g}; at most {FARTHEST:g} is predicted"
+            )
+        far = math.log10(x) - self.mean
+        error = self.noise * math.sqrt(1 / of + 1 / self.n + far**2 / self.spread)
+        return _estimate(self.a.value + self.b.value * math.log10(x), error, self.df)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why not to believe it."""
+        found = []
+        if self.n < FEW_POINTS:
+            found.append(f"{self.n} points, fewer than {FEW_POINTS}")
+        if not self.b.value and not self.noise:
+            found.append("the same at all sizes")
+        elif self.r2 < LOW_R2:
+            found.append(f"R2 {self.r2:.3f}, below {LOW_R2}")
+        if self.lack is not None and self.lack < BENDS:
+            found.append(f"no straight line (lack of fit, p {self.lack:.2g})")
+        return found
+
+
+def fit_loglinear(points: Iterable[tuple[float, float]]) -> LogLinear:
+    """The law of some points (x, y).
+
+    Raises:
+        ValueError: fewer than two sizes, one that is not above 0, or a figure that is not finite.
+    """
+    sizes, y = (np.array(part, dtype=float) for part in zip(*points, strict=True))
+    if not (np.isfinite(sizes) & (sizes > 0)).all() or not np.isfinite(y).all():
+        raise ValueError("sizes are above 0, and figures are finite")
+    levels, group = np.unique(sizes, return_inverse=True)
+    if len(levels) < 2:
+        raise ValueError(f"a line takes two sizes, and all points have {levels[0]:g}")
+    x = np.log10(sizes)
+    n, mean, first = len(x), float(x.mean()), float(y[0])
+    y = y - first  # so that what is the same everywhere has no slope of rounding
+    spread = float(((x - mean) ** 2).sum())
+    b = float(((x - mean) * y).sum()) / spread
+    squares = float(((y - y.mean() - b * (x - mean)) ** 2).sum())
+    a = first + float(y.mean()) - b * mean
+    total = float(((y - y.mean()) ** 2).sum())
+    df = n - 2
+    noise = math.sqrt(squares / df) if df else math.inf
+    return LogLinear(
+        a=_estimate(a, noise * math.sqrt(1 / n + mean**2 / spread), df),
+        b=_estimate(b, noise / math.sqrt(spread), df),
+        r2=1 - squares / total if total > 0 else 0.0,
+        lack=_lack(y, group, squares),
+        n=n,
+        smallest=float(levels[0]),
+        largest=float(levels[-1]),
+        noise=noise,
+        df=df,
+        mean=mean,
+        spread=spread,
+    )
+
+
+def _estimate(value: float, error: float, df: int) -> Estimate:
+    if not df:
+        return Estimate(value)
+    wide = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    return Estimate(value, value - wide, value + wide)
+
+
+def _lack(y: np.ndarray, group: np.ndarray, squares: float) -> float | None:
+    """p of lack of fit, by the points' scatter about the means of their sizes."""
+    counts = np.bincount(group)
+    means = np.bincount(group, y) / counts
+    pure, pure_df = float(((y - means[group]) ** 2).sum()), len(y) - len(counts)
+    bent_df = len(counts) - 2
+    if not pure_df or not bent_df or not pure > 0:
+        return None
+    ratio = max(0.0, squares - pure) / bent_df / (pure / pure_df)
+    return float(stats.f.sf(ratio, bent_df, pure_df))

@@ -1,0 +1,360 @@
+"""OmniDraft: what it makes of a draft's tokens is what q says, and what it keeps is right."""
+
+import math
+import random
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from scipy import stats
+
+from methods.omnidraft import OmniDraft, OmniDraftParams
+from methods.sps import Sps, SpsParams
+from methods.tli import Tli, TliParams
+from methods.uag import Uag, UagParams
+from methods.vanilla import Vanilla
+from specbench_cli.engine.drafting.vocabulary import Runs, Translation, Vocabulary, special
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.random import SeededRandom
+from specbench_cli.engine.verify.sampling import Sampling, warp
+
+CPU = torch.device("cpu")
+DRAWN = Sampling("rejection", 1.0)
+
+
+def bpe(size, seed, begins=False):
+    """A byte-pair vocabulary over two letters: merges of what there is, numbered as it happens."""
+    chance = random.Random(seed)
+    pieces, merges = ["a", "b"], []
+    while len(pieces) < size:
+        pair = chance.choice(pieces), chance.choice(pieces)
+        if "".join(pair) not in pieces:
+            merges.append(pair)
+            pieces.append("".join(pair))
+    chance.shuffle(pieces)
+
+    def cut(text):
+        parts = list(text)
+        for left, right in merges:
+            at = 0
+            while at < len(parts) - 1:
+                if (parts[at], parts[at + 1]) == (left, right):
+                    parts[at : at + 2] = [left + right]
+                at += 1
+        return [pieces.index(part) for part in parts]
+
+    spelt = [piece.encode() for piece in pieces]
+    if begins:
+        spelt.append(special("bos"))
+    return Vocabulary(spelt, cut, size if begins else None)
+
+
+def pair_of(seed, ours=5, theirs=3, **rest):
+    return Translation(bpe(ours, seed, **rest), bpe(theirs, seed + 100, **rest), CPU)
+
+
+def omnidraft(**params):
+    return OmniDraft(OmniDraftParams(**params))
+
+
+PAIRS = [pair_of(seed) for seed in range(4)]
+
+
+def filled(translation):
+    """A memory whose cache has every run that there is."""
+    memory = Memory()
+    memory["runs"] = Runs(99)
+    memory["runs"].read(range(len(translation.target.pieces)), translation)
+    return memory
+
+
+def translated(law, beginning, runs, walk, words):
+    """The chances of what a translator makes of the draft's own draws: the longest of the runs that
+    go on from the walk, else the first token itself. Of all sequences of draws, one by one."""
+    found = defaultdict(float)
+    known = {tuple(run): token for token, run in runs.items() if run[:-1] == walk[: len(run) - 1]}
+    longest = max(map(len, known), default=1)
+
+    def draw(drawn, chance):
+        if len(drawn) < longest and list(drawn) == walk[: len(drawn)]:
+            for token, q in enumerate(law([*beginning, *drawn])):
+                draw((*drawn, token), chance * q)
+            return
+        heads = [drawn[:n] for n in range(len(drawn), 1, -1) if drawn[:n] in known]
+        token = known[heads[0]] if heads else words.target_of.get(drawn[0])
+        if token is not None:
+            found[token] += chance
+
+    for token, q in enumerate(law(beginning)):
+        draw((token,), q)
+    whole = sum(found.values())
+    return {token: chance / whole for token, chance in found.items()}
+
+
+def test_q_is_the_law_of_what_a_translator_makes_of_the_drafts_own_draws(
+    open_session, random_table
+):
+    """At every place of a text, by all sequences of draws. Runs begin with shared tokens, with each
+    other, and with tokens that only the draft has."""
+    walked = Counter()
+    for words in [*PAIRS, *map(pair_of, range(20, 26))]:
+        table, memory = random_table(3, 5, 2.0), filled(words)
+        prompt = words.target.encode(b"abba")
+        session = open_session(
+            random_table(5, 4, 1.5), table, prompt=prompt, sampling=DRAWN, budget=12,
+            translation=words, memory=memory,
+        )  # fmt: skip
+        method = omnidraft(length=3)
+        law_of = method._law
+
+        def checked(walk, outs, method=method, law_of=law_of, words=words, table=table):
+            def law(tokens):
+                return table[tokens[-2], tokens[-1]].double().softmax(-1).tolist()
+
+            read = [*method.text.ids, *method.drafted]
+            due = translated(law, read, method.runs._of, walk, words)
+            out = law_of(walk, outs)
+            q = out.rows[0].softmax(-1).tolist()
+            assert {at for at, chance in enumerate(q) if chance > 0} == {*due}
+            assert all(abs(q[token] - chance) < 1e-9 for token, chance in due.items())
+            walked[len(walk)] += 1
+            return out
+
+        method._law = checked
+        list(method.generate(session))
+    assert walked[0] and walked[1] and walked[2], walked
+
+
+def target_law(table, prompt, length):
+    law = defaultdict(float)
+
+    def extend(output, weight):
+        if len(output) == length:
+            law[output] += weight
+            return
+        before, last = (*prompt, *output)[-2:]
+        for token, p in enumerate(warp(table[before, last], DRAWN).tolist()):
+            extend((*output, token), weight * p)
+
+    extend((), 1.0)
+    return law
+
+
+@pytest.mark.parametrize("words", PAIRS[:2])
+def test_overlapping_runs_leave_the_targets_law(words, open_session, exact_law, random_table):
+    tables = random_table(5, 21, 1.5), random_table(3, 22, 1.5)
+    prompt = tuple(words.target.encode(b"abab"))
+    prompt = prompt if len(prompt) > 1 else (*prompt, *prompt)
+
+    def run(chance):
+        session = open_session(
+            *tables, prompt=prompt, sampling=DRAWN, budget=5, random=chance,
+            translation=words, memory=filled(words),
+        )  # fmt: skip
+        for _ in omnidraft(length=2).generate(session):
+            if len(session.output()) >= 2:
+                break
+        return tuple(session.output()[:2])
+
+    found, true = exact_law(run), target_law(tables[0], prompt, 2)
+    assert sum(abs(found.get(x, 0) - true.get(x, 0)) for x in {*found, *true}) / 2 < 1e-12
+
+
+def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_table):
+    words, draws = PAIRS[0], 400
+    tables = random_table(5, 31, 1.0), random_table(3, 32, 2.0)
+    prompt, found = (0, 1), Counter()
+    for number in range(draws):
+        session = open_session(
+            *tables, prompt=prompt, sampling=DRAWN, budget=4, translation=words,
+            random=SeededRandom(number, "chi", 0, 1, CPU), memory=filled(words),
+        )  # fmt: skip
+        list(omnidraft(length=2).generate(session))
+        found[tuple(session.output()[1:3])] += 1
+    due = defaultdict(float)
+    for output, weight in target_law(tables[0], prompt, 3).items():
+        due[output[1:]] += weight * draws
+    cells = sorted(due, key=lambda cell: due[cell])
+    pooled, rest = [], [0.0, 0]
+    for cell in cells:  # so many together that at least five are expected
+        rest = [rest[0] + due[cell], rest[1] + found[cell]]
+        if rest[0] >= 5:
+            pooled.append(rest)
+            rest = [0.0, 0]
+    pooled[-1] = [pooled[-1][0] + rest[0], pooled[-1][1] + rest[1]]
+    expected, observed = zip(*pooled, strict=True)
+    assert sum(observed) == draws and math.isclose(sum(expected), draws)
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling("coupled", 1.0)], ids=lambda s: s.rule)
+def test_whatever_the_pair_tokens_are_vanillas_and_the_draft_reads_the_same_bytes(
+    sampling, open_session, random_table
+):
+    for seed in range(10):
+        words = pair_of(seed, ours=4 + seed % 4, theirs=2 + seed % 5)
+        sizes = (len(words.target.pieces), len(words.draft.pieces))
+        tables = [random_table(n, seed + n, 1.5) for n in sizes]
+        how = {"prompt": words.target.encode(b"abbaab"), "sampling": sampling, "budget": 12}
+        plain = open_session(tables[0], **how)
+        session = open_session(*tables, translation=words, **how)
+        list(Vanilla().generate(plain))
+        method = omnidraft(length=3)
+        for _ in method.generate(session):
+            assert words.draft.spelt(method.text.ids) == words.target.spelt(session.tokens())
+            assert method.text.state.length() < len(method.text.ids)
+        assert session.output() == plain.output()
+
+
+def test_what_texts_begin_with_stands_there_once(open_session, random_table):
+    words = pair_of(3, begins=True)
+    prompt = [words.target.begins, *words.target.encode(b"abba")]
+    session = open_session(
+        random_table(6, 1, 1.5), random_table(4, 2, 1.5), prompt=prompt, budget=9, translation=words
+    )
+    method = omnidraft(length=3)
+    for _ in method.generate(session):
+        begun = words.target.spelt(session.tokens()).count(special("bos"))
+        assert method.text.ids.count(words.draft.begins) == begun
+
+
+@pytest.mark.parametrize(
+    ("method", "sampling"),
+    [
+        (Tli(TliParams(length=3)), Sampling()),
+        (Tli(TliParams(length=3)), DRAWN),
+        (Uag(UagParams(length=3)), Sampling()),
+        (omnidraft(length=3), Sampling()),
+        (omnidraft(length=3), DRAWN),
+    ],
+    ids=["tli-greedy", "tli-drawn", "uag-greedy", "omnidraft-greedy", "omnidraft-drawn"],
+)
+def test_where_vocabularies_are_the_same_steps_are_those_of_speculative_sampling(
+    method, sampling, open_session, random_table
+):
+    tables = random_table(4, 21, 1.5), random_table(4, 22, 1.5)
+    told = []
+    for each in (Sps(SpsParams(length=3)), method):
+        session = open_session(*tables, prompt=(0, 1), sampling=sampling, budget=24)
+        steps = list(each.generate(session))
+        told.append([(step.draft.tokens.tolist(), step.outcome) for step in steps])
+        if not isinstance(method, Uag):  # it always writes `length` tokens, which may be too long
+            forwards = [[(f.role, f.n_tokens) for f in step.forwards] for step in steps]
+            told[-1] += forwards
+    assert told[0] == told[1]
+
+
+WORDS = ("the", "t", "h", "e", " ", "cat", "c", "a")
+SIGNS = "thec a"
+LETTERS = Vocabulary([sign.encode() for sign in SIGNS], lambda text: [*map(SIGNS.index, text)])
+
+
+def longest(text):
+    found = []
+    while text:
+        at = max(range(len(WORDS)), key=lambda i: len(WORDS[i]) * text.startswith(WORDS[i]))
+        found.append(at)
+        text = text[len(WORDS[at]) :]
+    return found
+
+
+def after(text, cut, n):
+    """A table that says a text over and over, by its last two tokens."""
+    table, ids = torch.zeros(n, n, n), [*cut(text * 3)]
+    for before, last, following in zip(ids, ids[1:], ids[2:], strict=False):
+        table[before, last, following] = 20.0
+    return table
+
+
+@pytest.fixture
+def spelled(open_session):
+    """A session whose target says words and whose draft spells them."""
+    words = Translation(Vocabulary([w.encode() for w in WORDS], longest), LETTERS, CPU)
+    target = after("the cat ", longest, len(WORDS))
+    draft = torch.zeros(6, 6, 6)
+    for before, last, following in ("the", "he ", "e c", " ca", "cat", "at ", "t t", " th"):
+        draft[SIGNS.index(before), SIGNS.index(last), SIGNS.index(following)] = 20.0
+
+    def make(**rest):
+        return open_session(
+            target, draft, prompt=longest("the cat the cat "), budget=18, translation=words, **rest
+        )
+
+    return make
+
+
+def test_a_word_that_the_draft_spells_is_drafted_as_the_targets_one_token(spelled):
+    """And all of it stands; without its runs nothing but a blank is right."""
+    accepted = {}
+    for name, method in {
+        "tli": Tli(TliParams(length=4)),
+        "no cache": omnidraft(length=4, memory=0),
+        "omnidraft": omnidraft(length=4),
+    }.items():
+        steps = list(method.generate(spelled()))
+        accepted[name] = [len(step.outcome.path) for step in steps]
+    assert accepted["tli"] == accepted["no cache"]
+    assert sum(accepted["tli"]) <= len(accepted["tli"])
+    assert accepted["omnidraft"] == [4, 4, 4, 1]
+
+
+def test_its_draft_reads_each_token_once(spelled):
+    """A step feeds the draft what stands between two drafts, and no token of it twice: rows that a
+    walk made are used where its token is drawn."""
+    method = omnidraft(length=4)
+    session = spelled()
+    steps = list(method.generate(session))
+    fed = sum(f.n_tokens for step in steps[1:-1] for f in step.forwards if f.role == "draft")
+    letters = sum(len(WORDS[t]) for step in steps[1:-1] for t in step.outcome.committed)
+    assert fed == letters
+
+
+def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
+    words = spelled()._workspace.decoders["draft"].translation
+    the, cat = 0, 5
+    runs = Runs(1)
+    runs.read([the, 1, 2, cat], words)
+    assert (len(runs), runs.run(the, words)) == (1, [0, 1, 2])  # it is spelt anew
+    assert runs.trie == {3: {5: {0: {Runs.END: cat}}}}
+    runs.read([the, the], words)
+    assert runs.trie == {0: {1: {2: {Runs.END: the}}}}
+    both = Runs(2)
+    both.read([the, cat, the], words)
+    both._most = 1
+    both.read([the], words)
+    assert both.trie == runs.trie
+
+
+def test_of_overlapping_runs_each_leaves_the_others():
+    words = Translation(
+        Vocabulary([b"ab", b"abc", b"a"]), Vocabulary([b"a", b"b", b"c"], "abc".index), CPU
+    )
+    words.draft = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(s) for s in text])
+    runs = Runs(2)
+    runs.read([0, 1], words)
+    assert runs.trie == {0: {1: {Runs.END: 0, 2: {Runs.END: 1}}}}
+    assert runs.ends(runs.trie[0]) == ([1], [0]) and runs.go_on(runs.trie[0][1])
+    runs._forget(1)
+    assert runs.trie == {0: {1: {Runs.END: 0}}} and not runs.go_on(runs.trie[0][1])
+
+
+def test_what_a_prompt_showed_is_known_in_the_next(spelled):
+    memory = Memory()
+    list(omnidraft(length=4).generate(spelled(memory=memory)))
+    assert len(memory["runs"]) == 2
+    method = omnidraft(length=4)
+    session = spelled(memory=memory)
+    method.start(session)
+    assert method.runs is memory["runs"]
+
+
+def test_where_the_draft_has_no_room_it_drafts_no_further(spelled):
+    session = spelled()
+    method = omnidraft(length=4)
+    session.prefill()
+    method.start(session)
+    method.text._most = len(method.text.ids) + 5
+    drafts = method.propose(session, 4)
+    assert drafts.nodes <= 3 and method.text.state.length() <= method.text._most
+    assert method.model.forward(Tokens(torch.tensor([[0]])), method.text.state) is not None
