@@ -104,7 +104,8 @@ class Osd(Method):
                 rows = self.model.module(torch.tensor([ids], device=session.device)).logits[0]
                 q = rows[[place - 1 for place in places]].float().log_softmax(-1)
                 p = torch.stack(laws).float().log_softmax(-1)
-                far = functional.kl_div(q, p, reduction="sum", log_target=True)
+                says = q[0].isfinite()  # of a draft whose output is cut
+                far = functional.kl_div(q[:, says], p[:, says], reduction="sum", log_target=True)
                 (far / missed).backward()
         if missed:
             kept[adam].step()

@@ -109,12 +109,12 @@ from specbench_cli.engine.models.head import (
     SequentialHead,
     Trained,
 )
-from specbench_cli.engine.models.checkpoint import Weights, read_config
+from specbench_cli.engine.models.checkpoint import Weights, read_config, said_ids, told_ids
 from specbench_cli.engine.models.state import KVState, LayerShape
 
 # The fused path of heads and draft models: a stack of layers, how they are read, a whole decoder.
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
-from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes
+from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes, spread
 from specbench_cli.engine.models.plan import Scratch
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
@@ -222,10 +222,13 @@ __all__ = [
     "read_config",
     "rows_of",
     "rule_of",
+    "said_ids",
     "select",
     "sha256_of",
     "siblings",
     "size_of",
+    "spread",
+    "told_ids",
     "tree_of",
     "tree_of_choices",
     "tree_of_widths",

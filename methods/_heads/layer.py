@@ -26,6 +26,7 @@ from specbench_cli.api import (
     Scratch,
     State,
     layer_bytes,
+    spread,
 )
 from specbench_cli.api import Out as Forwarded
 
@@ -179,10 +180,7 @@ class LayerHead(HeadStack):
         if self._own_output is None:
             return self.target.unembed(rows)
         said = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
-        if self._ids is None:
-            return said
-        logits = said.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
-        return logits.index_copy_(-1, self._ids, said)
+        return said if self._ids is None else spread(said, self._ids, self.vocab_size)
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from methods._heads.files import HeadFiles, wrong_size
-from specbench_cli.api import Decoder
+from specbench_cli.api import Decoder, said_ids, told_ids
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,7 @@ class Vocabulary:
 
     def told(self) -> dict[str, Tensor]:
         """What files hold of it: the ids as offsets and as a mask; nothing where it is all."""
-        if self.says is None:
-            return {}
-        mask = torch.zeros(self.size, dtype=torch.bool)
-        mask[self.says] = True
-        return {"d2t": self.says - torch.arange(len(self.says)), "t2d": mask}
+        return {} if self.says is None else told_ids(self.says, self.size)
 
 
 def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
@@ -48,34 +44,15 @@ def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
     Raises:
         EnvironmentFault: the vocabulary is not the target's, or told in two ways that disagree.
     """
-    offsets, mask = files.tensors.get("d2t"), files.tensors.get("t2d")
     matrix = files.tensors.get("lm_head.weight")
-    if offsets is None and mask is None:
-        rows = target.vocab_size if matrix is None else len(matrix)
-        if rows != target.vocab_size:
-            raise wrong_size(
-                files,
-                f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
-                " there is neither d2t nor t2d to say which is which",
-            )
-        return None
-    if offsets is None:
-        assert mask is not None
-        ids = mask.nonzero()[:, 0]
-    else:
-        ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
-    rows = len(ids) if matrix is None else len(matrix)
-    known = bool(((ids >= 0) & (ids < target.vocab_size)).all()) and len(ids.unique()) == len(ids)
-    if not known or rows != len(ids):
+    rows = target.vocab_size if matrix is None else len(matrix)
+    if not {"d2t", "t2d"} & files.tensors.keys() and rows != target.vocab_size:
         raise wrong_size(
             files,
-            f"d2t names {len(ids)} ids up to {int(ids.max())}, the output matrix has {rows} rows,"
-            f" the target {target.vocab_size} ids",
+            f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
+            " there is neither d2t nor t2d to say which is which",
         )
-    if mask is not None and not torch.equal(mask.nonzero()[:, 0], ids.sort().values):
-        raise wrong_size(files, "d2t and t2d name different ids")
-    everything = torch.equal(ids, torch.arange(target.vocab_size))
-    return None if everything else ids
+    return said_ids(files.tensors, target.vocab_size, files.source)
 
 
 def _own_embedding(files: HeadFiles, target: Decoder) -> Tensor | None:

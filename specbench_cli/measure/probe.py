@@ -279,12 +279,20 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
 
 def _host(points: Iterable[HostPoint]) -> HostCost:
     """The line through points."""
+    points = tuple(points)
+    step, draft, node = _shares(points, [(1.0, at.drafts, at.nodes) for at in points])
+    return HostCost(step=step, draft=draft, node=node, points=points)
+
+
+def _shares(
+    points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
+) -> list[float]:
+    """What each part of a load takes, none below 0, of points' times."""
     from scipy.optimize import nnls
 
-    points = tuple(points)
-    loads = np.array([[1.0, point.drafts, point.nodes] for point in points])
-    (step, draft, node), _ = nnls(loads, np.array([point.ns for point in points]))
-    return HostCost(step=step, draft=draft, node=node, points=points)
+    found, _ = nnls(np.array(loads), np.array([point.ns for point in points]))
+    shares: list[float] = found.tolist()
+    return shares
 
 
 def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
@@ -311,8 +319,9 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
         )
         for (name, n), batches in sorted(samples.batches.items())
     )
-    loads = np.array([[1.0, at.sequences, at.drafts, at.nodes] for at in points])
-    (step, sequence, draft, node), _ = nnls(loads, np.array([at.ns for at in points]))
+    step, sequence, draft, node = _shares(
+        points, [(1.0, at.sequences, at.drafts, at.nodes) for at in points]
+    )
     return BatchCost(
         most=max(at.sequences for at in points),
         beside=beside,

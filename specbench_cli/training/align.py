@@ -5,10 +5,16 @@ on replies to questions like those of training. Whose replies: the target's (Fas
 al., Findings of ACL 2025, arXiv:2411.11055), the draft's own, drawn anew as it learns (on-policy:
 DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461), or of both. By which distance:
 `losses.DISTANCES`, or the text's cross-entropy.
+
+A target that has no draft is given one: some of its own layers between its embeddings and its
+output. That may be cut to the tokens that the target answers with most (FR-Spec, Zhao et al.,
+arXiv:2502.14856), for the output matrix of a large vocabulary costs more than the layers.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -22,12 +28,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.head import NORMED
+from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Corpus, Encoder
 from specbench_cli.training.family import Schedule, StagePlan, read
-from specbench_cli.training.heads.family import as_stored
+from specbench_cli.training.heads.family import as_stored, most_frequent
 from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
 from specbench_cli.training.heads.trainer import HeadTrainer, claim
 from specbench_cli.training.losses import (
@@ -35,15 +42,17 @@ from specbench_cli.training.losses import (
     compiled,
     first_layers,
     overlap,
+    says_of,
     target_loss,
     text_loss,
     together,
 )
 from specbench_cli.training.packing import Batch, Encoded
-from specbench_cli.training.replies import Ask, Replies, sample_replies
+from specbench_cli.training.replies import LONGEST, Ask, Replies, sample_replies
 from specbench_cli.training.trainer import WORK, deterministic
 
 Samples = Literal["target", "own", "mixed"]
+Begin = Literal["first", "last", "ends"]
 
 RECORD = "alignment.json"
 """What a draft's folder says of how it was trained, and of what it is worth."""
@@ -71,11 +80,13 @@ class Alignment(Schedule):
     temperature: float = 1.0
 
 
-def alignment(name: str, loss: str, samples: Samples, temperature: float, steps: int) -> Alignment:
-    """The alignment of a draft called so, by as many updates of 2,048 tokens."""
+def alignment(
+    name: str, loss: str, samples: Samples, temperature: float, steps: int, length: int = LENGTH
+) -> Alignment:
+    """The alignment of a draft called so, by as many updates, on sequences of `length` tokens."""
     return Alignment(
         name=name,
-        stages=(StagePlan(steps, SEQUENCES, LENGTH, "target", "replies"),),
+        stages=(StagePlan(steps, SEQUENCES * LENGTH // length, length, "target", "replies"),),
         peak_lr=1e-3,
         warmup_steps=max(1, steps // 20),
         loss=loss,
@@ -107,22 +118,37 @@ class AlignResult(loop.Result):
 
 @dataclass(frozen=True)
 class Aligner(HeadTrainer):
-    """Aligns a target's draft model, `draft`; else as heads are trained.
+    """Aligns a target's draft model, `draft`, or one that it makes; else as heads are trained.
 
     Args:
         pretrain: updates on text before it is aligned, from random weights; 0: it begins as it is.
         exits: numbers of its first layers that learn to draft by themselves too, for `s2d`.
+        layers: how many the draft that is made has. It keeps the target's embeddings and rows of
+            its output matrix as they are, and learns its layers and the final norm. 0: none is
+            made.
+        begin: as which of the target's layers those begin: the first ones, the last ones, or half
+            of each.
+        vocabulary: to how many tokens the output is cut, those that the target's answers to the
+            training questions have most; None: it stays as it is.
     """
 
     pretrain: int = 0
     exits: tuple[int, ...] = ()
+    layers: int = 0
+    begin: Begin = "first"
+    vocabulary: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence in training: nearly all replies fit."""
+        return LENGTH if self.of_family else LONGEST
 
     def align(self, plan: Alignment) -> AlignResult:
         """Train and export a draft.
 
         Raises:
-            UsageError: the draft has another vocabulary, or no layers behind an exit, there is no
-                such loss, or the folder holds other work.
+            UsageError: the draft has another vocabulary, is cut already or cannot be made so, or
+                has no layers behind an exit; there is no such loss; or the folder holds other work.
         """
         if plan.loss == "ce" and plan.samples != "target":
             raise UsageError(
@@ -136,31 +162,36 @@ class Aligner(HeadTrainer):
             "samples": plan.samples,
             "temperature": str(plan.temperature),
             "replies": str(self.n_replies),
-            "start": f"pre-trained for {self.pretrain}" if self.pretrain else self._start.name,
+            "start": self._start,
             "seed": str(self.seed),
         }
         if self.exits:
             facts["exits"] = ", ".join(map(str, self.exits))
+        if self.vocabulary:
+            facts["vocabulary"] = str(self.vocabulary)
         claim(self.out / WORK, {"target_sha256": self._sha})
         claim(folder, facts)
         nested = (*(first_layers(model, n) for n in self._exits(model)), model)
         if plan.loss == "ce":
             loss = together([text_loss(each) for each in nested])
         else:
+            kept = self._kept((NORMED,)) if plan.samples == "target" else None
             away = partial(
                 target_loss,
                 target=self._model,
                 distance=DISTANCES[plan.loss],
                 temperature=plan.temperature,
+                rows=None if kept is None else lambda batch: kept.read(batch).normed,
             )
             loss = together([away(each) for each in nested])
+        fast = self.fast and self.of_family
         log = Log(folder, Aligned)
         if loop.latest_checkpoint(folder) is None:
             log.add(self._measured(model, 0))
         with deterministic(self.device):
             result = loop.train(
                 model,
-                self._stages(plan, model, compiled(loss) if self.fast else loss, folder),
+                self._stages(plan, model, compiled(loss) if fast else loss, folder),
                 loop.Optimization(
                     plan.peak_lr, end_lr=0.05 * plan.peak_lr, warmup_steps=plan.warmup_steps
                 ),
@@ -228,16 +259,74 @@ class Aligner(HeadTrainer):
 
     def _begun(self) -> LlamaForCausalLM:
         """The draft as it begins, to be trained."""
-        if self._start.joinpath("config.json").is_file():
+        begun = self._made() if self.layers else self._given()
+        if self.vocabulary is not None and self.vocabulary < begun.config.vocab_size:
+            if says_of(begun) is not None:
+                raise UsageError(
+                    f"the output of {self._folder} is cut already", "leave --vocabulary out"
+                )
+            answers = chain.from_iterable(chat.ids[answer_of(chat) :] for chat in self._trained_on)
+            cut(begun, most_frequent(answers, self.vocabulary, begun.config.vocab_size))
+        if self.layers:
+            begun.model.embed_tokens.requires_grad_(False)
+            begun.lm_head.requires_grad_(False)
+        begun.train()
+        return begun
+
+    def _made(self) -> LlamaForCausalLM:
+        """Layers of the target between its embeddings and its output."""
+        target, at = self._model, self._layers
+        config = deepcopy(target.config)
+        config.num_hidden_layers = len(at)
+        if kinds := getattr(config, "layer_types", None):
+            config.layer_types = [kinds[layer] for layer in at]
+        with torch.device("meta"):
+            made = type(target)(config)
+        held = target.state_dict()
+        tensors = {
+            name: held[
+                re.sub(r"(?<=layers\.)\d+", lambda found: str(at[int(found[0])]), name)
+            ].clone()
+            for name in made.state_dict()
+        }
+        made.load_state_dict(tensors, assign=True)
+        made.tie_weights()
+        made.model.rotary_emb = deepcopy(target.model.rotary_emb)
+        made.requires_grad_(True)
+        return made
+
+    @property
+    def _layers(self) -> list[int]:
+        """The target's layers that those of a made draft begin as."""
+        n, of = self.layers, self._model.config.num_hidden_layers
+        if n > of:
+            raise UsageError(
+                f"a draft of {n} layers cannot be made of {self.label or self.target.name}, which"
+                f" has {of}",
+                f"--layers 1 to {of}",
+            )
+        low = {"first": n, "last": 0, "ends": (n + 1) // 2}[self.begin]
+        return [*range(low), *range(of - n + low, of)]
+
+    @property
+    def _start(self) -> str:
+        """What the draft begins as."""
+        if self.layers:
+            return f"layers {', '.join(map(str, self._layers))} of the target"
+        return f"pre-trained for {self.pretrain}" if self.pretrain else self._folder.name
+
+    def _given(self) -> LlamaForCausalLM:
+        """The target's draft, or random weights of its shape that were pre-trained."""
+        if self._folder.joinpath("config.json").is_file():
             tokenizer: Any = AutoTokenizer.from_pretrained(
-                self._start, local_files_only=True, trust_remote_code=False
+                self._folder, local_files_only=True, trust_remote_code=False
             )
             if tokenizer.get_vocab() == self._tokenizer.get_vocab():
-                begun = read(self._start, self.device)
-                begun.requires_grad_(True).train()
+                begun = read(self._folder, self.device)
+                begun.requires_grad_(True)
                 return self._pretrained(begun) if self.pretrain else begun
         raise UsageError(
-            f"{self._start} is no draft with the vocabulary of {self.label or self.target.name},"
+            f"{self._folder} is no draft with the vocabulary of {self.label or self.target.name},"
             " whose distributions it is to learn",
             "give another --draft; tli, uag and omnidraft take one of any vocabulary as it is",
         )
@@ -245,13 +334,13 @@ class Aligner(HeadTrainer):
     def _pretrained(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
         """The same with weights that only the corpus made; once for all losses."""
         folder = self.out / WORK / "pretrained"
-        claim(folder, {"shape of": self._start.name, "updates": str(self.pretrain)})
-        return self._from_text(model.config, self.pretrain, self.seed, folder)[0]
+        claim(folder, {"shape of": self._folder.name, "updates": str(self.pretrain)})
+        return self._from_text(model.config, self.pretrain, self.seed, folder, says_of(model))[0]
 
     def _from_text(
-        self, config: LlamaConfig, updates: int, seed: int, folder: Path
+        self, config: LlamaConfig, updates: int, seed: int, folder: Path, says: Tensor | None = None
     ) -> tuple[LlamaForCausalLM, loop.Result]:
-        """A model that the corpus alone has made, from random weights.
+        """A model that the corpus alone has made, from random weights; its output is cut to `says`.
 
         Raises:
             UsageError: the target is of another family, and there is no corpus.
@@ -264,6 +353,8 @@ class Aligner(HeadTrainer):
             )
         torch.manual_seed(seed)
         fresh = LlamaForCausalLM(config)
+        if says is not None:
+            cut(fresh, says.cpu())
         nn.Module.to(fresh, self.device)
         loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, seed)
         loss = compiled(loss) if self.fast else loss
@@ -279,10 +370,11 @@ class Aligner(HeadTrainer):
         return fresh, result
 
     @cached_property
-    def _start(self) -> Path:
+    def _folder(self) -> Path:
         if self.draft is None:
             raise UsageError(
-                f"{self.label or self.target.name} has no draft model of its own", "--draft MODEL"
+                f"{self.label or self.target.name} has no draft model of its own",
+                "--draft MODEL, or --layers 2: one that is made of the target",
             )
         return self.draft()
 
@@ -377,6 +469,10 @@ def _runs(right: Tensor) -> Tensor:
     return run
 
 
-def _size(model: nn.Module) -> int:
-    """Numbers of a model, tied ones once."""
-    return sum(each.numel() for each in model.parameters())
+def _size(model: LlamaForCausalLM) -> int:
+    """Numbers that a forward of a model multiplies with: all but an embedding that is not the
+    output matrix too, of which it reads some rows."""
+    embedding, output = model.model.embed_tokens.weight, model.lm_head.weight
+    return sum(
+        each.numel() for each in model.parameters() if each is output or each is not embedding
+    )

@@ -6,18 +6,18 @@ finished model reads it back first.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
+from specbench_cli.engine.models.load import module_in
 from specbench_cli.training.tokenizer import MAX_POSITIONS, SPECIAL_TOKENS, VOCAB_SIZE
 
 
@@ -183,10 +183,5 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
 
 def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False
-    )
-    nn.Module.to(model, device)
-    model.requires_grad_(False)
-    found: LlamaForCausalLM = model.eval()
+    found: LlamaForCausalLM = module_in(folder, device, torch.float32)
     return found

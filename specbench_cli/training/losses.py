@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from specbench_cli.engine.models.load import CutOutput
 from specbench_cli.training.packing import Batch
+from specbench_cli.training.replies import ROWS_AT_ONCE
 
 P = ParamSpec("P")
 Loss = Callable[[Batch], Tensor]
@@ -46,10 +48,19 @@ def chats_of(ids: Tensor, starts: Tensor | None) -> Chats:
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
-    """Weighted cross-entropy of the text in nats a token."""
+    """Weighted cross-entropy of the text in nats a token; tokens that the model cannot say weigh
+    nothing."""
+    says = says_of(model)
 
     def loss(batch: Batch) -> Tensor:
-        return _cross_entropy(_logits(model, batch), batch)
+        logits = _spoken(model, _rows(model, batch))
+        if says is None:
+            return _cross_entropy(logits, batch)
+        places = torch.full((model.config.vocab_size,), -1, device=says.device)
+        places[says] = torch.arange(len(says), device=says.device)
+        among = places[batch.targets]
+        known = batch._replace(targets=among.clamp(min=0), weights=batch.weights * (among >= 0))
+        return _cross_entropy(logits, known)
 
     return _on_device(loss, model.device)
 
@@ -59,19 +70,23 @@ def target_loss(
     target: LlamaForCausalLM,
     distance: "Distance | None" = None,
     temperature: float = 1.0,
+    rows: Callable[[Batch], Tensor] | None = None,
 ) -> Loss:
     """How far a model's distributions are from the target's, over the text of a batch.
 
     Args:
         distance: one of `DISTANCES`; else KL(target || model), in nats a token.
         temperature: both are taken at.
+        rows: gives what the target's output matrix reads over a batch, [sequences, length, hidden];
+            else the target is run.
     """
-    distance = distance or kl
+    distance, says = distance or kl, says_of(model)
 
     def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
-            p = F.log_softmax(_logits(target, batch) / temperature, -1)
-        q = F.log_softmax(_logits(model, batch) / temperature, -1)
+            read = _rows(target, batch) if rows is None else rows(batch)
+            p = law(target, read, says, temperature)
+        q = F.log_softmax(_spoken(model, _rows(model, batch)) / temperature, -1)
         return distance(q, p, batch.weights)
 
     return _on_device(loss, model.device)
@@ -79,7 +94,14 @@ def target_loss(
 
 Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of log-probabilities of the draft q and of the target p, both [..., V], and of the weights [...]
-of the rows: one number, whose gradient is q's."""
+of the rows: one number, whose gradient is q's.
+
+Of a draft whose output is cut, both are over what it can say, where p adds up to less than 1: the
+target is given no chances that it does not have. What is outside counts in full in JSD and TVD, and
+nothing in KL(q || p), where q is not. KL(p || q) is infinite there whatever the draft does; it is
+that of p over the cut, times the chance that p is in there, so that a place where the target says
+what the draft cannot teaches as much less.
+"""
 
 LK_RATE = 3.0
 """How fast LK goes over from KL to TVD as acceptance grows."""
@@ -87,7 +109,7 @@ LK_RATE = 3.0
 
 def kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """KL(p || q): the draft has to be wherever the target is."""
-    return _mean(F.kl_div(q, p, reduction="none", log_target=True).sum(-1), weights)
+    return _mean(_kl(q, p), weights)
 
 
 def reverse_kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
@@ -99,12 +121,12 @@ def jsd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """Jensen-Shannon divergence: the mean of both to their mean distribution."""
     mean = torch.logaddexp(q, p) - math.log(2)
     of_p, of_q = (F.kl_div(mean, one, reduction="none", log_target=True).sum(-1) for one in (p, q))
-    return _mean((of_p + of_q) / 2, weights)
+    return _mean((of_p + of_q + math.log(2) * _outside(p)) / 2, weights)
 
 
 def tvd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """Total variation distance: 1 - the chance that speculative sampling accepts a draft."""
-    return _mean((q.exp() - p.exp()).abs().sum(-1) / 2, weights)
+    return _mean(_apart(q, p), weights)
 
 
 def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
@@ -127,10 +149,25 @@ def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
 def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """LK's hybrid (arXiv:2602.23881): KL where acceptance is low, TVD where it is high; row by
     row."""
-    each = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    apart = (q.exp() - p.exp()).abs().sum(-1) / 2
+    apart = _apart(q, p)
     share = torch.exp(-LK_RATE * (1 - apart)).detach()
-    return _mean(share * each + (1 - share) * apart, weights)
+    return _mean(share * _kl(q, p) + (1 - share) * apart, weights)
+
+
+def _outside(p: Tensor) -> Tensor:
+    """The chance [...] that the target says something else than what p is over."""
+    return (1 - p.exp().sum(-1)).clamp(min=0)
+
+
+def _apart(q: Tensor, p: Tensor) -> Tensor:
+    """Total variation distance [...]."""
+    return ((q.exp() - p.exp()).abs().sum(-1) + _outside(p)) / 2
+
+
+def _kl(q: Tensor, p: Tensor) -> Tensor:
+    """KL(p || q) [...]; of p within a cut, weighted by its chance there."""
+    inside = p.logsumexp(-1)
+    return F.kl_div(q, p, reduction="none", log_target=True).sum(-1) - inside.exp() * inside
 
 
 DISTANCES: dict[str, Distance] = {
@@ -229,21 +266,51 @@ def overlap(
 ) -> tuple[Tensor, Tensor]:
     """Of each token's place [sequences, length], the chance that speculative sampling at
     temperature 1 accepts what the model drafts there, and what it finds likeliest."""
-    own, wanted = _logits(model, batch), _logits(target, batch)
-    return torch.minimum(own.softmax(-1), wanted.softmax(-1)).sum(-1), own.argmax(-1)
+    says, own = says_of(model), _spoken(model, _rows(model, batch))
+    wanted = law(target, _rows(target, batch), says).exp()
+    best = own.argmax(-1)
+    accepted = torch.minimum(own.softmax(-1), wanted).sum(-1)
+    return accepted, best if says is None else says[best]
 
 
-def _logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
-    """fp32 logits [sequences, length, vocabulary]."""
+def says_of(model: LlamaForCausalLM) -> Tensor | None:
+    """The ids [r] that a model's output is cut to; None: it says all."""
+    return model.lm_head.says if isinstance(model.lm_head, CutOutput) else None
+
+
+def law(
+    target: LlamaForCausalLM, rows: Tensor, says: Tensor | None, temperature: float = 1.0
+) -> Tensor:
+    """The target's log-probabilities [..., r] of the ids `says`, from what its output matrix reads,
+    [..., hidden]; over its whole vocabulary they add up to 1. Of a part of it a block of rows is
+    held at a time.
+    """
+    if says is None:
+        return F.log_softmax(_spoken(target, rows) / temperature, -1)
+    parts = []
+    for block in rows.flatten(0, -2).split(ROWS_AT_ONCE):
+        logits = _spoken(target, block) / temperature
+        parts.append(logits.index_select(-1, says) - logits.logsumexp(-1, keepdim=True))
+    return torch.cat(parts).view(*rows.shape[:-1], -1)
+
+
+def _rows(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """What a model's output matrix reads, [sequences, length, hidden]."""
     chats = chats_of(batch.inputs, batch.starts)
     with autocast(batch.inputs.device):
-        logits: Tensor = model(
+        rows: Tensor = model.model(
             input_ids=batch.inputs,
             attention_mask=chats.mask,
             position_ids=chats.positions,
             use_cache=False,
-        ).logits
-    return logits.float()
+        ).last_hidden_state
+    return rows
+
+
+def _spoken(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
+    """fp32 logits [..., r] of all that a model can say."""
+    with autocast(rows.device):
+        return F.linear(rows, model.lm_head.weight).float()
 
 
 def _cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

@@ -110,7 +110,7 @@ def test_light_command_takes_under_400_ms(args):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # One thread and no network: its CPU time is its wall time on a machine that does nothing else.
-    assert min(cpu_seconds() for _ in range(5)) < 0.4
+    assert any(cpu_seconds() < 0.4 for _ in range(5))
 
 
 # What is printed where

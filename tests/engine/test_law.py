@@ -190,6 +190,9 @@ def pair(random_table):
             draft = target.clone()
         if kind == "disjoint":
             draft[..., : vocab // 2] = target[..., vocab // 2 :] = -math.inf
+        if kind == "cut":
+            draft = target + 0.3 * draft
+            draft[..., 0] = -math.inf
         return target, draft
 
     return make
@@ -239,6 +242,13 @@ def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, eos, bu
     law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
     expected = law_of_target(tables[0], sampling, eos, length=min(3, budget))
     assert distance(law, expected) < 1e-9
+
+
+@pytest.mark.parametrize("make", [c for c in CASES if "draft" in c.values[0].func.needs])
+def test_a_draft_whose_output_is_cut_bends_nothing(law_of_method, pair, make):
+    tables, sampling = pair("cut"), narrowed(make, PLAIN)
+    law = law_of_method(make(), tables, sampling)
+    assert distance(law, law_of_target(tables[0], sampling)) < 1e-9
 
 
 def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):

@@ -17,7 +17,14 @@ from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
-from specbench_cli.engine.models.load import load_decoder, module_bytes, module_of
+from specbench_cli.engine.models.load import (
+    FusedCopy,
+    cut,
+    load_decoder,
+    module_bytes,
+    module_in,
+    module_of,
+)
 from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -318,3 +325,92 @@ def test_hosted_model_is_not_completed_by_chance(
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(EnvironmentFault, match=r"lacks the tensor model\.norm\.weight"):
         load_decoder(folder, name="target")
+
+
+# ---- outputs that are cut -----------------------------------------------------------------------
+
+SAYS = torch.tensor([5, 3, 196, *range(40, 90)])
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy of a checkpoint whose output says `SAYS` alone."""
+
+    def make(folder: Path) -> Path:
+        cut(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(tmp_path / "cut")
+        return tmp_path / "cut"
+
+    return make
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_cut_output_says_of_its_ids_what_the_whole_one_says(
+    tiny_checkpoint: Maker, cut_copy: Callable[[Path], Path], family: str, tied: bool
+) -> None:
+    whole, ids = tiny_checkpoint(family, tie_word_embeddings=tied), some_ids(9)
+    folder = cut_copy(whole)
+    with torch.no_grad():
+        expected = module_in(whole, CPU, torch.float32)(ids).logits
+    fused, hosted = (load_decoder(folder, name="d", host_module=host) for host in (False, True))
+    assert isinstance(fused, FusedDecoder)
+    published = FusedCopy(fused)
+    published.publish()
+    for decoder in (fused, hosted, published):
+        said = decoder.forward(Tokens(ids), decoder.new_state(9), logits_at="all")
+        assert said.logits is not None and said.logits.shape == expected.shape
+        assert (said.logits - expected)[..., SAYS].abs().max() <= 1e-5
+        assert (said.logits.isfinite().sum(-1) == len(SAYS)).all()
+        again = decoder.unembed(decoder.norm(said.hidden))
+        assert torch.equal(again.isfinite(), said.logits.isfinite())
+    with torch.no_grad():
+        assert torch.equal(module_of(fused)(ids).logits, module_of(hosted)(ids).logits)
+
+
+def test_a_cut_output_costs_its_rows_alone(
+    tiny_checkpoint: Maker, cut_copy: Callable[[Path], Path]
+) -> None:
+    folder = tiny_checkpoint("llama", tie_word_embeddings=False)
+    whole, part = load_decoder(folder, name="d"), load_decoder(cut_copy(folder), name="d")
+    assert isinstance(part, FusedDecoder)
+    rows = part.weights.head.columns(0, len(SAYS))
+    assert rows is not None and rows.shape == (len(SAYS), part.hidden_size)
+    assert whole.weight_bytes - part.weight_bytes == 4 * part.hidden_size * (197 - len(SAYS))
+    assert part.share(logits=False) > whole.share(logits=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"d2t": torch.arange(1, 54)}, "d2t and t2d name different ids"),
+        ({"d2t": torch.arange(54)}, "d2t names 54 ids up to 106, the output matrix has 53 rows"),
+        ({"d2t": torch.full((53,), 190)}, "d2t names 53 ids up to 242"),
+        ({"d2t": -torch.arange(53)}, "d2t names 53 ids up to 0"),
+        ({"d2t": torch.tensor([]), "t2d": torch.zeros(197).bool()}, "d2t names 0 ids"),
+        ({"lm_head.weight": None}, "lacks the tensor lm_head.weight"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_a_cut_that_is_none_is_one_clear_error(
+    tiny_checkpoint: Maker,
+    cut_copy: Callable[[Path], Path],
+    changes: dict[str, Tensor | None],
+    says: str,
+) -> None:
+    file = cut_copy(tiny_checkpoint("llama")) / "model.safetensors"
+    tensors = {name: part for name, part in (load_file(file) | changes).items() if part is not None}
+    save_file(tensors, file)
+    with pytest.raises(EnvironmentFault, match=says):
+        load_decoder(file.parent, name="d")
+
+
+def test_a_cut_output_of_a_family_that_runs_hosted_is_refused(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
+) -> None:
+    file = copy_of(tiny_checkpoint("gpt2")) / "model.safetensors"
+    mask = torch.zeros(197, dtype=torch.bool)
+    mask[SAYS] = True
+    save_file(load_file(file) | {"t2d": mask}, file, {"format": "pt"})
+    with pytest.raises(UsageError, match="llama, mistral, qwen2, qwen3 alone; this is a gpt2"):
+        load_decoder(file.parent, name="d")

@@ -22,7 +22,7 @@ from transformers import (
 
 from specbench_cli.audit.cases import nominal_costs
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -41,7 +41,9 @@ CLEAR = 1e-3
 class Family:
     """Models by name: transformers' module and our decoder, of the same weights.
 
-    "target"; "near", the target with some noise on its weights; "far", a smaller stranger.
+    "target"; "near", the target with some noise on its weights; "far", a smaller stranger; "cut",
+    the near one whose output says half of the ids; "shuffled", the target whose output says all of
+    them, in another order.
     """
 
     modules: Mapping[str, LlamaForCausalLM]
@@ -112,6 +114,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
         "near": with_noise(target, seed=2, share=0.1),
         "far": random_llama(seed=3, hidden=16, layers=1),
     }
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
+    modules["cut"] = cut(with_noise(target, seed=2, share=0.1), order[: VOCAB // 2])
+    modules["shuffled"] = cut(with_noise(target, seed=2, share=0.0), order)
     folder = tmp_path_factory.mktemp("family")
     decoders = {}
     for name, module in modules.items():

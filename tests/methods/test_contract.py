@@ -59,6 +59,9 @@ def in_turn(request, prompts, n):
 
 
 METHODS = pytest.mark.parametrize("make", LOSSLESS)
+DRAFTING = pytest.mark.parametrize(
+    "make", [case for case in LOSSLESS if "draft" in case.values[0].func.needs]
+)
 LEARNING = pytest.mark.parametrize(
     "make", [case for case in LOSSLESS if case.values[0].func.state_scope != "prompt"]
 )
@@ -83,6 +86,16 @@ def test_the_output_is_that_of_plain_decoding(
     tests/audit/test_checks.py runs on every method."""
     for prompt in in_turn(request, clear_prompts(sampling, 16), 3):
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
+
+
+@DRAFTING
+@EXACT
+def test_a_draft_whose_output_is_cut_changes_nothing_in_the_output(
+    request, open_session, clear_prompts, plain, make, sampling
+):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 1):
+        output = decode(make(), open_session(prompt, sampling, draft="cut"))
+        assert output == plain(prompt, sampling).ids
 
 
 @LEARNING
@@ -195,12 +208,18 @@ def audited(family, open_session):
 @METHODS
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param(GREEDY, marks=pytest.mark.smoke), COUPLED, REJECTION],
+    [pytest.param(GREEDY, marks=pytest.mark.smoke), REJECTION],
     ids=lambda s: s.rule,
 )
 def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
-    prompts = {"greedy": (0, 26), "coupled": (13,), "rejection": (26,)}[sampling.rule]
+    """Where tokens are chosen, and where they are drawn."""
+    prompts = {"greedy": (0, 13), "rejection": (26,)}[sampling.rule]
     audited(make(), sampling, prompts=prompts, budget=20)
+
+
+@DRAFTING
+def test_the_cache_of_a_draft_whose_output_is_cut_equals_recomputation(audited, make):
+    audited(make(), REJECTION, prompts=(13,), budget=20, draft="cut")
 
 
 @METHODS

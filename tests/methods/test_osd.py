@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM
 from methods.osd import KEPT, Osd, OsdParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory, learn
-from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.load import cut, load_decoder, module_in
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
+CPU = torch.device("cpu")
 PROMPT = tuple(range(5, 17))
 
 
@@ -104,6 +105,29 @@ def test_an_update_goes_by_the_divergence_at_rejected_places_alone(space):
         patch.setattr(torch.optim.AdamW, "step", looked_at)
         learn(method, session)
     assert all(torch.allclose(found[name], due[name], atol=1e-6) for name in due)
+
+
+def test_a_draft_whose_output_is_cut_learns_what_it_can_say(folders, tmp_path):
+    says = torch.arange(0, 197, 2)
+    cut(module_in(folders["draft"], CPU, torch.float32), says).save_pretrained(tmp_path)
+    paths = {"target": folders["target"], "draft": tmp_path}
+    space = Workspace({role: load_decoder(path, name=role) for role, path in paths.items()}, 64)
+    method, memory = Osd(OsdParams(length=3, every=1)), Memory()
+    session, rejected = answered(space, method, memory)
+    (made,) = memory.copies
+    with torch.inference_mode(False), torch.enable_grad():
+        rows = made.module(torch.tensor([session.tokens()])).logits[0]
+        q = rows[[place - 1 for place in rejected]][:, says].log_softmax(-1)
+        p = torch.stack(method.laws).float().softmax(-1)[:, says]
+        (-(p * q).sum() / len(rejected)).backward()
+        due = made.module.lm_head.weight.grad.clone()
+        made.module.zero_grad()
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        seen = made.module.lm_head.weight
+        patch.setattr(torch.optim.AdamW, "step", lambda self: found.append(seen.grad.clone()))
+        learn(method, session)
+    assert due.abs().max() > 0 and torch.allclose(found[0], due, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rate", "left"), [(0.0, 22), (0.01, 5)])

@@ -80,6 +80,23 @@ def test_a_draft_equal_to_the_target_makes_every_full_step_commit_one_more_than_
         assert len(session.output()) == 40
 
 
+@RULES
+def test_a_draft_equal_to_the_target_is_accepted_whole_in_any_order_of_its_output(
+    open_session, clear_prompts, sampling
+):
+    for prompt in clear_prompts(GREEDY if sampling is REJECTION else sampling, 3):
+        *full, _ = run(open_session(prompt, sampling, draft="shuffled"), 4)
+        assert [len(step.outcome.committed) for step in full] == [5] * len(full)
+
+
+@RULES
+def test_no_draft_has_a_token_that_its_cut_output_cannot_say(family, open_session, sampling):
+    says = family.modules["cut"].lm_head.says.tolist()
+    for prompt in range(0, 40, 8):
+        steps = run(open_session(prompt, sampling, draft="cut"), 3)
+        assert {token for step in steps for token in step.draft.tokens.tolist()} <= {*says}
+
+
 @pytest.mark.smoke
 @RULES
 @pytest.mark.parametrize("length", [1, 5])

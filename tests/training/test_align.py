@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from methods.sps import Sps, SpsParams
 from specbench_cli.commands.training.app import app
 from specbench_cli.commands.training.draft import Loss, _row
-from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
@@ -36,9 +36,11 @@ from specbench_cli.training.losses import (
     lk,
     reverse_kl,
     target_loss,
+    text_loss,
     together,
     tvd,
 )
+from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
 from specbench_cli.training.trainer import WORK
 
@@ -115,6 +117,23 @@ def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> 
         (gradient,) = torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, ONE), x)
         far[name] = gradient.norm()
     assert far["tvd"] < 1e-3 * far["kl"]
+
+
+@given(SEEDS)
+def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_chance(
+    seed: int,
+) -> None:
+    _, p = laws(seed)
+    q = torch.log_softmax(torch.randn(1, 4).double(), -1)
+    whole = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
+    for name in ("jsd", "tvd", "reverse-kl"):
+        distance = DISTANCES[name]
+        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(whole, p, ONE).item())
+    inside = p[:, :4].exp().sum()
+    within = kl(q, p[:, :4].log_softmax(-1), ONE)
+    assert kl(q, p[:, :4], ONE).item() == pytest.approx((inside * within).item())
+    accepted = torch.minimum(q.exp(), p[:, :4].exp()).sum()
+    assert tvd(q, p[:, :4], ONE).item() == pytest.approx(1 - accepted.item())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -245,6 +264,46 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
+def test_a_draft_whose_output_is_cut_is_not_cut_again(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    plan = replace(short("ce", "target"), name="cut")
+    first = replace(aligner(tmp_path, pair), vocabulary=50)
+    made = first.align(plan)
+    again = replace(first, draft=lambda: tmp_path / "cut")
+    with pytest.raises(UsageError, match="is cut already"):
+        again._begun()
+    further = replace(again, vocabulary=None)
+    assert further._measured(further._begun(), 0).mat == made.mat[-1].mat
+
+
+def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
+    pair: tuple[Path, Path],
+) -> None:
+    model, ids = family.read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
+    cut(model, torch.tensor([9, 5, 3]))
+    weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
+    loss = text_loss(model)(Batch(ids[:, :-1], ids[:, 1:], weights))
+    rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
+    said = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
+    assert loss.item() == pytest.approx(-torch.stack(said).mean().item(), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--layers", "1", "--draft", "embedded-1m"], "--draft and --layers"),
+        (["--layers", "1", "--pretrain", "2"], "--pretrain and --layers"),
+        (["--begin", "last"], "--begin is of a draft that is made"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, words: list[str], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        CliRunner().invoke(app, ["draft", *words, "--out", str(tmp_path)], catch_exceptions=False)
+
+
 def test_several_losses_make_a_table_from_one_pre_trained_draft(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
@@ -271,6 +330,37 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_and_how_far_they_lie_apart() ->
     row = _row("kl", 100, said)
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
     assert row["mat sd"] == pytest.approx(0.7071, abs=1e-4) and row["mbsu sd"] == 0
+
+
+def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
+    tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = map(str, pair)
+    words = ["grid", "--target", target, "--draft", draft, "--smoke", "--out", str(tmp_path)]
+    words += ["--layers", "2,1", "--tokens", "0.3M,100k", "--seeds", "1"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    names = [f"{layers}-layers-{size}-seed-0" for size in ("100k", "300k") for layers in (1, 2)]
+    records = [json.loads((tmp_path / name / "alignment.json").read_text()) for name in names]
+    assert [(each["layers"], each["tokens"]) for each in records] == [
+        *((1, 2048), (2, 2048), (1, 4096), (2, 4096))
+    ]
+    assert all(0 < each["alpha"] < 1 <= each["mat"] <= 6 for each in records)
+    assert records[0]["parameters"] < records[1]["parameters"]
+    load_decoder(tmp_path / names[1], name="draft")
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("specbench_cli.training.loop.train", never)
+    again = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert again.exit_code == 0 and "layers" in again.stdout
+
+
+@pytest.mark.parametrize("wrong", [("--tokens", "1M,lots"), ("--layers", "0,1"), ("--tokens", "")])
+def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
+    called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
+    assert isinstance(called.exception, UsageError)
+    assert "are no numbers above 0" in called.exception.message
 
 
 # ---- sorted --------------------------------------------------------------------------------------
@@ -310,34 +400,3 @@ def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
     own = pair if exits == (1,) else (pair[0], pair[0])
     with pytest.raises(UsageError, match=f"none of its own behind the first {exits[0]}"):
         replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))
-
-
-def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
-    tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, draft = map(str, pair)
-    words = ["grid", "--target", target, "--draft", draft, "--smoke", "--out", str(tmp_path)]
-    words += ["--layers", "2,1", "--tokens", "0.3M,100k", "--seeds", "1"]
-    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    names = [f"{layers}-layers-{size}-seed-0" for size in ("100k", "300k") for layers in (1, 2)]
-    records = [json.loads((tmp_path / name / "alignment.json").read_text()) for name in names]
-    assert [(each["layers"], each["tokens"]) for each in records] == [
-        *((1, 2048), (2, 2048), (1, 4096), (2, 4096))
-    ]
-    assert all(0 < each["alpha"] < 1 <= each["mat"] <= 6 for each in records)
-    assert records[0]["parameters"] < records[1]["parameters"]
-    load_decoder(tmp_path / names[1], name="draft")
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr("specbench_cli.training.loop.train", never)
-    again = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert again.exit_code == 0 and "layers" in again.stdout
-
-
-@pytest.mark.parametrize("wrong", [("--tokens", "1M,lots"), ("--layers", "0,1"), ("--tokens", "")])
-def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
-    called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
-    assert isinstance(called.exception, UsageError)
-    assert "are no numbers above 0" in called.exception.message

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from methods._heads.unfused.falcon import FalconHead
 from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
+from specbench_cli.training.align import Aligner, alignment
 from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
 from specbench_cli.training.heads import losses as head_losses
 from specbench_cli.training.heads import trainer as head_trainer
@@ -434,6 +436,65 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     assert said.isfinite().sum() == len(ours["d2t"]) == 100
 
 
+def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
+    base = trainer(out, folder, kill_after)
+    given = {each.name: getattr(base, each.name) for each in fields(base)}
+    return Aligner(**given, layers=3, begin="ends", vocabulary=100)
+
+
+def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_not(
+    folder: Path, target: LlamaForCausalLM, answered: Path, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for out in (whole, parts):
+        shutil.copytree(answered, out)
+    plan = alignment("kl", "kl", "target", 1.0, 4, aligner(whole, folder).length)
+    plan = replace(plan, stages=(replace(plan.stages[0], sequences=1, length=400),))
+    straight = aligner(whole, folder).align(plan)
+    with pytest.raises(Killed):
+        aligner(parts, folder, kill_after=3).align(plan)
+    resumed = aligner(parts, folder).align(plan)
+    assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
+    ours, theirs = (load_file(out / "kl" / "model.safetensors") for out in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    facts = json.loads((whole / "kl" / "alignment.json").read_text())
+    assert (facts["start"], facts["vocabulary"]) == ("layers 0, 1, 7 of the target", "100")
+    # What is the target's stays so, row by row; the layers learn.
+    held, says = target.state_dict(), torch.arange(100) + ours["d2t"]
+    assert torch.equal(ours["model.embed_tokens.weight"], held["model.embed_tokens.weight"].half())
+    assert torch.equal(ours["lm_head.weight"], held["lm_head.weight"].half()[says])
+    learnt, began = (
+        each[f"model.layers.{at}.mlp.up_proj.weight"] for each, at in ((ours, 2), (held, 7))
+    )
+    assert 0 < (learnt - began).abs().max() < 0.1
+    draft = load_decoder(whole / "kl", name="draft")
+    logits = draft.forward(Tokens(torch.tensor([[5, 6]])), draft.new_state(2)).logits
+    assert logits is not None and logits.shape[-1] == target.config.vocab_size
+    assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], says)
+    assert draft.n_layers == 3
+
+
+def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
+    folder: Path, answered: Path
+) -> None:
+    made = replace(aligner(answered, folder), layers=8, vocabulary=None)
+    said = made._measured(made._begun(), 0)
+    assert said.alpha == pytest.approx(1.0, abs=1e-4)
+    cut = replace(made, vocabulary=100)
+    assert 0 < cut._measured(cut._begun(), 0).alpha < said.alpha
+
+
+def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:
+    with pytest.raises(UsageError, match=r"a draft of 9 layers cannot be made of tiny.* has 8"):
+        replace(aligner(answered, folder), layers=9)._begun()
+
+
+def test_a_target_without_a_draft_is_told_how_one_is_made(folder: Path, answered: Path) -> None:
+    with pytest.raises(UsageError, match="has no draft model of its own") as caught:
+        replace(aligner(answered, folder), layers=0)._begun()
+    assert "--layers 2" in (caught.value.hint or "")
+
+
 def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -448,9 +509,11 @@ def test_the_commands_train_for_it(
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 4)
     options = ["--target", str(folder), "--out", str(tmp_path), "--smoke", "--device", "cpu"]
-    for command in ("replies", "eagle"):
-        done = CliRunner().invoke(app, [command, *options], catch_exceptions=False)
+    cut = ["--layers", "2", "--begin", "last", "--vocabulary", "90"]
+    for command in (["replies"], ["eagle"], ["draft", *cut]):
+        done = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
         assert done.exit_code == 0, done.output
+    assert len(load_file(tmp_path / "seed-0" / "kl" / "model.safetensors")["d2t"]) == 90
     assert (tmp_path / "tiny-eagle" / "model.safetensors").is_file()
     assert (tmp_path / WORK / "replies.jsonl").is_file()
     assert "tiny-eagle" in json.loads((tmp_path / "training_curve.json").read_text())

@@ -25,6 +25,7 @@ from specbench_cli.api import (
     LogitsAt,
     Out,
     State,
+    spread,
 )
 
 
@@ -161,8 +162,7 @@ class UnfusedHead(Head, Artifact):
         logits, says = self.target.unembed(rows), self.own.says
         if says is None:
             return logits
-        said = torch.full_like(logits, -torch.inf)
-        return said.index_copy_(-1, says, logits.index_select(-1, says))
+        return spread(logits.index_select(-1, says), says, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
         """Write rows of the text."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from specbench_cli.training.align import Aligned
 
 
+BEGIN = "first"
+"""As which layers of the target a draft begins, unless asked otherwise."""
+
+
 class Loss(StrEnum):
     """What a draft is aligned by."""
 
@@ -27,6 +31,14 @@ class Loss(StrEnum):
     TVD = "tvd"
     TVD_PLUS = "tvd++"
     LK = "lk"
+
+
+class Begin(StrEnum):
+    """As which of the target's layers a new draft's begin."""
+
+    FIRST = "first"
+    LAST = "last"
+    ENDS = "ends"
 
 
 class Samples(StrEnum):
@@ -54,6 +66,35 @@ def draft(
             metavar="MODEL",
             help="Model that the draft begins as; it has the target's vocabulary.",
             show_default="the target's own",
+            rich_help_panel=shared.WHAT,
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Make a new draft: so many layers of the target, its embeddings and its output.",
+            show_default="--draft",
+            rich_help_panel=shared.WHAT,
+        ),
+    ] = None,
+    begin: Annotated[
+        Begin | None,
+        typer.Option(
+            help="Which of the target's layers those are to begin with: the first, the last, or"
+            " half of each.",
+            show_default=BEGIN,
+            rich_help_panel=shared.WHAT,
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Cut the draft's output to the N tokens that the target answers with most.",
+            show_default="all",
             rich_help_panel=shared.WHAT,
         ),
     ] = None,
@@ -131,6 +172,8 @@ def draft(
 ) -> None:
     """Align a draft model with its target: it learns to say what the target says.
 
+    [bold]--layers 2 --vocabulary 8192[/bold] makes one for a target that has none.
+
     The target answers questions like those of training first, once a seed, which OUT/seed-N keeps.
     OUT gets a folder for each loss and seed, for --draft of [bold]specbench run[/bold], and
     OUT/alignment.json: acceptance and MAT before and after, on held-out questions, by loss.
@@ -144,6 +187,14 @@ def draft(
         raise UsageError(
             f"--temperature is {temperature:g}, and must be above 0", "--temperature 1"
         )
+    for option, given in (("--draft", draft), ("--pretrain", pretrain)):
+        if layers and given:
+            raise UsageError(
+                f"{option} and --layers: a draft begins as a model, or as layers of the target",
+                "leave one of them out",
+            )
+    if begin and not layers:
+        raise UsageError("--begin is of a draft that is made of the target", "--layers 2")
     found, place = resolve(target), shared.device(device)
     own = draft or found.draft
     problems = [] if smoke else load_gsm8k(data)
@@ -166,11 +217,16 @@ def draft(
                     draft=None if own is None else lambda: resolve(own).path,
                     pretrain=min(pretrain, 2) if smoke else pretrain,
                     exits=tuple(exits or ()),
+                    layers=layers or 0,
+                    begin=(begin or Begin(BEGIN)).value,
+                    vocabulary=vocabulary,
                 )
                 trainer = trainer.smoke() if smoke else trainer
                 name = each.value if teacher_samples == "target" else f"{each}-{teacher_samples}"
                 name += "-sorted" if exits else ""
-                plan = alignment(name, each.value, teacher_samples.value, temperature, steps)
+                plan = alignment(
+                    name, each.value, teacher_samples.value, temperature, steps, trainer.length
+                )
                 (plan,) = shared.recipes((plan,), steps_scale, smoke, folder, resume, tokens)
                 result = trainer.align(plan)
             shared.finish({name: result}, folder, {name: result.mat})

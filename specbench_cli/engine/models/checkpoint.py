@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -24,6 +25,9 @@ _CHUNK = 1 << 24
 _LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
 _MOST_LAYERS = 10_000
 """What no model has; transformers writes a list of a config's layers before there is a model."""
+
+CUT = ("d2t", "t2d")
+"""What tells the ids that an output matrix has rows for: see `said_ids`."""
 
 
 class Weights(Mapping[str, Tensor]):
@@ -72,13 +76,14 @@ class Weights(Mapping[str, Tensor]):
 
     @cached_property
     def parameters(self) -> int:
-        """Numbers stored."""
-        return sum(self.size(name) for name in self)
+        """Numbers stored, but for those that tell which ids an output says."""
+        return sum(self.size(name) for name in self if name not in CUT)
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Kinds of numbers stored, as safetensors calls them ("F16")."""
-        return tuple(sorted({header["dtype"] for header in self._headers.values()}))
+        """Kinds of these numbers, as safetensors calls them ("F16")."""
+        kinds = {header["dtype"] for name, header in self._headers.items() if name not in CUT}
+        return tuple(sorted(kinds))
 
     def check_layers(self, config: Any) -> None:
         """Raise EnvironmentFault unless the layers of a config can be: each has a tensor of its
@@ -100,6 +105,50 @@ class Weights(Mapping[str, Tensor]):
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+def said_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | None:
+    """The ids of a vocabulary that an output matrix has rows for, [r] in their order; None: all.
+
+    As EAGLE-3's checkpoints tell it: `d2t`, by how much an id is above its row's number, or `t2d`,
+    which ids there are (Li et al., arXiv:2503.01840).
+
+    Args:
+        tensors: of a checkpoint; without `lm_head.weight` the matrix is another model's.
+        size: ids of the vocabulary.
+        source: where they come from, for messages.
+
+    Raises:
+        EnvironmentFault: what it says is no part of the vocabulary, is told in two ways that
+            disagree, or has not as many ids as the matrix has rows.
+    """
+    offsets, mask = (tensors.get(name) for name in CUT)
+    if offsets is None and mask is None:
+        return None
+    matrix = tensors.get("lm_head.weight")
+    if offsets is None:
+        assert mask is not None
+        ids = mask.flatten().nonzero()[:, 0]
+    else:
+        ids = torch.arange(offsets.numel()) + offsets.flatten().to(torch.int64)
+    rows = len(ids) if matrix is None else len(matrix)
+    known = bool(((ids >= 0) & (ids < size)).all()) and len(ids.unique()) == len(ids) > 0
+    if not known or rows != len(ids):
+        raise EnvironmentFault(
+            f"{source}: d2t names {len(ids)} ids up to {max(ids.tolist(), default=0)}, the output"
+            f" matrix has {rows} rows, the target {size} ids",
+            "specbench list models",
+        )
+    if mask is not None and not torch.equal(mask.flatten().nonzero()[:, 0], ids.sort().values):
+        raise EnvironmentFault(f"{source}: d2t and t2d name different ids", "specbench list models")
+    return None if torch.equal(ids, torch.arange(size)) else ids
+
+
+def told_ids(ids: Tensor, size: int) -> dict[str, Tensor]:
+    """What a checkpoint holds of the ids [r] that its output says: what `said_ids` reads."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
 
 
 @dataclass(frozen=True, slots=True)

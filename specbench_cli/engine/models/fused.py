@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import Rotary
+from specbench_cli.engine.models.checkpoint import said_ids
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
 from specbench_cli.engine.models.linear import Form
@@ -328,6 +329,9 @@ class FusedStack(Decoder):
 class FusedDecoder(FusedStack):
     """A decoder of one of `FAMILIES` from its checkpoint's tensors.
 
+    Its output may be cut to a part of its vocabulary (see `said_ids`): that many rows of the output
+    matrix are multiplied, and all other ids have logits of -inf.
+
     Args:
         config: transformers' config, for which `fits` holds.
         tensors: the checkpoint, by transformers' names; any floating dtype.
@@ -351,7 +355,8 @@ class FusedDecoder(FusedStack):
     ) -> None:
         super().__init__(config, rotary, name=name, device=device, dtype=dtype)
         self.vocab_size = config.vocab_size
-        self.weights = FusedWeights(config, self._reader(config, tensors, form), self._turns)
+        says, read = said_ids(tensors, self.vocab_size, name), self._reader(config, tensors, form)
+        self.weights = FusedWeights(config, read, self._turns, says)
         self.weight_bytes = self.weights.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -364,7 +369,7 @@ class FusedDecoder(FusedStack):
 
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
-        return self.weights.head(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+        return self.weights.logits(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
 
     @property
     def _stack(self) -> Sequence[Layer]:
@@ -398,7 +403,7 @@ class FusedDecoder(FusedStack):
             rows = self._norm(h.view(b, -1, self.hidden_size)[:, -1], norm)
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)
-        return self.weights.head(rows).view(b, -1, self.vocab_size)
+        return self.weights.logits(rows).view(b, -1, self.vocab_size)
 
 
 def _joined(xs: Sequence[Tokens | Features]) -> Tokens | Features:

@@ -132,19 +132,23 @@ class FusedWeights:
         config: transformers' config.
         read: makes the layers.
         rotary: says how rows of queries and keys are ordered.
+        says: the ids that the output matrix has rows for, [r] in their order; None: all.
 
     Raises:
         KeyError: a tensor is missing.
     """
 
-    def __init__(self, config: Any, read: LayerReader, rotary: Rotary) -> None:
+    def __init__(
+        self, config: Any, read: LayerReader, rotary: Rotary, says: Tensor | None = None
+    ) -> None:
         self._rotary = rotary
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._hidden, self._mlp = config.hidden_size, config.intermediate_size
         self.embedding = read.settled(read.get("model.embed_tokens.weight"))
         self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = read.norm("model.norm")
-        tied = config.tie_word_embeddings or "lm_head.weight" not in read
+        self.says = None if says is None else says.to(self.embedding.device)
+        tied = says is None and (config.tie_word_embeddings or "lm_head.weight" not in read)
         on_cpu = self.embedding.device.type == "cpu"
         most = HEAD_COPY_UP_TO[read.form_of(self.embedding)]
         self._same = tied and (not on_cpu or self.embedding.numel() > most)
@@ -152,6 +156,11 @@ class FusedWeights:
             self.head = linear(self.embedding.t(), form="plain")
         else:
             self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits [n, V] of rows [n, hidden] that went through the final norm."""
+        said = self.head(rows)
+        return said if self.says is None else spread(said, self.says, len(self.embedding))
 
     @property
     def nbytes(self) -> int:
@@ -164,9 +173,10 @@ class FusedWeights:
         """The checkpoint's tensors, by transformers' names, that are views of what is held here."""
         d = self._rotary.head_dim
         q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
+        said = self.embedding if self.says is None else self.says
         found = {
             "model.embed_tokens.weight": self.embedding,
-            "lm_head.weight": self.head.columns(0, len(self.embedding)),
+            "lm_head.weight": self.head.columns(0, len(said)),
         }
         for i, layer in enumerate(self.layers):
             parts = {
@@ -181,6 +191,13 @@ class FusedWeights:
                 parts["self_attn.k_proj"] = layer.qkv.columns(q, q + kv)
             found |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items()}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def spread(said: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Logits [..., size] over a vocabulary of what is said [..., r] of some `ids` [r] of it; the
+    others have -inf."""
+    logits = said.new_full((*said.shape[:-1], size), -torch.inf)
+    return logits.index_copy_(-1, ids, said)
 
 
 def layer_bytes(layer: Layer) -> int:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
+from specbench_cli.engine.models.checkpoint import (
+    Weights,
+    read_config,
+    said_ids,
+    text_config,
+    told_ids,
+)
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.fused import FusedDecoder, fits
-from specbench_cli.engine.models.layers import FusedWeights
+from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
+from specbench_cli.engine.models.layers import FusedWeights, spread
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.errors import EnvironmentFault, UsageError
 
@@ -51,7 +59,7 @@ def load_decoder(
     config, weights, device = read_config(folder), Weights(folder), torch.device(device)
     decoder: Decoder
     if fits(config) and not host_module:
-        skeleton = _skeleton(config, dtype)
+        skeleton = _skeleton(config, dtype, _says(folder, config, weights))
         _check_sizes(folder, config, skeleton, weights)
         rotary = type(skeleton.base_model.rotary_emb)(config)
         try:
@@ -59,11 +67,9 @@ def load_decoder(
                 config, weights, rotary, name=name, device=device, dtype=dtype, form=form
             )
         except KeyError as error:
-            raise EnvironmentFault(
-                f"{folder} lacks the tensor {error.args[0]}", hint="specbench list models"
-            ) from error
+            raise _lacks(folder, error.args[0]) from error
     else:
-        decoder = hosted(_own_module(folder, device, dtype), name=name)
+        decoder = hosted(module_in(folder, device, dtype), name=name)
     _FOLDERS[decoder] = folder
     return decoder
 
@@ -99,8 +105,49 @@ def module_of(decoder: Decoder) -> Any:
     if not isinstance(decoder, FusedDecoder):
         return cast("ModuleDecoder", decoder).module
     if decoder not in _MODULES:
-        _MODULES[decoder] = _beside(decoder, _FOLDERS[decoder])
+        shared = decoder.weights.shared()
+        _MODULES[decoder] = _filled(_FOLDERS[decoder], decoder.device, decoder.dtype, shared)
     return _MODULES[decoder]
+
+
+class CutOutput(nn.Linear):
+    """An output matrix in transformers' module that says some ids of a vocabulary alone: the others
+    get -inf.
+
+    Args:
+        weight: its rows [r, hidden].
+        says: their ids [r].
+        size: of the vocabulary.
+    """
+
+    says: Tensor
+
+    def __init__(self, weight: Tensor, says: Tensor, size: int) -> None:
+        super().__init__(weight.shape[1], len(says), bias=False, device="meta")
+        self.weight, self.size = nn.Parameter(weight, weight.is_floating_point()), size
+        self.register_buffer("says", says, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits [..., V]."""
+        return spread(F.linear(rows, self.weight), self.says, self.size)
+
+
+def cut(module: Any, says: Tensor) -> Any:
+    """transformers' module of one of our families, made to say the ids `says` [r] alone.
+
+    It keeps their rows of the output matrix, untied. What it saves, `load_decoder` and `module_in`
+    read: see `said_ids`.
+    """
+    whole = module.lm_head.weight.detach()
+    rows = whole.index_select(0, says.to(whole.device)).clone()
+    near = torch.device("cpu") if whole.is_meta else whole.device
+    module.lm_head = CutOutput(rows, says.to(near), len(whole))
+    for name, told in told_ids(says.cpu(), len(whole)).items():
+        module.register_buffer(name, told)
+    module.config = copy.deepcopy(module.config)  # which others may have too
+    module.config.tie_word_embeddings = False
+    module.config.draft_vocab_size = len(says)
+    return module
 
 
 class FusedCopy(FusedDecoder):
@@ -128,7 +175,7 @@ class FusedCopy(FusedDecoder):
         """Compute with the module's weights of now."""
         config = self.module.config
         read = self._reader(config, self.module.state_dict())
-        self.weights = FusedWeights(config, read, self._turns)
+        self.weights = FusedWeights(config, read, self._turns, self.weights.says)
 
 
 def module_bytes(decoder: Decoder) -> int:
@@ -161,30 +208,46 @@ def config_of(decoder: Decoder) -> dict[str, Any]:
     return found
 
 
-def _beside(decoder: FusedDecoder, folder: Path) -> Any:
-    config = read_config(folder)
-    module = _skeleton(config, decoder.dtype)
-    shared, weights = decoder.weights.shared(), Weights(folder)
-
-    def weight(key: str) -> Tensor:
-        if key in shared:
-            return shared[key]
-        return weights[key].to(device=decoder.device, dtype=decoder.dtype)
-
-    tensors = {key: weight(key) for key in module.state_dict() if key in weights}
+def _filled(
+    folder: Path, device: torch.device, dtype: torch.dtype, shared: Mapping[str, Tensor]
+) -> Any:
+    """transformers' module of a folder that is one of our families'; weights that are `shared`, by
+    their names there, are not read again."""
+    config, weights = read_config(folder), Weights(folder)
+    says = _says(folder, config, weights)
+    module = _skeleton(config, dtype, says)
+    tensors = {
+        key: shared[key] if key in shared else weights[key].to(device=device, dtype=dtype)
+        for key, part in module.state_dict().items()
+        if key in weights and part.is_floating_point()
+    }
     module.load_state_dict(tensors, strict=False, assign=True)
     module.tie_weights()
-    # The only buffers outside a checkpoint; a skeleton has no numbers in them.
-    module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(decoder.device)
+    if lacking := [key for key, part in module.state_dict().items() if part.is_meta]:
+        raise _lacks(folder, lacking[0])
+    # The buffers outside a checkpoint; a skeleton has no numbers in them.
+    module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
+    if says is not None:
+        module.lm_head.to(device)
     return _ready(module, folder)
 
 
-def _skeleton(config: Any, dtype: torch.dtype) -> Any:
-    """transformers' module without memory behind its weights."""
+def _says(folder: Path, config: Any, weights: Weights) -> Tensor | None:
+    """The ids that a checkpoint's output is cut to; None: it says all."""
+    return said_ids(weights, text_config(config).vocab_size, folder.name)
+
+
+def _lacks(folder: Path, tensor: str) -> EnvironmentFault:
+    return EnvironmentFault(f"{folder} lacks the tensor {tensor}", hint="specbench list models")
+
+
+def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
+    """transformers' module without memory behind its weights, its output cut to `says`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    return module if says is None else cut(module, says)
 
 
 def _check_sizes(folder: Path, config: Any, skeleton: Any, weights: Weights) -> None:
@@ -208,8 +271,22 @@ def _check_sizes(folder: Path, config: Any, skeleton: Any, weights: Weights) -> 
         )
 
 
-def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    module, report = _kind_of(read_config(folder)).from_pretrained(
+def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' own module of a checkpoint, frozen, in eval mode.
+
+    Raises:
+        EnvironmentFault: a tensor is missing.
+        UsageError: a family that cannot be decoded here, or is not read with a cut output.
+    """
+    config = read_config(folder)
+    if _says(folder, config, Weights(folder)) is not None:
+        if not fits(config):
+            raise UsageError(
+                f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
+                f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
+            )
+        return _filled(folder, device, dtype, {})
+    module, report = _kind_of(config).from_pretrained(
         folder,
         dtype=dtype,
         local_files_only=True,
@@ -218,9 +295,7 @@ def _own_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         output_loading_info=True,
     )
     if missing := sorted(report["missing_keys"]):  # transformers would draw them by chance
-        raise EnvironmentFault(
-            f"{folder} lacks the tensor {missing[0]}", hint="specbench list models"
-        )
+        raise _lacks(folder, missing[0])
     return _ready(module.to(device), folder)
 
 

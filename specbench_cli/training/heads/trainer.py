@@ -238,17 +238,26 @@ class HeadTrainer:
 
     def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        kept = None
-        if not self.of_family:
-            last = max(reply.first for reply in self._trained_on)
-            lines = [each for each in written(self._file("replies")) if each.first <= last]
-            kept = Kept(self._rows(head.taps), self._model, head.taps, lines)
-            if isinstance(head, DraftHead) and loop.latest_checkpoint(folder) is None:
-                begin_linear(head, self._model, map(kept.text, self._trained_on))
+        kept = self._kept(head.taps)
+        if (
+            kept is not None
+            and isinstance(head, DraftHead)
+            and loop.latest_checkpoint(folder) is None
+        ):
+            begin_linear(head, self._model, map(kept.text, self._trained_on))
         fast = self.fast and self.of_family and not isinstance(head, ParallelHead)
         return self._run(
             head, schedule, head_loss(head, self._model, aim, fast, kept), folder, head
         )
+
+    def _kept(self, taps: tuple[int, ...]) -> Kept | None:
+        """The target's rows over the replies to train on; those of a target of the embedded family
+        are computed anew each time."""
+        if self.of_family:
+            return None
+        last = max(reply.first for reply in self._trained_on)
+        lines = [each for each in written(self._file("replies")) if each.first <= last]
+        return Kept(self._rows(taps), self._model, taps, lines)
 
     def _run(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
