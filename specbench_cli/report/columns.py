@@ -230,6 +230,10 @@ VERIFIED = _figure("verified", "verification_rate", meaning="target forwards / t
 TERMINAL = (
     GROUP, METHOD, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, CHOSEN, TIME, OUTPUT,
 )  # fmt: skip
+BY_TARGET = (
+    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
+)  # fmt: skip
+"""Of a terminal's table of several targets."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
     TIME, ACCURACY, OUTPUT, TARGET, DRAFT,

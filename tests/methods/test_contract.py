@@ -208,12 +208,11 @@ def audited(family, open_session):
 @METHODS
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param(GREEDY, marks=pytest.mark.smoke), REJECTION],
+    [pytest.param(GREEDY, marks=pytest.mark.smoke), COUPLED, REJECTION],
     ids=lambda s: s.rule,
 )
 def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
-    """Where tokens are chosen, and where they are drawn."""
-    prompts = {"greedy": (0, 13), "rejection": (26,)}[sampling.rule]
+    prompts = {"greedy": (0, 26), "coupled": (13,), "rejection": (26,)}[sampling.rule]
     audited(make(), sampling, prompts=prompts, budget=20)
 
 

@@ -60,7 +60,7 @@ def print_runs(
             notes = (Text(line, "dim") for line in _noted(foot, width))
             more = _drawn_targets(summary, facts, width)
             more += _drawn_families(summary, width) if families else []
-            for line in (*map(Text, head), *_drawn(summary, width), *notes, *more):
+            for line in (*map(Text, head), *_drawn(summary, facts, width), *notes, *more):
                 output.data(line)
         else:
             for note in (*head, *foot):
@@ -118,7 +118,7 @@ _EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; n
 
 def run_text(summary: Summary, facts: Facts) -> str:
     """The default table as plain text, for a page that has the rest as well."""
-    lines = [line.plain for line in _drawn(summary)]
+    lines = [line.plain for line in _drawn(summary, facts)]
     notes = [f" {note}" for note in footer(summary, facts, None)]
     return "\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes])
 
@@ -143,11 +143,16 @@ def _noted(notes: Sequence[str], width: int | None) -> list[str]:
     return [line for note in whole for line in output.wrapped(note, width, " ", "   ")]
 
 
-def _drawn(summary: Summary, width: int | None = None) -> list[Text]:
+def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
     """Heading and rows; those of another kind below, under a line that says which. Of `width` see
     `_grids`."""
-    shown = columns.of(columns.TERMINAL, summary.rows)
-    grids = _grids([_column(column) for column in shown], summary.rows, width)
+    rows = summary.rows
+    wanted: Sequence[Column] = columns.TERMINAL
+    if facts.targets:  # what a label ends with has columns of its own, where it is not cut
+        rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
+        wanted = columns.BY_TARGET
+    shown = columns.of(wanted, rows)
+    grids = _grids([_column(column) for column in shown], rows, width)
     for lines in grids:
         for place, kind in reversed(text.sections(summary.rows)):
             lines.insert(1 + place, Text(kind))
