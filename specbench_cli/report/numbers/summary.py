@@ -9,8 +9,8 @@ Where the outputs are identical the factor is 1: plain wall time. Where they are
 sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
 times and the n - 1 tokens that decoding commits.
 
-Both have intervals and letters, from the same resampled questions and passes. Rows of another engine
-are compared with its own vanilla, v_i, and among themselves.
+Both have intervals and letters, from the same resampled questions and passes. Rows of another
+engine are compared with its own vanilla, v_i, and among themselves.
 
 Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
 baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
