@@ -63,9 +63,9 @@ class Client:
         )
 
     def read(self, path: str) -> str | None:
-        """The text at a path; None where there is none. Raises EnvironmentFault."""
+        """The text at a path; None where the server has none to give. Raises EnvironmentFault."""
         with self._asked("GET", path) as reply:
-            return None if reply.status_code == 404 else self._text(reply)
+            return self._text(reply) if reply.status_code == 200 else None
 
     def events(self, path: str, body: dict[str, Any], kind: type[_Event]) -> Iterator[_Event]:
         """What is streamed in reply to a request, as it comes.
@@ -75,14 +75,13 @@ class Client:
                 what is no `kind`.
         """
         with self._asked("POST", path, body) as reply:
-            if reply.status_code == 404:
-                raise self.fault(f"has no {path}", self.option("server", "KIND"))
+            if reply.status_code != 200:
+                raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=LONGEST_EVENT):
                 if reply.num_bytes_downloaded > MOST_BYTES:
                     raise self.fault(f"sends more than {MOST_BYTES >> 20} MiB")
-                if event.data.strip() == "[DONE]":
-                    return
-                yield self.parsed(event.data, kind)
+                if event.data.strip() != "[DONE]":  # read to the end, the connection can be kept
+                    yield self.parsed(event.data, kind)
 
     def parsed(self, text: str, kind: type[_Event]) -> _Event:
         """A reply as what it should be. Raises EnvironmentFault: it is something else."""
@@ -106,7 +105,7 @@ class Client:
 
     @contextmanager
     def _asked(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
-        """A reply whose body has not come yet: one that is none (404), or a right one."""
+        """A reply whose body has not come yet."""
         try:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
                 if reply.is_redirect:
@@ -114,8 +113,6 @@ class Client:
                         f"sends on to {reply.headers.get('location')}: no redirect is followed",
                         f"{self.option('url', 'URL')} with the address itself, if you trust it",
                     )
-                if reply.status_code not in (200, 404):
-                    raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
                 yield reply
         except httpx2.TimeoutException:
             raise self.fault(

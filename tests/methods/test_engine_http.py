@@ -242,7 +242,7 @@ def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch
     ("reply", "match"),
     [
         ((500, "boom"), "refuses v1/completions: 500 boom"),
-        ((404, ""), "has no v1/completions"),
+        ((404, "no such page"), "refuses v1/completions: 404 no such page"),
         ((200, "{}"), "broke off: .*content type"),
     ],
 )
