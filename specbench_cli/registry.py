@@ -376,6 +376,18 @@ METHODS: dict[str, Entry] = {
         peer=True,
         source="transformers",
     ),
+    "engine:http-vanilla": Entry(
+        "methods.engine_http:HttpVanilla",
+        "A server that decodes plainly: the baseline of engine:http.",
+        peer=True,
+        source="any server with OpenAI's completions",
+    ),
+    "engine:http": Entry(
+        "methods.engine_http:Http",
+        "A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API.",
+        peer=True,
+        source="any server with OpenAI's completions",
+    ),
 }
 
 _plugged_in: dict[str, Entry] = {}

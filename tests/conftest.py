@@ -6,8 +6,10 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,14 @@ def shipped_pair(_shipped: dict[str, Alias], small_pair: None) -> Iterator[None]
     """The shipped pair in a module of small ones."""
     with patch.dict(aliases(), _shipped):
         yield
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[..., Any]]:
+    """Starts servers that answer as real ones do; see `tests/methods/server.py`."""
+    double = runpy.run_path(str(Path(__file__).parent / "methods" / "server.py"))["Double"]
+    with ExitStack() as started:
+        yield lambda *args, **more: started.enter_context(double(*args, **more))
 
 
 @pytest.fixture

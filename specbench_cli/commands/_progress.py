@@ -7,7 +7,7 @@ while a cell is timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -44,9 +44,13 @@ class Speedups:
 
     Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
     with a wrong output has none from then on.
+
+    Args:
+        bases: the row that another one's speedup is over, where that is not vanilla.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bases: Mapping[str, str] | None = None) -> None:
+        self._bases = bases or {}
         self._visits: dict[tuple[str, int, int], list[Timing]] = {}
         self._sums: dict[str, tuple[float, float]] = {}
         self._wrong: set[str] = set()
@@ -59,14 +63,17 @@ class Speedups:
             visit = self._visits.setdefault((record.prompt_id, record.turn, record.pass_), [])
             own = Timing(record.label, record.ns.total, record.n_tokens)
             visit.append(own)
-            base = next((timing for timing in visit if timing.label == BASELINE), None)
-            if base is not None:
-                for timing in visit if own is base else [own]:
+            pairs = [(own, other) for other in visit] + [(other, own) for other in visit[:-1]]
+            for base, timing in pairs:
+                if base.label == self._base(timing.label):
                     self._pair(base, timing)
-        hidden = {BASELINE, *self._wrong}
+        hidden = {*map(self._base, self._sums), *self._wrong}
         return {
             label: base / own for label, (base, own) in self._sums.items() if label not in hidden
         }
+
+    def _base(self, label: str) -> str:
+        return self._bases.get(label, BASELINE)
 
     def _pair(self, base: Timing, own: Timing) -> None:
         expected, taken = self._sums.get(own.label, (0.0, 0.0))
@@ -92,6 +99,7 @@ class RunProgress:
         self._part = part
         self._cells = self._done = 0
         self._pairs = Speedups()
+        self._bases: dict[str, str] = {}
         self._stage = self._window = ""
 
     def __enter__(self) -> Self:
@@ -113,11 +121,12 @@ class RunProgress:
 
     def _foresee(self, facts: dict[str, Any]) -> None:
         self._report_s = report_seconds(self._start_s, len(facts["methods"]), facts["cells"])
+        self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
         self.run_dir, self._cells, self._done = run_dir, cells, done
-        self._pairs, self.speedups = Speedups(), {}  # those of a tuning are no result
+        self._pairs, self.speedups = Speedups(self._bases), {}  # those of a tuning are no result
 
     def stage(self, text: str) -> None:
         """Something begins that is not a prompt."""

@@ -30,6 +30,8 @@ class Method(ABC):
         any_vocabulary: whether its draft model may have a tokenizer of its own
             (`Transcript`).
         peer: whether it is somebody else's implementation, measured but not audited.
+        baseline: the method whose times its speedups are over: where another program decodes, that
+            program's own plain decoding.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
@@ -45,6 +47,7 @@ class Method(ABC):
     bonus: ClassVar[bool] = True
     any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
+    baseline: ClassVar[str] = "vanilla"
     paper: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None
     citation: ClassVar[str] = ""
@@ -116,6 +119,18 @@ class Method(ABC):
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The trained modules that it needs; loaded before anything is timed."""
+        return ()
+
+    def check(self) -> None:
+        """See that it can run here, with these parameters; asked before anything is loaded.
+
+        Raises:
+            UsageError: a parameter is missing. EnvironmentFault: a program is.
+        """
+
+    def processes(self) -> Sequence[int]:
+        """Processes of this machine, not of the run's own tree, that decode for it: their processor
+        time is no other program's."""
         return ()
 
     def start(self, session: Session) -> None:

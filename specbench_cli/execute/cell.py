@@ -24,7 +24,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import MethodFault, WorkerLost
+from specbench_cli.errors import MethodFault, SpecbenchError, WorkerLost
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
 from specbench_cli.execute.shown import shown
@@ -200,6 +200,10 @@ class Cell:
             version=version if learns else None,
             error=error,
         )
+        if isinstance(session, PeerSession):
+            ns = self.measured.ns
+            seen = (ns.prefill, ns.decode) if session.sees_first else ()
+            self.measured.ns, self.measured.extra = Ns(ns.total, *seen), extra | session.counted
         if learns and error is None:
             self._learn(session, self.measured)
 
@@ -305,10 +309,11 @@ class Cell:
         assert self.measured is not None
         m, method, peer = self.measured, self.arm.method, self.arm.method.peer
         failed, void = m.error is not None, self.void or self._delayed_by.void
-        ns = Ns() if failed or void else Ns(total=m.ns.total) if peer else m.ns
+        ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers
         targets, drafts, equivalents = m.trace.counted(depth)
         unseen = failed or peer
+        untold = failed or (peer and not m.steps.levels and len(m.output) > 1)
         return Record(
             prompt_id=self.prompt.prompt_id,
             cluster=self.prompt.cluster,
@@ -327,11 +332,11 @@ class Cell:
             pass_=self.pass_,
             seed=self._sampling.seed,
             output_ids=None if failed else m.output,
-            origin=None if failed else m.origin,
+            origin=None if untold else m.origin,
             n_tokens=None if failed else len(m.output),
             finish="error" if failed else m.finish,
-            steps=None if failed else m.steps,
-            drafts=m.drafts if self.pictured and not failed else None,
+            steps=None if untold else m.steps,
+            drafts=m.drafts if self.pictured and not untold else None,
             extra=None if failed else m.extra or None,
             target_forwards=None if unseen else targets,
             draft_forwards=None if unseen else drafts,
@@ -546,7 +551,7 @@ def warm_up(
 
 
 def one_line(failure: BaseException) -> str:
-    """The failure and where it arose, without a path of this machine.
+    """The failure, where it arose and what to do about it, without a path of this machine.
 
     Raises:
         KeyboardInterrupt: it is one: somebody wants the run to stop.
@@ -555,5 +560,6 @@ def one_line(failure: BaseException) -> str:
         raise failure
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    then = f"; {failure.hint}" if isinstance(failure, SpecbenchError) and failure.hint else ""
     text = " ".join(str(failure).split()) or "no message"
-    return f"{type(failure).__name__}: {text}{where}"
+    return f"{type(failure).__name__}: {text}{where}{then}"

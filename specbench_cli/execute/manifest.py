@@ -110,6 +110,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
     long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
     that lets draft tokens pass though the lossless one rejects them; null where none does.
+    baseline: the label of the row that its speedups are over, whether that was run or not.
     """
     return [
         {
@@ -121,6 +122,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "state_scope": arm.method.scope,
             "uses": _uses(plan, arm),
             "accept": _accepts(arm),
+            "baseline": plan.baseline(arm),
         }
         for arm in plan.arms
     ]

@@ -148,7 +148,7 @@ class Pass:
         )
         self._turns = turns
         self._windows = Windows(
-            QuietMeter(),
+            QuietMeter(self._working_for_it),
             allow_noise=config.allow_noise,
             between=None if turns is None else self._pass_on,
             told=view.window,
@@ -320,6 +320,10 @@ class Pass:
         method = arm.method
         same = method.timing_free or method.uses_costs
         return same and not method.peer and not self._learns(arm)
+
+    def _working_for_it(self) -> set[int]:
+        """Processes of other programs that decode for rows of the run."""
+        return {pid for arm in self._plan.arms for pid in arm.method.processes()}
 
     @staticmethod
     def _learns(arm: Arm) -> bool:

@@ -1,13 +1,14 @@
 """How much of the machine other processes used while something was timed.
 
-Share = (busy time of all CPUs, steal included, minus the CPU time of this process and its
-descendants) / (elapsed time x CPUs), over windows of at least a second (design, section 7): the
-kernel counts in ticks of 10 ms, which in a shorter window would look like a load.
+Share = (busy time of all CPUs, steal included, minus the CPU time of this process, its descendants
+and what decodes for it) / (elapsed time x CPUs), over windows of at least a second (design, section
+7): the kernel counts in ticks of 10 ms, which in a shorter window would look like a load.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psutil
@@ -37,14 +38,20 @@ class QuietMeter:
 
     Open it, run cells until `full()`, close it. Reading costs some milliseconds, so read outside
     timers. A process that has left the tree (its parent died) counts as somebody else's.
+
+    Args:
+        beside: processes outside of the tree that work for this one; asked as a window opens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[], Collection[int]] = tuple) -> None:
         self._start: _Reading | None = None
+        self._beside = beside
+        self._pids: Collection[int] = ()
 
     def open(self) -> None:
         """Start a window, dropping one that is open."""
-        self._start = _read()
+        self._pids = self._beside()
+        self._start = _read(self._pids)
 
     def elapsed(self) -> float:
         """Seconds since the window was opened, 0 if none is."""
@@ -68,7 +75,7 @@ class QuietMeter:
             raise RuntimeError("close() without open()")
         time.sleep(max(0.0, WINDOW_S - self.elapsed()))
         self._start = None
-        return _share(start, _read())
+        return _share(start, _read(self._pids))
 
 
 def wait_until_quiet(limit_s: float, ceiling: float = CEILING) -> float | None:
@@ -86,11 +93,16 @@ def wait_until_quiet(limit_s: float, ceiling: float = CEILING) -> float | None:
             return share
 
 
-def tree_seconds() -> float:
-    """CPU seconds of this process and all its descendants, those already reaped included."""
-    me = psutil.Process()
+def tree_seconds(pid: int | None = None) -> float:
+    """CPU seconds of a process, this one if none is named, and all its descendants, those already
+    reaped included; 0 of a process that is no more."""
     seconds = 0.0
-    for process in (me, *me.children(recursive=True)):
+    try:
+        root = psutil.Process(pid)
+        tree = (root, *root.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return seconds
+    for process in tree:
         try:
             seconds += sum(process.cpu_times()[:4])
         except psutil.NoSuchProcess:
@@ -106,11 +118,11 @@ def _share(start: _Reading, end: _Reading) -> float | None:
     return min(1.0, max(0.0, others / capacity))
 
 
-def _read() -> _Reading:
+def _read(beside: Collection[int] = ()) -> _Reading:
     try:
         cpu = psutil.cpu_times()
         total, busy = sum(cpu), sum(getattr(cpu, state, 0.0) for state in BUSY)
-        own = tree_seconds()
+        own = tree_seconds() + sum(map(tree_seconds, beside))
     except (OSError, psutil.Error):
         total = busy = own = 0.0
     return _Reading(time.monotonic(), total, busy, own)

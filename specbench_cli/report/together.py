@@ -237,5 +237,7 @@ def _renamed(
     for entries, own in zip(lists, labels, strict=True):
         for entry in entries:
             label = own.get(entry["label"], entry["label"])
-            found.setdefault(label, {**entry, "label": label})
+            base = entry.get("baseline")
+            renamed = {"baseline": own.get(base, base)} if base else {}
+            found.setdefault(label, {**entry, **renamed, "label": label})
     return list(found.values())

@@ -25,8 +25,8 @@ PLAN = {
     "target": "embedded-7m",
     "draft": "embedded-1m",
     "methods": [
-        {"label": "vanilla", "method": "vanilla", "params": {}},
-        {"label": "sps", "method": "sps", "params": {"length": 5}},
+        {"label": "vanilla", "method": "vanilla", "params": {}, "baseline": "vanilla"},
+        {"label": "sps", "method": "sps", "params": {"length": 5}, "baseline": "vanilla"},
     ],
     "tasks": [{"name": "mini", "questions": 12, "prompts": 14}],
     "passes": 1,
@@ -84,6 +84,13 @@ def test_speedup_pairs_times_in_whichever_order_rows_come():
     running.add(record("vanilla", "a", ns=100))
     running.add(record("vanilla", "b", ns=300))
     assert running.add(record("sps", "b", ns=150)) == {"sps": 400 / 200}
+
+
+def test_rows_of_another_engine_are_over_its_own_vanilla():
+    running = Speedups({"fast": "plain", "plain": "plain"})
+    for label, ns in {"fast": 40, "vanilla": 100, "sps": 50, "plain": 60}.items():
+        found = running.add(record(label, ns=ns))
+    assert found == {"sps": 2.0, "fast": 1.5}
 
 
 def test_a_line_has_the_best_speedups_and_how_many_more_there_are():

@@ -29,7 +29,7 @@ def readings(monkeypatch):
     monkeypatch.setattr(
         quiet,
         "_read",
-        lambda: quiet._Reading(time.monotonic(), values["total"], values["busy"], values["own"]),
+        lambda _: quiet._Reading(time.monotonic(), values["total"], values["busy"], values["own"]),
     )
     monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet, "WINDOW_S", 0.05)
@@ -51,6 +51,12 @@ def test_share_is_what_is_busy_beyond_ourselves(readings):
 
 def test_own_load_is_no_share(readings):
     assert window(readings, busy=0.05, own=0.05) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_works_for_it_outside_of_its_tree_is_its_own(monkeypatch):
+    seconds = {None: 1.0, 7: 2.5}
+    monkeypatch.setattr(quiet, "tree_seconds", lambda pid=None: seconds[pid])
+    assert quiet._read([7]).own == 3.5
 
 
 def test_share_is_never_negative_nor_above_one(readings):

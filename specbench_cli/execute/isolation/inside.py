@@ -102,6 +102,8 @@ class Inside:
                 getattr(arm, name)
             for name in _PROPERTIES:
                 getattr(arm.method, name)
+            arm.method.check()
+            arm.method.processes()
             arm.method.models()
             arm.method.artifacts()
         return state.changed(before)
@@ -197,7 +199,7 @@ class Inside:
 
 _PROPERTIES = (
     "name params accept upper_bound needed scope state_scope uses_costs learns timing_free workers"
-    " bonus peer batches paper tunable"
+    " bonus peer baseline batches paper tunable"
 ).split()
 
 

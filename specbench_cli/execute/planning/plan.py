@@ -156,6 +156,11 @@ class Plan:
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
         return self.config.max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
 
+    def baseline(self, arm: Arm) -> str:
+        """The label of the row that a row's speedups are over, whether that is run or not."""
+        name = arm.method.baseline
+        return next((other.label for other in self.arms if other.name == name), name)
+
     def passes(self, process: int = 1) -> list[int]:
         """The passes that a process makes, which is one, or one under each load."""
         return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
@@ -182,6 +187,7 @@ class Plan:
                     "method": arm.name,
                     "params": arm.method.params.model_dump(),
                     "source": arm.source,
+                    "baseline": self.baseline(arm),
                 }
                 for arm in self.arms
             ],
@@ -257,6 +263,7 @@ def _unfit(
             " which need none",
         )
     try:
+        arm.method.check()
         for wanted in arm.method.artifacts():
             find = resolve_head if fetch else check_head
             kind = wanted.kind

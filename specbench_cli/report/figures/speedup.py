@@ -28,7 +28,7 @@ _DOT_IN = 0.03
 _GAP = 0.7
 """Between rows of one kind and of the next, in rows."""
 _WORDS = {text.LOSSY: "lossy", text.RUN_SCOPE: "run", text.LOSSY_RUN_SCOPE: "both"}
-"""Beside the border between them."""
+"""Beside the border between them; rows of another engine are over that one's vanilla."""
 
 
 def draw(summary: Summary) -> Figure | None:
@@ -72,7 +72,7 @@ def draw(summary: Summary) -> Figure | None:
     for number, (start, kind) in enumerate(kinds):
         border = start - 0.5 + _GAP * (number + 0.5)
         axes.axhline(border, color=MUTED, linewidth=0.5, dashes=(2, 2))
-        _beside(axes, _WORDS[kind], border, fontsize=6.5, color=MUTED)
+        _beside(axes, _WORDS.get(kind, "engine"), border, fontsize=6.5, color=MUTED)
     _dress(axes, places)
     if families:
         style.legend_below(figure, *axes.get_legend_handles_labels(), columns=3)

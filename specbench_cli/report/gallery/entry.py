@@ -139,7 +139,8 @@ def _entries() -> TypeAdapter[Entry]:
 
 
 def _is_ranked(row: Row) -> bool:
-    return row.speedup is not None and not row.upper_bound and not row.broken
+    """Other engines' rows are over other vanillas."""
+    return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 
 
 def _line(row: Row) -> Line:

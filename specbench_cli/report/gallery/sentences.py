@@ -19,8 +19,8 @@ def three(summary: Summary) -> tuple[str, str, str]:
 def _first(summary: Summary) -> Row | None:
     """The best ranked lossless row that is not the baseline itself; where none is lossless, the
     best lossy one."""
-    rows = [row for row in summary.rows if row.speedup is not None and not row.upper_bound]
-    return next((row for row in rows if row.label != BASELINE), None)
+    rows = [row for row in summary.rows if row.speedup is not None and not row.engine]
+    return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)
 
 
 def _fastest(summary: Summary) -> str:

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 
 from specbench_cli.report.numbers.evidence import Evidence
-from specbench_cli.report.numbers.standing import NearTies, surprise
+from specbench_cli.report.numbers.standing import BASELINE, NearTies, surprise
 from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
+
+TEXT = "text"
+"""What a record counts (`extra`) where an output's ids are those of its text, tokenised here: the
+engine that made it told none."""
 
 _CONTROL = "random("
 """How the manifest writes the accept rule that lets pass at random."""
@@ -42,6 +46,8 @@ class Row:
     params: as they took effect. params_from: "paper", "default", "tuned(n)" or "set"; null in runs
         that did not keep it.
     broken_why: what is wrong with a broken row.
+    baseline: the label of the row that its speedups are over.
+    text_compared: whether the ids of an output are those of its text, tokenised here.
     upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
     letters, decode_letters: group letters among the rows it is ranked with, by speedup and by
         decode speedup.
@@ -49,6 +55,8 @@ class Row:
         first or its interval is missing.
     mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
         each output's last step, which the end of the output may cut. mat_note: why there is none.
+        Of outputs whose steps another engine does not tell, but how many drafts it accepted,
+        a step is each other token; the other figures of steps leave them out.
     acceptance_rate: accepted / drafted. alpha: accepted / tested. acceptance_by_position: accepted
         at level k / steps that drafted level k, from k = 1. nodes_per_step: drafted tokens a step,
         which trees have more of than levels. node_yield: accepted / nodes.
@@ -89,6 +97,8 @@ class Row:
     params_from: str | None
     broken: bool
     broken_why: str | None
+    baseline: str = BASELINE
+    text_compared: bool = False
     upper_bound: bool = False
     control: bool = False
     state_scope: str | None = None
@@ -163,12 +173,19 @@ class Row:
         """Whether it learns from one prompt for the next."""
         return self.state_scope not in (None, "prompt")
 
+    @property
+    def engine(self) -> str:
+        """The row that stands for its engine where that is not the run's own; else ""."""
+        return "" if self.baseline == BASELINE else self.baseline
+
 
 def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
     """The labels of those rows that do not differ significantly from one of them."""
     own = set(groups(row.letters))
     return [
-        other.label for other in ranked if other is not row and own & set(groups(other.letters))
+        other.label
+        for other in ranked
+        if other is not row and other.baseline == row.baseline and own & set(groups(other.letters))
     ]
 
 
@@ -188,9 +205,11 @@ def make_row(
     bound: bool = False,
     accept: str | None = None,
     scope: str | None = None,
+    baseline: str = BASELINE,
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
-    accept rule, and scope: how long its state lives, as the manifest has them."""
+    accept rule, scope: how long its state lives, and baseline: whose times its speedups are over,
+    as the manifest has them."""
     first, broken = cells[0], broken_why is not None
     worst = _worst_verdicts(cells)
     verdicts = Counter(worst.values())
@@ -206,7 +225,8 @@ def make_row(
     relaxed = _sum(s.relaxed or [] for s in lossy)
     committed, counts = [sum(s.committed) for s in steps], [len(s.committed) for s in steps]
     ends = sum(s.committed[-1] for s in steps if s.committed)
-    mat = _ratio(sum(committed), sum(counts))
+    told = _told(cells)
+    mat = _ratio(sum(committed) + told["committed"], sum(counts) + told["steps"])
     timed = [r for r in cells if not r.void and r.error is None]
     target, draft, host = _shares(timed)
     discarded, verified = _rates(cells)
@@ -229,6 +249,8 @@ def make_row(
         params_from=first.params.source,
         broken=broken,
         broken_why=broken_why,
+        baseline=baseline,
+        text_compared=any(r.extra and TEXT in r.extra for r in cells),
         upper_bound=bound,
         control=accept is not None and accept.startswith(_CONTROL),
         state_scope=scope,
@@ -243,7 +265,7 @@ def make_row(
         mat_macro=_mean([n / count for n, count in zip(committed, counts, strict=True) if n]),
         mat_full=_ratio(sum(committed) - ends, sum(counts) - sum(map(bool, counts))),
         mat_note=None if mat is not None else ("no step" if steps else "steps not reported"),
-        acceptance_rate=_ratio(accepted, drafted),
+        acceptance_rate=_ratio(accepted + told["accepted"], drafted + told["drafted"]),
         alpha=_ratio(accepted, tested),
         acceptance_by_position=_by_position(cells),
         nodes_per_step=_ratio(nodes, sum(counts)),
@@ -314,6 +336,22 @@ def _worst_verdicts(cells: Iterable[Record]) -> dict[tuple[str, int], str]:
         at = r.prompt_id, r.turn
         worst[at] = min(kind, worst.get(at, kind), key=_WORST_FIRST.index)
     return worst
+
+
+def _told(cells: Iterable[Record]) -> Counter[str]:
+    """What another engine counted of outputs whose steps it does not tell. Every step of any engine
+    adds one token of the target's own to the accepted ones."""
+    told = Counter[str]()
+    for r in cells:
+        if r.steps is None and r.n_tokens and r.extra and {"drafted", "accepted"} <= r.extra.keys():
+            committed, accepted = r.n_tokens - 1, int(r.extra["accepted"])
+            told.update(
+                committed=committed,
+                steps=max(bool(committed), committed - accepted),
+                drafted=int(r.extra["drafted"]),
+                accepted=accepted,
+            )
+    return told
 
 
 def _reuse_rate(cells: Iterable[Record]) -> float | None:

@@ -39,31 +39,41 @@ class Speedups:
         return dict(zip(best_first, named, strict=True))
 
 
-def speedups(cells: Mapping[str, Sequence[Record]], measure: Measure, resamples: int) -> Speedups:
-    """The speedups of all labels over vanilla, which has 1 and no interval.
+def speedups(
+    cells: Mapping[str, Sequence[Record]],
+    measure: Measure,
+    resamples: int,
+    baseline: str = BASELINE,
+) -> Speedups:
+    """The speedups of all labels over the baseline, which has 1 and no interval.
 
     Args:
         cells: label -> its records.
         resamples: of the bootstrap, which has a fixed seed.
+        baseline: a label; of rows of another program, that one's own vanilla.
     """
-    pairs = pair(cells.get(BASELINE, ()), cells, measure)
+    pairs = pair(cells.get(baseline, ()), cells, measure)
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
-    found = {label: _point(label, cells, pairs) for label in cells}
+    found = {label: _point(label, cells, pairs, baseline) for label in cells}
     if drawn is not None:
         for label, estimate in zip(pairs.labels, intervals(drawn), strict=True):
-            if found[label].ratio is not None and label != BASELINE:
+            if found[label].ratio is not None and label != baseline:
                 found[label] = Speedup(estimate.ratio, estimate.low, estimate.high, estimate.reason)
     return Speedups(found, pairs.labels, drawn)
 
 
-def _point(label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs) -> Speedup:
+def _point(
+    label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs, baseline: str
+) -> Speedup:
     """The point estimate, or why there is none."""
-    for needed in dict.fromkeys((BASELINE, label)):
+    if baseline not in cells and baseline != BASELINE:
+        return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
+    for needed in dict.fromkeys((baseline, label)):
         own = cells.get(needed, ())
         lost = Counter(why for record in own if (why := loss(record)))
         if lost.total() > MAX_LOST * len(own):
             reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
             return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
     if label not in pairs.labels:
-        return Speedup(note=f"no cell is paired with {BASELINE}")
-    return Speedup(1.0 if label == BASELINE else pairs.ratios()[label])
+        return Speedup(note=f"no cell is paired with {baseline}")
+    return Speedup(1.0 if label == baseline else pairs.ratios()[label])

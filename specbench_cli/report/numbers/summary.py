@@ -9,7 +9,8 @@ Where the outputs are identical the factor is 1: plain wall time. Where they are
 sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
 times and the n - 1 tokens that decoding commits.
 
-Both have intervals and letters, from the same resampled questions and passes.
+Both have intervals and letters, from the same resampled questions and passes. Rows of another
+engine are compared with its own vanilla, v_i, and among themselves.
 
 Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
 baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from specbench_cli.report.numbers.evidence import Evidence, compare
@@ -119,34 +121,44 @@ def _rows(
     evident: bool,
 ) -> tuple[list[Row], dict[str, Speedup]]:
     """The rows of some records, lossless ones first; of both kinds best first, those without a
-    speedup behind them and upper bounds last, and after them in the same order those that learn
-    from prompt to prompt; and all speedups, those of broken rows too. `evident`: whether sampled
-    outputs are compared with vanilla's."""
+    speedup behind them and upper bounds last, after them in the same order those that learn from
+    prompt to prompt, and then those of other engines, each over its own vanilla; and all speedups,
+    those of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
     baseline = cells.get(BASELINE, [])
-    wall, decoding = (speedups(cells, measure, resamples) for measure in (total, decode))
     bounds = manifest.get("upper_bounds", [])
     told = {row["label"]: row for row in manifest.get("rows") or ()}
+    bases = {label: told.get(label, {}).get("baseline") or BASELINE for label in cells}
+    engines = {
+        base: {label: own for label, own in cells.items() if bases[label] == base}
+        for base in bases.values()
+    }
+    wall, decoding = (
+        {base: speedups(own, measure, resamples, base) for base, own in engines.items()}
+        for measure in (total, decode)
+    )
     target, draft = (_model(manifest, role) for role in ("target", "draft"))
     rows = [
         make_row(
             own,
-            wall.of[label],
-            decoding.of[label],
+            wall[bases[label]].of[label],
+            decoding[bases[label]].of[label],
             broken_why=whys.get(label),
             ties=near_ties(own, manifest),
             evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
             bound=label in bounds,
             accept=told.get(label, {}).get("accept"),
             scope=told.get(label, {}).get("state_scope"),
+            baseline=bases[label],
         )
         for label, own in cells.items()
     ]
     rows.sort(
         key=lambda row: (
             not row.lossless,
+            row.engine,
             row.order_matters,
             row.upper_bound,
             row.speedup is None,
@@ -154,10 +166,11 @@ def _rows(
         )
     )
     letters, decode_letters = dict[str, str](), dict[str, str]()
-    for lossless in (True, False):
-        ranked = [r for r in rows if r.lossless == lossless and not r.upper_bound]
-        letters |= wall.letters([r.label for r in ranked if r.speedup is not None])
-        decode_letters |= decoding.letters(
+    for lossless, base in product((True, False), engines):
+        of_both = [r for r in rows if (r.lossless, r.baseline) == (lossless, base)]
+        ranked = [r for r in of_both if not r.upper_bound]
+        letters |= wall[base].letters([r.label for r in ranked if r.speedup is not None])
+        decode_letters |= decoding[base].letters(
             [r.label for r in ranked if r.decode_speedup is not None]
         )
     rows = [
@@ -170,7 +183,7 @@ def _rows(
         )
         for row in rows
     ]
-    return rows, wall.of
+    return rows, {label: one for own in wall.values() for label, one in own.of.items()}
 
 
 def _model(manifest: Mapping[str, Any], role: str) -> str | None:

@@ -41,10 +41,20 @@ def sections(rows: Iterable[Row]) -> Sections:
         kind = (RUN_SCOPE if row.order_matters else "") if row.lossless else LOSSY
         if not row.lossless and row.order_matters:
             kind = LOSSY_RUN_SCOPE
+        if row.engine:
+            kind = other_engine(row.engine)
         if kind != before:
             found.append((place, kind))
             before = kind
     return tuple(found)
+
+
+def other_engine(vanilla: str) -> str:
+    """What rows of another engine are, by that engine's own vanilla."""
+    return (
+        f"another engine: speedups are over {vanilla}, letters among its rows; compare engines by"
+        " tok/s"
+    )
 
 
 def ratio(value: float | None) -> str:
@@ -349,6 +359,11 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
             lines.append(
                 f"{row.label}: an upper bound, not ranked: it read vanilla's output to know where"
                 " to stop"
+            )
+        if row.text_compared:
+            lines.append(
+                f"{row.label}: text compared, not ids: its engine tells none, and its text was"
+                " tokenised here"
             )
         if row.broken:
             lines.append(f"{row.label}: {row.speedup_note}")
