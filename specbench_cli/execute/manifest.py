@@ -13,6 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
+from specbench_cli.execute.planning.controls import is_control
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure import environment
@@ -109,7 +110,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     timing_free: whether its counters are a function of inputs and seed alone. uses: the models and
     heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
     long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
-    that lets draft tokens pass though the lossless one rejects them; null where none does.
+    that lets draft tokens pass though the lossless one rejects them; null where none does. control:
+    whether it is there for lossy rows to be held against.
     """
     return [
         {
@@ -121,6 +123,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "state_scope": arm.method.scope,
             "uses": _uses(plan, arm),
             "accept": _accepts(arm),
+            "control": is_control(arm.method),
         }
         for arm in plan.arms
     ]

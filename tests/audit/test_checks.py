@@ -34,9 +34,12 @@ def test_every_registered_method_passes_on_tables(name):
     found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
+    assert checks["clock"].figure["steps"] > 100
+    if name == "draft-alone":  # of which nothing is lossless, whatever its parameters
+        assert "law" not in checks
+        return
     assert checks["law"].figure["total_variation"] < 1e-9
     assert checks["law"].figure["cases"] >= 3
-    assert checks["clock"].figure["steps"] > 100
     assert checks["tokens"].figure["outputs"] >= 24
 
 

@@ -95,7 +95,8 @@ def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
     (row,) = summary.lossy
     assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
     (line,) = text.quality(summary)
-    assert line.startswith(f"quality: loose {100 * row.score_difference:+.1f} points of accuracy [")
+    assert line.startswith(f"quality: loose {100 * row.score_difference:+.1f} [")
+    assert line.endswith("points of accuracy against vanilla, on the same 60 questions")
 
 
 def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
