@@ -134,6 +134,13 @@ METHODS: dict[str, Entry] = {
         guarantee=LOSSY,
         source="arXiv:2211.17192",
     ),
+    "judge": Entry(
+        "methods.judge:Judge",
+        "Judge: a small head on the target's rows lets harmless deviations of the draft pass.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2501.19309",
+    ),
     "random-accept": Entry(
         "methods.random_accept:RandomAcceptance",
         "Random accept: a rejected draft token passes by the toss of a coin; a control of rules.",

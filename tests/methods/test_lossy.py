@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from methods.draft_alone import DraftAlone
+from methods.judge import Judge, JudgeParams
 from methods.lenient import Lenience, LenientParams
 from methods.random_accept import RandomAcceptance, RandomAcceptParams
 from methods.sps import Sps, SpsParams
@@ -12,7 +13,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.store.schema import LOSSLESS
 
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.8, top_k=24, seed=3), Sampling("rejection", 0.8)]
-METHODS = [TypicalAcceptance, Lenience, RandomAcceptance]
+METHODS = [TypicalAcceptance, Lenience, Judge, RandomAcceptance]
 ALL = pytest.mark.parametrize("method", METHODS, ids=lambda each: each.name)
 EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
 
@@ -59,6 +60,7 @@ def test_off_it_makes_the_tokens_of_its_lossless_relative_on_48_prompts(method, 
     [
         (TypicalAcceptance, [TypicalParams(epsilon=e, delta=2 * e) for e in (0.4, 0.01)]),
         (Lenience, [LenientParams(factor=factor) for factor in (0.5, 0.01)]),
+        (Judge, [JudgeParams(threshold=threshold) for threshold in (0.9, 0.1)]),
         (RandomAcceptance, [RandomAcceptParams(rate=rate) for rate in (0.3, 1.0)]),
     ],
     ids=lambda each: getattr(each, "name", ""),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL_IN, _LEGEND_ROW_IN, _COLUMNS = 2.6, 0.15, 3
+_PANEL_IN, _LEGEND_ROW_IN, _COLUMNS = 2.6, 0.15, 2
 
 Speed = Callable[[Row], float | None]
 

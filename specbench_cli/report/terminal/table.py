@@ -89,7 +89,6 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.near_ties(summary),
         *text.evidence(summary),
         *text.learning(summary),
-        *text.quality(summary),
         *text.controls(summary),
         *text.warnings(summary, facts),
     ]

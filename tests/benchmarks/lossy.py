@@ -1,0 +1,67 @@
+"""Which rules over tokens know anything? Each at four settings, beside its controls.
+
+    python tests/benchmarks/lossy.py FOLDER --limit 120
+
+Runs `specbench run` on `mini` with the embedded pair, greedy, keeps it in FOLDER and prints its
+lossy rows as Markdown: tokens a target forward, accuracy, what that is less than vanilla's, and by
+how much it is more than the row's random control at the same rate. No time is asked of it, so that
+the machine need not be quiet.
+"""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from specbench_cli.report.markdown_table import table
+from specbench_cli.report.reading import read
+from specbench_cli.report.terminal import text
+from specbench_cli.store.run_dir import RunDir
+
+SWEEPS = (
+    "typical.epsilon=0.03,0.1,0.2,0.4",
+    "lenient.factor=0.03,0.1,0.3,0.6",
+    "judge.threshold=0.3,0.5,0.7,0.9",
+)
+HEADINGS = ("row", "rate", "tok/fwd", "accuracy", "less vanilla's", "over random", "n")
+
+
+def main() -> None:
+    """Run what is lacking, print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--limit", default="120")
+    parser.add_argument("--sweep", action="append", help=f"default: {', '.join(SWEEPS)}")
+    args = parser.parse_args()
+    sweeps = [word for sweep in args.sweep or SWEEPS for word in ("--sweep", sweep)]
+    words = ["run", *sweeps, "--task", "mini", "--limit", args.limit, "--threads", "1"]
+    again = ["run", "--resume", str(args.folder)]
+    begun = (args.folder / "manifest.json").exists()
+    words = again if begun else [*words, "--allow-noise", "--out", str(args.folder)]
+    subprocess.run([sys.executable, "-m", "specbench_cli", *words], check=True)
+    summary = read(RunDir.open(args.folder)).summary
+    print(
+        table(
+            HEADINGS,
+            (
+                (
+                    row.label,
+                    text.percent(row.rule_rate),
+                    text.number(row.per_forward),
+                    text.percent(row.score, 1),
+                    text.lost(row),
+                    text.over_random(row),
+                    row.n_prompts,
+                )
+                for row in summary.rows
+            ),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
