@@ -109,9 +109,9 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        """The decoding rule with its numbers."""
-        c = self.config
-        return Sampling(c.rule, c.temperature, c.top_k, c.top_p, c.seed)
+        """How tokens are chosen."""
+        asked = self.config
+        return Sampling(asked.rule, asked.temperature, asked.top_k, asked.top_p, asked.seed)
 
     @property
     def parallel(self) -> bool:
