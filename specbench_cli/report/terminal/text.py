@@ -312,16 +312,6 @@ def at_what_cost(row: Row) -> str:
     return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
-def quality(summary: Summary) -> list[str]:
-    """What the answers of lossy rows lose or gain, a line a row."""
-    return [
-        f"quality: {row.label} {lost(row)} points of accuracy against vanilla, on the same"
-        f" {row.n_scored} questions"
-        for row in summary.lossy
-        if row.score_difference is not None
-    ]
-
-
 def controls(summary: Summary) -> list[str]:
     """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
     lines = []
