@@ -15,7 +15,8 @@ from specbench_cli.execute.view import RunView
 from specbench_cli.store.run_dir import RunDir
 
 QUESTIONS = 48
-"""That a rate is measured on, at most: the run's first ones, first turns."""
+"""That a rate is measured on, at most: first turns, evenly spaced, as a task's families lie
+together."""
 
 
 def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> Plan:
@@ -53,7 +54,7 @@ def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
     0 where it rejected none."""
     workspace, memory = bench.workspace, Memory()
     relaxed = rejected = 0
-    for question in plan.questions[:QUESTIONS]:
+    for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
         ids, budget = bench.prompt(question.turns[:1], ()), plan.budget(question)
         workspace.reserve(len(ids) + budget)
         request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))

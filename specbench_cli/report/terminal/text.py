@@ -291,15 +291,16 @@ def lost(row: Row) -> str:
     """What the answers of a lossy row lose or gain in points, with the 95% interval."""
     if row.lossless:
         return NONE
-    return _points(row.score_difference, row.score_difference_low, row.score_difference_high)
+    return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
 def over_random(row: Row) -> str:
     """By how many points its answers are better than its random control's, with the interval."""
-    return _points(row.over_random, row.over_random_low, row.over_random_high)
+    return points(row.over_random, row.over_random_low, row.over_random_high)
 
 
-def _points(mean: float | None, low: float | None, high: float | None) -> str:
+def points(mean: float | None, low: float | None, high: float | None) -> str:
+    """A difference in accuracy, in points, with its interval."""
     if mean is None:
         return NONE
     between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
@@ -318,8 +319,15 @@ def controls(summary: Summary) -> list[str]:
     for row in summary.lossy:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
-        if any(other.params.get("like") == row.label for other in summary.rows):
-            continue  # at the rate that was measured, however few it was asked of
+        own = [r for r in summary.rows if r.params.get("like") == row.label]
+        off = [r for r in own if abs(r.params.get("rate", 0.0) - row.rule_rate) > _AS_MANY]
+        lines += [
+            f"{r.label} was to let {percent(r.params.get('rate'))} of the rejected levels pass, and"
+            f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
+            for r in off
+        ]
+        if own:
+            continue
         rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
         if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
             continue
