@@ -30,7 +30,16 @@ from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, S
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
-from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
+from specbench_cli.engine.verify.accept import (
+    NEVER,
+    AcceptParams,
+    AcceptRule,
+    Lenient,
+    RandomAccept,
+    Places,
+    Typical,
+)
+from specbench_cli.engine.verify.random import Random
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
@@ -125,6 +134,7 @@ from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
     "AUTO",
+    "NEVER",
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
@@ -163,6 +173,7 @@ __all__ = [
     "Length",
     "LengthParams",
     "LengthRule",
+    "Lenient",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -180,7 +191,9 @@ __all__ = [
     "Partial",
     "PeerSession",
     "Pick",
+    "Places",
     "Preparer",
+    "Random",
     "RandomAccept",
     "Rollouts",
     "Rule",
@@ -203,6 +216,7 @@ __all__ = [
     "Topics",
     "Trained",
     "Transcript",
+    "Typical",
     "UsageError",
     "Weights",
     "Widths",

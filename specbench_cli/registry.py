@@ -32,6 +32,9 @@ NEIGHBOURS = ("methods", "datasets_cfg")
 LOSSLESS = "lossless"
 """With default parameters: vanilla's very tokens, or under rejection the target's law."""
 
+LOSSY = "lossy"
+"""With default parameters neither: runs show it beside what its answers lose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -115,6 +118,40 @@ METHODS: dict[str, Entry] = {
         aliases=("sorted",),
         needs=("draft",),
         source="arXiv:2407.01955",
+    ),
+    "typical": Entry(
+        "methods.typical:TypicalAcceptance",
+        "Typical: a draft token stands that the target finds likely, by how sure it is of its own.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2401.10774",
+    ),
+    "lenient": Entry(
+        "methods.lenient:Lenience",
+        "Lenient: a draft token stands if it would were the target's p so many times as high.",
+        aliases=("lenience",),
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2211.17192",
+    ),
+    "judge": Entry(
+        "methods.judge:Judge",
+        "Judge: a small head on the target's rows lets harmless deviations of the draft pass.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2501.19309",
+    ),
+    "random-accept": Entry(
+        "methods.random_accept:RandomAcceptance",
+        "Random accept: a rejected draft token passes by the toss of a coin; a control of rules.",
+        needs=("draft",),
+        guarantee=LOSSY,
+    ),
+    "draft-alone": Entry(
+        "methods.draft_alone:DraftAlone",
+        "Draft alone: plain decoding with the draft model; a control of all that is not exact.",
+        needs=("draft",),
+        guarantee=LOSSY,
     ),
     "sps-tree": Entry(
         "methods.sps_tree:SpsTree",

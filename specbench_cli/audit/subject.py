@@ -37,7 +37,8 @@ class Subject:
     Attributes:
         name: its name on the command line.
         method: its class.
-        variants: parameters, the defaults first, then short ones whose outcomes can be walked.
+        variants: parameters, the defaults first, then short ones whose outcomes can be walked, and
+            those at which a lossy method is exact.
         varied: more parameters, each the defaults with one parameter changed: numbers in both
             directions and to their bounds, what may be left out left out or given, every choice.
     """
@@ -50,7 +51,7 @@ class Subject:
     @classmethod
     def of(cls, name: str, method: type[Method]) -> Subject:
         """A subject with variants worked out from the types of the method's parameters."""
-        variants = tuple(_variants(method.Params))
+        variants = tuple(_variants(method.Params, method.off))
         varied = (each for each in _varied(method.Params) if each not in variants)
         return cls(name, method, variants, tuple(varied))
 
@@ -139,7 +140,7 @@ def passed(params: MethodParams) -> str:
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "default parameters"
 
 
-def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
+def _variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[MethodParams]:
     """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
     other choice of a parameter. Trees get twice as many nodes."""
     fields = kind.model_fields
@@ -152,7 +153,9 @@ def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
         for numbers in (small[0], *small[2:3])
     ]
     seen: list[object] = []
-    for values in ({}, *small, *choices):
+    # Where a lossy method is exact, it is audited as an exact one.
+    exact = [{**numbers, **off} for numbers in ({}, *small[:2])] if off else []
+    for values in ({}, *small, *choices, *exact):
         params = kind(**values)
         # A number for a length leaves the rules' parameters unread, and of one there is no choice.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
+LOSSLESS = ("exact_tokens", "exact_law")
 LINE_EVERY_S = 60.0
 """Shortest time between two lines of a log on the same prompts, which may take long."""
 
@@ -43,7 +44,7 @@ class Speedups:
     """Speedups of the cells so far; provisional, without intervals.
 
     Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
-    with a wrong output has none from then on.
+    with a wrong output has none from then on, and a lossy one none: what it costs is not known yet.
 
     Args:
         bases: the row that another one's speedup is over, where that is not vanilla.
@@ -57,7 +58,8 @@ class Speedups:
 
     def add(self, record: Record) -> dict[str, float]:
         """Count a record in; returns the speedup of every row but vanilla's."""
-        if record.verdict is not None and record.verdict.kind == "mismatch":
+        wrong = record.verdict is not None and record.verdict.kind == "mismatch"
+        if wrong or record.guarantee not in LOSSLESS:
             self._wrong.add(record.label)
         if not record.void and record.error is None and record.ns.total and record.n_tokens:
             visit = self._visits.setdefault((record.prompt_id, record.turn, record.pass_), [])

@@ -268,6 +268,15 @@ def run(
             "sample",
         ),
     ] = None,
+    controls: Annotated[
+        Literal["auto", "none"] | None,
+        _Measuring(
+            "WHICH",
+            "Rows that a lossy one brings: auto, the draft alone, the lossless method that drafts"
+            " alike and random acceptance at its rate, or none.",
+            "auto",
+        ),
+    ] = None,
     run_code: Annotated[
         bool,
         _Measuring(
@@ -371,6 +380,7 @@ def run(
         "run_code": run_code,
         "uncontained": uncontained,
         "judge": judge,
+        "controls": controls,
         "plugins": plugin,
         "isolation": isolation,
         "executor": executor,

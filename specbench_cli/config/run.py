@@ -129,14 +129,15 @@ class RunConfig(BaseModel):
 
     `targets` and `drafts` stand for a run of each pair (`execute.planning.matrix`). `limit` is of
     each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
-    `devices` are for methods whose workers compute at once; all others use `device` and `threads`.
-    `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of a batch's
-    others. `judge`: which of vanilla's outputs transformers' own module is asked about: a sample,
-    or all. `isolation`: whether plug-ins decode in a process of their own, or in the run's.
-    `executor`: who measures: this machine, or the workers of a Ray cluster. `timeout_per_prompt`:
-    seconds after which a method has failed on a prompt. `uncontained`: whether code may be run
-    under limits alone, without namespaces. `profile` names the settings that took the place of the
-    defaults (`config.profile`).
+    `devices` are for methods whose workers compute at once; all others use `device` and
+    `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of
+    a batch's others. `judge`: which of vanilla's outputs transformers' own module is asked
+    about: a sample, or all. `controls`: whether lossy rows bring theirs. `isolation`: whether
+    plug-ins decode in a process of their own, or in the run's. `executor`: who measures: this
+    machine, or the workers of a Ray cluster. `timeout_per_prompt`: seconds after which a method
+    has failed on a prompt. `uncontained`: whether code may be run under limits alone, without
+    namespaces. `profile` names the settings that took the place of the defaults
+    (`config.profile`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -169,6 +170,7 @@ class RunConfig(BaseModel):
     run_code: bool = False
     uncontained: bool = False
     judge: Literal["sample", "all"] = "sample"
+    controls: Literal["auto", "none"] = "auto"
     plugins: Words = []
     isolation: Literal["process", "none"] = "process"
     executor: Literal["local", "ray"] = "local"

@@ -32,6 +32,10 @@ class Method(ABC):
         peer: whether it is somebody else's implementation, measured but not audited.
         baseline: the method whose times its speedups are over: where another program decodes, that
             program's own plain decoding.
+        decodes: whose tokens it makes: the target's, or those of the draft model by itself.
+        off: the parameters at which a lossy method is exact; audits prove it of them.
+        relative: the lossless method that drafts as this lossy one does: runs bring it beside it.
+        control: whether it is there for others to be held against, and no way to decode.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
@@ -48,6 +52,10 @@ class Method(ABC):
     any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
     baseline: ClassVar[str] = "vanilla"
+    decodes: ClassVar[Literal["target", "draft"]] = "target"
+    off: ClassVar[Mapping[str, Any]] = {}
+    relative: ClassVar[str | None] = None
+    control: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None
     citation: ClassVar[str] = ""

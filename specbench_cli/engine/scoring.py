@@ -439,6 +439,11 @@ class Scoring:
         return self._taped.last(n)
 
     @property
+    def read_last(self) -> Tensor | None:
+        """The features [n, width] of the last forward's rows; None where none are kept."""
+        return None if self._tape is None else self._tape.written
+
+    @property
     def _taped(self) -> Tape:
         if self._tape is None:
             raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")

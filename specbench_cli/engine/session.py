@@ -253,7 +253,7 @@ class Session:
         self._text = Text(request.ids, request.stop, self.device, meter.clock.now)
         self.harness = Harness(self, meter, reference)
         self._drafts = Drafts(self._text, self._chooser)
-        self.target = Metered(decoder, meter, role="verify", place=self._place)
+        self.target = Metered(decoder, meter, role=workspace.role, place=self._place)
         self._rows: Tensor | None = None  # that the last draft was verified by
         self._recording = None if recording is None else Recording(recording, self.device)
         if shared is None:
@@ -721,7 +721,7 @@ class Session:
             outcome, last = decide.chosen(draft, tree, choices, drafters=drafters)
         elif self.sampling.draws:
             p = self.warp(rows)
-            passes = passing(accept, p, draft.tokens, tree, self.random)
+            passes = passing(accept, p, draft, tree, self.random, features=self._scoring.read_last)
             try:
                 outcome, last = decide.drawn(
                     draft, tree, p, self.random, self.sampling.rule, passes, drafters
@@ -734,7 +734,15 @@ class Session:
             scores = self.scores(rows, self._text.position, depths)
             passes = None
             if accept is not None:
-                passes = passing(accept, self._distributions(rows), draft.tokens, tree, self.random)
+                passes = passing(
+                    accept,
+                    self._distributions(rows),
+                    draft,
+                    tree,
+                    self.random,
+                    scores=scores,
+                    features=self._scoring.read_last,
+                )
             try:
                 choices = ranking.argmax(scores)
                 outcome, last = decide.chosen(draft, tree, choices, passes, scores, drafters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,7 @@ from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.state import KVState
+from specbench_cli.engine.types import Role
 from specbench_cli.engine.workers.transport import Inline, Transport
 from specbench_cli.errors import MethodFault
 
@@ -28,6 +29,7 @@ class Workspace:
         it; with a fourth, whether they have as many rows each.
     recipes: by role, what makes a decoder in another process; it can be sent there.
     transport: where drafters that work beside the target run.
+    role: what the forwards of its target count as, prefill apart.
     """
 
     decoders: Mapping[str, Decoder]
@@ -38,6 +40,7 @@ class Workspace:
     costs: Callable[..., float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
+    role: Role = "verify"
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
@@ -51,6 +54,13 @@ class Workspace:
                 raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
             self._artifacts[wanted] = self.make(wanted)
         return self._artifacts[wanted]
+
+    def alone(self, model: str) -> Workspace:
+        """The same where one of the models decodes by itself, in the target's place and with its
+        states, and nothing verifies; of the target it is itself."""
+        if model == "target":
+            return self
+        return replace(self, decoders={"target": self.decoders[model]}, role="draft")
 
     def loans(self, seats: int = 1, seat: int = 0) -> Loans:
         """States for one request, which may be one of several that are decoded together."""

@@ -119,7 +119,7 @@ class Cell:
         self.arm = arm
         self.prompt = prompt
         self.request = request
-        self._workspace = workspace
+        self._workspace = workspace.alone(arm.method.decodes)
         self._sampling = sampling
         self.pass_ = pass_
         self._memory = memory
@@ -542,6 +542,7 @@ def warm_up(
     """Run a row a little: lazy set-up, caches and clocks are then as they will be."""
     kind = PeerSession if arm.method.peer else Session
     own = memory if arm.method.learns else None
+    workspace = workspace.alone(arm.method.decodes)
     session = kind(workspace, request, sampling, memory=own)
     with staffed(session, workspace.transport, arm.method.workers > 1):
         for _ in arm.method.generate(session):

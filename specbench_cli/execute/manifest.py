@@ -13,6 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
+from specbench_cli.execute.planning.controls import is_control
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
 from specbench_cli.measure import environment
@@ -110,7 +111,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
     long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
     that lets draft tokens pass though the lossless one rejects them; null where none does.
-    baseline: the label of the row that its speedups are over, whether that was run or not.
+    baseline: the label of the row that its speedups are over, whether that was run or not. control:
+    whether it is there for lossy rows to be held against.
     """
     return [
         {
@@ -123,6 +125,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "uses": _uses(plan, arm),
             "accept": _accepts(arm),
             "baseline": plan.baseline(arm),
+            "control": is_control(arm.method),
         }
         for arm in plan.arms
     ]

@@ -15,6 +15,7 @@ from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.execute.planning import tune
+from specbench_cli.execute.planning.controls import controlled
 from specbench_cli.execute.planning.plan import REFERENCE, Plan, fitting, make_plan, reason
 from specbench_cli.execute.planning.tune import Tuning
 from specbench_cli.execute.shown import without_folders
@@ -51,6 +52,7 @@ def start(
     from specbench_cli.execute.planning.placement import check_places
 
     config, left_out = fitting(config, fetch=True)
+    config = controlled(config)
     config, memory = _within(config)
     plan, tuning = planned(config)
     if config.executor == "local":  # else a worker looks what its machine has
@@ -69,6 +71,7 @@ def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """The plan of a run that is not begun, and its facts, those of rows that cannot run among
     them."""
     config, left_out = fitting(config, fetch=False)
+    config = controlled(config)
     config, memory = _within(config)
     plan, tuning = planned(config)
     beside = {"left_out": _unfit(left_out), "memory_budget": memory}
@@ -342,6 +345,7 @@ def _run_pass(
     from specbench_cli.execute.bench import Bench
     from specbench_cli.execute.isolation.guests import Guests
     from specbench_cli.execute.passes import Answers, Pass
+    from specbench_cli.execute.planning.rates import provide_rates
     from specbench_cli.execute.step_costs import provide_costs
 
     if not part and plan.config.repeats > 1:
@@ -353,6 +357,7 @@ def _run_pass(
         plan = _able(plan, bench.unfit, run_dir, view)
         bench.check_first_turns()
         provide_costs(plan, bench, run_dir)
+        plan = provide_rates(plan, bench, run_dir, view)
         threads = bench.resolved()["threads"]
         guests = Guests(plan, run_dir, threads)
         plan = _able(plan, guests.unfit, run_dir, view)

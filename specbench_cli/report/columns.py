@@ -213,6 +213,35 @@ ACCURACY = _figure(
     data="accuracy",
     when=_known("score"),
 )
+SCORED = _figure(
+    "n",
+    "n_scored",
+    _whole,
+    "questions whose answers were scored",
+    when=lambda rows: not all(row.lossless for row in rows),
+)
+LOST = Column(
+    "less vanilla's",
+    "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
+    " over questions",
+    shown=text.lost,
+    data={
+        name: attrgetter(name)
+        for name in ("score_difference", "score_difference_low", "score_difference_high")
+    },
+    when=SCORED.when,
+)
+OVER_RANDOM = Column(
+    "over random",
+    "points of accuracy more than its random control's, which lets as many pass, with the 95%"
+    " interval",
+    shown=text.over_random,
+    data={
+        name: attrgetter(name) for name in ("over_random", "over_random_low", "over_random_high")
+    },
+    when=_known("over_random"),
+)
+PER_FORWARD = _figure("tok/fwd", "per_forward", meaning="tokens a target forward")
 PARAMETERS = _words(
     "parameters", "parameters", lambda row: " ".join(settings(row.params)) or text.NONE
 )
@@ -234,18 +263,26 @@ BY_TARGET = (
     METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
 )  # fmt: skip
 """Of a terminal's table of several targets."""
+LOSSY = (
+    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, PER_FORWARD, LOST, OVER_RANDOM, SCORED,
+)  # fmt: skip
+"""Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, OUTPUT, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
-SPEED = (METHOD, GROUP, SPEEDUP, INTERVAL, DECODE, DECODE_INTERVAL, MAT, ACCEPT, RELAXED)
+SPEED = (
+    METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, DECODE_INTERVAL, MAT,
+    ACCEPT, RELAXED,
+)  # fmt: skip
 """Of a paper: how much faster, how sure, and how much of the drafts is accepted."""
 COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
-    GROUP, METHOD, SPEEDUP, INTERVAL, DECODE, MAT, ACCEPT, RELAXED, RULE_RATE, RULE, TOKENS, OUTPUT,
-    TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET, DRAFT,
+    GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, MAT, ACCEPT, RELAXED,
+    RULE_RATE, RULE, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET,
+    DRAFT,
 )  # fmt: skip
 DETAIL = (
     METHOD,
@@ -331,7 +368,7 @@ def swept(sweep: Sweep) -> tuple[Column, ...]:
     return (
         METHOD,
         *map(_param, sweep.params),
-        *(MAT, ACCEPT, SPEEDUP, INTERVAL, MEDIAN, DISCARDED, VERIFIED),
+        *(MAT, ACCEPT, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, MEDIAN, DISCARDED, VERIFIED),
         _words("Pareto front", "front", lambda row: "yes" if row.label in front else text.NONE),
     )
 

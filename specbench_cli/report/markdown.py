@@ -134,9 +134,13 @@ def _parted(rows: Sequence[T], kinds: text.Sections, draw: Callable[[Sequence[T]
 
 
 def _speedup(row: Row) -> str:
-    """With the group it is in and its interval, as far as it has them."""
-    words = (text.speedup(row), text.group(row), text.interval(row))
+    """With the group it is in, its interval and what it costs, as far as it has them."""
+    words = (text.speedup(row), text.group(row), text.interval(row), text.at_what_cost(row))
     return " ".join(word for word in words if word and word != text.NONE) or text.NONE
+
+
+def _priced(row: Row) -> str:
+    return f"{text.speedup(row)} {text.at_what_cost(row)}".rstrip()
 
 
 def _modelled(rows: Sequence[modelled.ModelledRow]) -> list[str]:
@@ -174,7 +178,7 @@ def _by_target(found: ByTarget | None, figures: Sequence[str]) -> list[str]:
     if found is None:
         return []
     parts = ["## By target"]
-    for title, figure in (("speedup", text.speedup), ("MAT", text.mat)):
+    for title, figure in (("speedup", _priced), ("MAT", text.mat)):
         lines = (
             (row.label, *(_cell(own, row.label, figure) for own in found.targets.values()))
             for row in found.rows

@@ -33,7 +33,10 @@ SAME = "same_output"
 
 _SAME_BY = {"reference": 1.0, "identical": 1.0, "near-tie": 1.0, "mismatch": 0.0}
 _STOPPED = {"eos": "stop", "stop": "stop", "length": "max_tokens", "error": "unknown"}
-_FIGURES = ("speedup", "speedup_low", "speedup_high", "mat", "acceptance_rate", "tokens_per_s")
+_FIGURES = (
+    "speedup", "speedup_low", "speedup_high", "mat", "acceptance_rate", "tokens_per_s",
+    "score_difference", "score_difference_low", "score_difference_high", "n_scored",
+)  # fmt: skip
 _GENERATION = ("temperature", "top_p", "top_k", "seed")
 
 

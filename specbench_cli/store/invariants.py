@@ -13,6 +13,7 @@ from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import (
     FINISHES,
     GUARANTEES,
+    LOSSLESS,
     VERDICTS,
     Ns,
     Record,
@@ -260,6 +261,10 @@ def _validate_trace(record: Record, counted: Counted | None) -> None:
         told = getattr(record, name)
         _ensure(told == count, name, f"{told}, and the trace has {count}")
     needed = len(steps.levels) + 1
+    if record.guarantee not in LOSSLESS and all(kind.model != "target" for kind in trace.kinds):
+        # The draft model by itself: it made the tokens, one forward each.
+        _ensure(drafts >= needed, "draft_forwards", f"{drafts}, and the tokens take {needed}")
+        return
     _ensure(targets >= needed, "target_forwards", f"{targets}, and steps and prefill take {needed}")
     depth = max((kind.layers[1] for kind in trace.kinds if kind.model == "target"), default=0)
     scores = [

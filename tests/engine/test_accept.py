@@ -15,8 +15,11 @@ from specbench_cli.engine import host
 from specbench_cli.engine.types import Draft
 from specbench_cli.engine.verify import decide
 from specbench_cli.engine.verify.accept import (
+    NEVER,
     AcceptParams,
     AcceptRule,
+    Lenient,
+    Places,
     RandomAccept,
     Threshold,
     Typical,
@@ -28,8 +31,8 @@ from specbench_cli.engine.verify.tree import ROOT, tree_of
 from specbench_cli.errors import MethodFault
 
 CPU = torch.device("cpu")
-OFF = [Threshold(1.5), Typical(1.0, math.inf), RandomAccept(0.0)]
-RULES = [Threshold(0.2), Typical(0.3, 0.6), RandomAccept(0.4)]
+OFF = [Threshold(1.5), Typical(1.0, NEVER), Lenient(1.0), RandomAccept(0.0)]
+RULES = [Threshold(0.2), Typical(0.3, 0.6), Lenient(0.5), RandomAccept(0.4)]
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.9, seed=1), Sampling("rejection", 0.9, seed=1)]
 SHAPES = [(-1, 0, 1), (-1, -1, 0), (-1, -1, 0, 0, 1), (-1, -1, -1, 2, 2)]
 NAMED = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
@@ -93,7 +96,7 @@ def test_a_toss_decides_for_siblings_together():
     tree, seen = tree_of((-1, -1, 0, 0, 1)), set()
     for seed in range(40):
         rule, tokens = RandomAccept(0.5), torch.tensor([0, 1, 2, 3, 0])
-        passes = passing(rule, laws(6), tokens, tree, chance(seed)).tolist()
+        passes = passing(rule, laws(6), Draft(tokens), tree, chance(seed)).tolist()
         assert passes[0] == passes[1] and passes[2] == passes[3]
         seen.add(tuple(passes))
     assert len(seen) == 8
@@ -109,7 +112,59 @@ def test_a_rule_that_does_not_answer_for_every_token_is_at_fault(wrong):
             return wrong
 
     with pytest.raises(MethodFault, match=r"accept rule 'wrong': .* for 2 tokens"):
-        passing(Wrong(), laws(3), torch.tensor([0, 1]), None, chance())
+        passing(Wrong(), laws(3), Draft(torch.tensor([0, 1])), None, chance())
+
+
+class Told:
+    """Chance that is asked for trials, and says how they were asked."""
+
+    def bernoulli(self, chances):
+        self.chances = chances
+        return torch.ones_like(chances, dtype=torch.int64)
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 0.99), st.booleans())
+@settings(max_examples=60)
+def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, factor, drawn):
+    p, q, tokens, told = (
+        laws(5, seed=seed),
+        laws(5, seed=seed + 1),
+        torch.tensor([0, 1, 2, 3, 0]),
+        Told(),
+    )
+    Lenient(factor).passing(Places(tokens, range(-1, 4), p, q if drawn else None), told)
+    at = tokens[:, None]
+    ratio = (p.gather(1, at) / (q.gather(1, at) if drawn else 1))[:, 0]
+    accepted = ratio.clamp_max(1)
+    stands = accepted + (1 - accepted) * told.chances
+    due = (ratio / factor).clamp_max(1)
+    assert torch.allclose(stands, torch.where(accepted < 1, due, 1.0), atol=1e-9)
+    assert ((told.chances >= 0) & (told.chances <= 1)).all()
+
+
+@given(st.integers(0, 1000), st.floats(0, 1))
+@settings(max_examples=40)
+def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_best(seed, factor):
+    p, tokens = laws(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
+    own = p.gather(1, tokens[:, None])[:, 0]
+    places = Places(tokens, range(-1, 4), p, scores=p.log())
+    passes = Lenient(factor).passing(places, chance())
+    for passed, x, best in zip(passes.tolist(), own.tolist(), p.amax(1).tolist(), strict=True):
+        assert passed == (x >= factor * best) or x == pytest.approx(factor * best)
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 0.99), st.floats(0.01, 2))
+@settings(max_examples=60)
+def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
+    p, tokens = laws(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
+    places = Places(tokens, range(-1, 4), p, laws(5, seed=seed + 1), p.log())
+    for rule in (Threshold(a), Typical(a, b), Lenient(a)):
+        for _ in range(4):
+            strict = rule.stricter
+            passes, fewer = (each.passing(places, chance()) for each in (rule, strict))
+            assert not (fewer & ~passes).any()
+            rule = strict
+    assert RandomAccept(0.5).stricter is None
 
 
 # ---- parameters and guarantee -------------------------------------------------------------------

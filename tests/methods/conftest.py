@@ -202,7 +202,8 @@ class Watched(Session):
 
 @pytest.fixture(scope="session")
 def open_session(family: Family) -> Callable[..., Watched]:
-    """A session on prompt i; `draft` names a model of the family, or is one."""
+    """A session on prompt i; `draft` names a model of the family, or is one; `alone`: the role of
+    the model that decodes by itself."""
     workspaces: dict[object, Workspace] = {}
 
     def make(
@@ -212,6 +213,7 @@ def open_session(family: Family) -> Callable[..., Watched]:
         draft: str | Decoder = "near",
         budget: int = LONGEST,
         eos: Sequence[int] = (),
+        alone: str = "target",
         **rest: object,
     ) -> Watched:
         if draft not in workspaces:
@@ -225,6 +227,7 @@ def open_session(family: Family) -> Callable[..., Watched]:
             )
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
-        return Watched(workspaces[draft], request, sampling or Sampling(), **rest)
+        workspace = workspaces[draft].alone(alone)
+        return Watched(workspace, request, sampling or Sampling(), **rest)
 
     return make

@@ -94,10 +94,13 @@ def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
     summary = summarise(records, manifest, resamples=200)
     (row,) = summary.lossy
     assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
-    (line,) = text.quality(summary)
-    assert line.startswith(f"quality: loose {100 * row.score_difference:+.1f} points of accuracy [")
+    ends = row.score_difference_low, row.score_difference_high
+    between = ", ".join(f"{100 * end:+.1f}" for end in ends)
+    assert text.lost(row) == f"{100 * row.score_difference:+.1f} [{between}]"
+    assert text.at_what_cost(row) == f"at {text.lost(row)} points, n 60"
 
 
 def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
-    records = synthetic.records(prompts=4)
-    assert text.quality(summarise(records, manifest, resamples=50)) == []
+    summary = summarise(synthetic.records(prompts=4), manifest, resamples=50)
+    assert {text.lost(row) for row in summary.rows} == {text.NONE}
+    assert {text.at_what_cost(row) for row in summary.rows} == {""}

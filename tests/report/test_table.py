@@ -75,7 +75,7 @@ def test_table_fits_100_columns_with_long_labels_and_mixed_verdicts(make_reading
     assert any("my.own" in line and line.endswith("47 identical, 1 near-tie") for line in lines)
 
 
-def test_eight_methods_take_100_columns_and_12_lines_at_most(make_reading, synthetic):
+def test_eight_methods_take_100_columns_and_13_lines_at_most(make_reading, synthetic):
     ours = [synthetic.Fake(f"method-{n}", length=5, alpha=0.5 + 0.05 * n) for n in range(5)]
     lossy = synthetic.Fake("lossy", length=5, alpha=0.9, guarantee="quality_only")
     fakes = [synthetic.vanilla, *ours, synthetic.hf_vanilla, lossy]
@@ -84,7 +84,7 @@ def test_eight_methods_take_100_columns_and_12_lines_at_most(make_reading, synth
     foot = footer(reading.summary, reading.facts, None)
     lines = _text(reading).splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) - len(header) - len(foot) <= 12
+    assert len(lines) - len(header) - len(foot) <= 13  # lossy rows have a heading of their own
 
 
 def test_rows_of_a_sweep_are_told_apart_however_little_room_their_labels_have(
@@ -132,7 +132,7 @@ def test_lossy_rows_come_below_a_line_of_their_own(make_reading, synthetic):
     lines = _text(make_reading(synthetic.records([synthetic.vanilla, lossy]))).splitlines()
     border = next(i for i, line in enumerate(lines) if line.startswith("lossy"))
     assert " vanilla " in lines[border - 1]
-    assert " relaxed " in lines[border + 1]
+    assert "less vanilla's" in lines[border + 1] and " relaxed " in lines[border + 2]
 
 
 def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):

@@ -217,17 +217,33 @@ class Judged:
                 due = self.reference.choice(before, last, self.noise[at - self.prompt])
                 if (token == due) != (word == "accepted"):
                     return f"{token} {where} is {word!r} where the target says {due}"
-            if word == "relaxed" and not self._passes(before, last, token):
+            pure = self.rule.pure
+            if word == "relaxed" and pure and not self._passes(before, last, token):
                 return f"{token} {where} is relaxed, and {self.rule} does not let it pass"
-            if word == "recovered" and self.rule.chance == 1:
-                for each in _tested(step):
-                    if self._passes(before, last, each):
-                        return f"{each} {where} is rejected, and {self.rule} lets it pass"
+            for each in _tested(step) if word == "recovered" else ():
+                if self._more_pass_stricter(before, last, each):
+                    return (
+                        f"{each} {where}: {self.rule.stricter} lets it pass and {self.rule}, which"
+                        " is to let pass all that it does, does not"
+                    )
+                sure = self.rule.chance == 1 and pure
+                if sure and self._passes(before, last, each):
+                    return f"{each} {where} is rejected, and {self.rule} lets it pass"
         return None
 
-    def _passes(self, before: int, last: int, token: int) -> bool:
+    def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
+        """Whether a rule, this one unless given, lets a token pass by the target's own law."""
         p = torch.tensor([self.reference.seen(before, last)], dtype=torch.float64)
-        return bool(self.rule.lets_pass(p, torch.tensor([token])))
+        return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
+
+    def _more_pass_stricter(self, before: int, last: int, token: int) -> bool:
+        """Whether a stricter rule, asked again of what was asked, lets pass what this one does not:
+        then no threshold says how much of the quality is given up."""
+        stricter = self.rule.stricter
+        if stricter is None or not self.rule.pure:
+            return False
+        passes = self._passes(before, last, token, stricter)
+        return passes and not self._passes(before, last, token)
 
 
 def _tested(step: Step) -> list[int]:

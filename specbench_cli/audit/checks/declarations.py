@@ -19,7 +19,7 @@ from specbench_cli.audit.cases import Case, sampling_of
 from specbench_cli.audit.checks.conduct import RULES, cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject, longest
+from specbench_cli.audit.subject import LOSSLESS, Subject, longest
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
@@ -58,7 +58,8 @@ class Seen:
 
         workspace.costs = costs
         with suppress(Exception):
-            kept: dict[str, Any] = {"workspace": workspace, "memory": memory}
+            own = workspace.alone(method.decodes)
+            kept: dict[str, Any] = {"workspace": own, "memory": memory}
             kept |= case.learnt(method)
             session = case.open(**kept)
             for step in method.generate(session):
@@ -136,6 +137,15 @@ def _words(subject: Subject) -> Iterator[Contradiction]:
             "it is 'prompt', and there is a `learn`, which outlives a prompt",
             'give the class `state_scope = "run"`',
         )
+    if method.off:
+        exact = method(method.Params.model_validate(dict(method.off)))
+        found = {exact.guarantee(sampling) for sampling in get_args(Rule)} - set(LOSSLESS)
+        if found:
+            yield Contradiction(
+                "off",
+                f"with these parameters it promises {', '.join(sorted(found))}",
+                "`off` holds the parameters at which nothing passes but what is exact",
+            )
     words = get_args(Guarantee)
     for params in subject.variants:
         made = method(params)

@@ -136,10 +136,15 @@ def all_accepted(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origi
 
 
 def asked_a_row_late(
-    rule: AcceptRule | None, p: Tensor, tokens: Tensor, tree: Tree | None, random: Random
+    rule: AcceptRule | None,
+    p: Tensor,
+    draft: Draft,
+    tree: Tree | None,
+    random: Random,
+    **beside: Tensor | None,
 ) -> Tensor | None:
     """Each draft token at its own row of the target, which is that of the token behind it."""
-    return accept.passing(rule, torch.cat((p[1:], p[-1:])), tokens, tree, random)
+    return accept.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
 
 
 # ---- in place of the generator ------------------------------------------------------------------

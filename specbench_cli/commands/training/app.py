@@ -14,6 +14,7 @@ from specbench_cli.commands.training.draft import draft
 from specbench_cli.commands.training.grid import grid
 from specbench_cli.commands.training.heads import COMMANDS as HEADS
 from specbench_cli.commands.training.heads import compare, replies, stateless
+from specbench_cli.commands.training.judge import judge
 from specbench_cli.commands.training.quality import quality
 from specbench_cli.errors import UsageError
 
@@ -152,6 +153,10 @@ app.command(
     epilog="Example: [bold]specbench train specdec++ --out heads[/bold] (for the shipped pair; "
     "minutes of one core) - [bold]--smoke[/bold] (seconds, no download)",
 )(specdec)
+app.command(
+    epilog="Example: [bold]specbench train judge --out heads[/bold] (for the shipped pair; minutes"
+    " of one core) - then [bold]specbench run -m judge --set judge.head=heads/judge[/bold]"
+)(judge)
 app.command(
     epilog="Examples: [bold]specbench train rest --out store[/bold] (of the shipped target's own "
     "replies; minutes of one core) - [bold]specbench train rest --target smollm2-135m --text "

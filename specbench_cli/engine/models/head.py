@@ -64,29 +64,33 @@ class Tape:
     Args:
         target: the model whose rows they are.
         taps: see `Head`.
+
+    Attributes:
+        layers: those whose outgoing rows are wanted.
+        written: the features of the last forward's rows, rejected ones too; None before the first.
     """
 
     def __init__(self, target: Decoder, taps: Sequence[int]) -> None:
         self._target, self._taps = target, tuple(taps)
         self.layers = tuple(tap for tap in self._taps if tap != NORMED)
-        self._written: Tensor | None = None
+        self.written: Tensor | None = None
         self._kept: list[Tensor] = []
         self._newest: Tensor | None = None  # what was kept last, read or not
         self._all_read = self._some_lost = False
 
     def write(self, out: Out) -> None:
         """Take the features [n, width] of a forward's rows."""
-        self._written = features(out, self._taps, self._target)
+        self.written = features(out, self._taps, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
         """Of the last forward's rows, keep those at `path`."""
-        assert self._written is not None
+        assert self.written is not None
         n = len(path)
         if n == 0 or path[-1] == n - 1:
-            rows = self._written[:n]
+            rows = self.written[:n]
         else:
-            index = host.ids(path, self._written.device)
-            rows = self._written.index_select(0, index)
+            index = host.ids(path, self.written.device)
+            rows = self.written.index_select(0, index)
         self._kept.append(rows)
         self._newest = rows
 

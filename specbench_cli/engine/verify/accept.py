@@ -5,9 +5,9 @@ The lossless rule of the decoding mode (`chain`, `siblings`) is asked first, and
 behind it; the first one that neither lets pass is replaced by the lossless rule's token. Without an
 accept rule, or with one at its off position, nothing changes: not a token, not a draw.
 
-An accept rule is a pure function of the target's distributions and the draft's tokens. Under
+Most accept rules are a pure function of the target's distributions and the draft's tokens. Under
 rejection and coupled sampling these are the warped ones; under greedy decoding, which has no
-temperature, softmax of the logits.
+temperature, softmax of the logits. A rule that needs more overrides `passing` (`Places`).
 
 Whether a rule knows anything is told by its control: `RandomAccept`, which lets as many pass and
 does not look at them.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -27,12 +27,36 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Guarantee
+from specbench_cli.engine.types import Draft, Guarantee
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.tree import ROOT, Tree
 from specbench_cli.errors import MethodFault
 
+NEVER = 1e9
+"""Times the probability of the least likely token of any vocabulary, it is more than 1."""
+
 # ---- the rules ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Draft tokens with all that an accept rule may ask of their places, m of them.
+
+    tokens: [m] int64. parents: of each, its parent's index, `ROOT` for the root.
+    p: [m, V], the target's distribution in each token's place, at its parent.
+    q: [m, V], what each was drawn from; None where tokens were chosen.
+    scores: [m, V], what the target's choice is the greatest of, in each token's place; None where
+        it is drawn.
+    features: [m, width], what `session.tap` asked of the target's rows that have read each token;
+        None where nothing did.
+    """
+
+    tokens: Tensor
+    parents: Sequence[int]
+    p: Tensor
+    q: Tensor | None = None
+    scores: Tensor | None = None
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +66,12 @@ class AcceptRule(ABC):
     Class attributes:
         name: in tables and records.
         guarantee: what is left of the output's promise.
+        pure: whether `lets_pass` alone says what passes, but for `chance`.
     """
 
     name: ClassVar[str]
     guarantee: ClassVar[Guarantee] = "quality_only"
+    pure: ClassVar[bool] = True
 
     @abstractmethod
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
@@ -58,10 +84,23 @@ class AcceptRule(ABC):
             [m] bool.
         """
 
+    def passing(self, places: Places, random: Random) -> Tensor:
+        """Which of some draft tokens pass, [m] bool: those that `lets_pass`, each by `chance`."""
+        passes = self.lets_pass(places.p, places.tokens)
+        if self.chance == 1:
+            return passes
+        return passes & _tosses(self.chance, places.parents, places.p, random)
+
     @property
     def chance(self) -> float:
         """The chance that a token which may pass does; tossed once for the children of a node."""
         return 1.0
+
+    @property
+    def stricter(self) -> AcceptRule | None:
+        """The same rule with its numbers nearer to their off position: it lets pass no token that
+        this one does not. None where a rule says of none."""
+        return None
 
     @property
     def off(self) -> bool:
@@ -78,7 +117,8 @@ class AcceptRule(ABC):
         return RandomAccept(rate)
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self))
+        told = (f.name for f in fields(self) if f.repr)
+        numbers = ", ".join(f"{name}={getattr(self, name):g}" for name in told)
         return f"{self.name}({numbers})"
 
 
@@ -101,6 +141,11 @@ class Threshold(AcceptRule):
         """Above 1."""
         return self.epsilon > 1
 
+    @property
+    def stricter(self) -> AcceptRule:
+        """Twice the probability."""
+        return replace(self, epsilon=2 * self.epsilon)
+
 
 @dataclass(frozen=True)
 class Typical(AcceptRule):
@@ -122,8 +167,58 @@ class Typical(AcceptRule):
 
     @property
     def off(self) -> bool:
-        """Where not even what is sure can pass."""
-        return self.epsilon >= 1 and self.delta == math.inf
+        """Where not even what is sure can pass: an entropy is at most the log of the vocabulary's
+        size."""
+        return self.epsilon >= 1 and self.delta >= NEVER
+
+    @property
+    def stricter(self) -> AcceptRule:
+        """Twice of both."""
+        return replace(self, epsilon=2 * self.epsilon, delta=2 * self.delta)
+
+
+@dataclass(frozen=True)
+class Lenient(AcceptRule):
+    """Lenience: a token stands as if the target made it so many times as likely.
+
+    Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
+    Decoding, ICML 2023, arXiv:2211.17192, appendix A.5: q(x) is multiplied by the factor before it
+    is compared with p(x). Where tokens are chosen, factor times the best one's p takes q's place.
+    """
+
+    factor: float
+    name: ClassVar[str] = "lenient"
+    pure: ClassVar[bool] = False
+
+    def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
+        """p(x) >= factor max p."""
+        return _of(p, tokens) >= self.factor * p.amax(-1)
+
+    def passing(self, places: Places, random: Random) -> Tensor:
+        """Drawn: a token that the lossless rule rejects, which it does with probability 1 -
+        min(1, p/q), passes so often that it stands with probability min(1, p / (factor q)) in all.
+        Chosen: if its score would be the greatest, were p(x) 1 / factor times as much."""
+        if places.scores is not None:
+            lead = places.scores.amax(-1) - _of(places.scores, places.tokens)
+            return lead <= -math.log(self.factor) if self.factor > 0 else lead < math.inf
+        p, q = (
+            _of(places.p, places.tokens),
+            1.0 if places.q is None else _of(places.q, places.tokens),
+        )
+        strict = (p / q).clamp_max(1.0)
+        lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
+        # Where the lossless rule takes all, nothing is left to pass.
+        return random.bernoulli((lenient - strict) / (1 - strict).clamp_min(1e-12)).bool()
+
+    @property
+    def off(self) -> bool:
+        """At factor 1."""
+        return self.factor >= 1
+
+    @property
+    def stricter(self) -> AcceptRule:
+        """Half way to 1."""
+        return replace(self, factor=(1 + self.factor) / 2)
 
 
 @dataclass(frozen=True)
@@ -160,31 +255,45 @@ def _of(p: Tensor, tokens: Tensor) -> Tensor:
 
 
 def passing(
-    rule: AcceptRule | None, p: Tensor, tokens: Tensor, tree: Tree | None, random: Random
+    rule: AcceptRule | None,
+    p: Tensor,
+    draft: Draft,
+    tree: Tree | None,
+    random: Random,
+    *,
+    scores: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> Tensor | None:
     """Which draft tokens may stand though the lossless rule rejects them; no wait for the device.
 
     Args:
         p: [m, V] or more rows, the target's distributions at the root and the nodes.
-        tokens: [m] int64.
         tree: the draft's shape; None for a chain.
+        scores: rows as of p; see `Places`.
+        features: [m + 1, width], of the rows that have read the root and each node.
     Returns:
         [m] bool; None where no rule has a say.
     Raises:
         MethodFault: the rule's answer is not one bool a token.
     """
-    m = tokens.shape[0]
+    tokens, m = draft.tokens, draft.nodes
     if rule is None or not m:
         return None
     parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
-    rows = p[:m] if tree is None else p[host.ids([at + 1 for at in parents], p.device)]
-    passes = rule.lets_pass(rows, tokens)
+
+    def placed(rows: Tensor) -> Tensor:
+        """At each token's parent."""
+        return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
+
+    said = None if scores is None else placed(scores)
+    read = None if features is None else features[1:]
+    passes = rule.passing(Places(tokens, parents, placed(p), draft.q, said, read), random)
     if passes.shape != tokens.shape or passes.dtype != torch.bool:
         raise MethodFault(
             f"accept rule {rule.name!r}: {list(passes.shape)} of {passes.dtype} for {m} tokens",
             "`lets_pass` returns [m] of bool",
         )
-    return passes & _tosses(rule.chance, parents, p, random) if rule.chance < 1 else passes
+    return passes
 
 
 def _tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
@@ -201,11 +310,11 @@ def _tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) ->
 class AcceptParams(MethodParams):
     """Parameters of a method that takes an accept rule: the first of the bases of its own."""
 
-    accept: Literal["exact", "threshold", "typical", "random"] = Field(
+    accept: Literal["exact", "threshold", "typical", "lenient", "random"] = Field(
         "exact",
         description="what stands: what the lossless rule takes (exact), and beside it what the"
-        " target finds likely enough (threshold, typical) or any token at a rate (random: their"
-        " control)",
+        " target finds likely enough (threshold, typical, lenient) or any token at a rate (random:"
+        " their control)",
     )
     epsilon: float = Field(
         0.09,
@@ -215,8 +324,14 @@ class AcceptParams(MethodParams):
     delta: float = Field(
         0.3, ge=0, description="typical: least probability, as a part of exp(-entropy)"
     )
+    factor: float = Field(
+        0.5, ge=0, le=1, description="lenient: so much of q, or of the best token's p, is enough"
+    )
     rate: float = Field(
         0.1, ge=0, le=1, description="random: share of the rejected levels that pass"
+    )
+    like: str | None = Field(
+        None, description="random: the row whose rate, as measured, takes the place of `rate`"
     )
 
     @property
@@ -227,6 +342,8 @@ class AcceptParams(MethodParams):
                 return Threshold(self.epsilon)
             case "typical":
                 return Typical(self.epsilon, self.delta)
+            case "lenient":
+                return Lenient(self.factor)
             case "random":
                 return RandomAccept(self.rate)
         return None
@@ -236,5 +353,7 @@ class AcceptParams(MethodParams):
         """Without the parameters of rules that are not asked."""
         rule = self.rule
         asked = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
+        if self.accept == "random" and self.like is not None:
+            asked.add("like")
         unasked = {*AcceptParams.model_fields} - asked
         return {name: value for name, value in written(self).items() if name not in unasked}

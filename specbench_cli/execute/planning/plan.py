@@ -309,6 +309,7 @@ def make_plan(config: RunConfig) -> Plan:
             f" same: not under {config.verify}",
             hint="--temperature 0, or --verify coupled",
         )
+    _check_likes(config, arms)
     ruled = [arm.label for arm in arms if arm.method.accept and not arm.method.accept.off]
     if ruled and config.verify in ("block", "replay"):
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
@@ -377,6 +378,34 @@ def make_plan(config: RunConfig) -> Plan:
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
     )
+
+
+def like_of(method: Method) -> str | None:
+    """Of a control that lets pass at random: the row whose rate it takes; None where it names
+    none."""
+    like: str | None = getattr(method.params, "like", None)
+    return like
+
+
+def _check_likes(config: RunConfig, arms: Sequence[Arm]) -> None:
+    """See that the rates can be measured that controls take. Raises UsageError."""
+    ruled = {arm.label: arm for arm in arms if arm.method.accept is not None}
+    for arm in arms:
+        like = like_of(arm.method)
+        if like is None:
+            continue
+        why = None
+        if like not in ruled or like_of(ruled[like].method) is not None:
+            why = f"no row of that name has an accept rule ({', '.join(ruled)})"
+        elif config.executor != "local":
+            why = f"with --executor {config.executor} it is not measured beforehand"
+        elif config.isolation == "process" and ruled[like].name not in registry.METHODS:
+            why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
+        if why is not None:
+            raise UsageError(
+                f"{arm.label} is to let as many pass as {like!r} does: {why}",
+                hint=f"--set {arm.name}.rate=0.3 in place of `like`, or --controls none",
+            )
 
 
 def _missing(

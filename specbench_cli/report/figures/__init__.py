@@ -10,6 +10,7 @@ from specbench_cli.report.figures import (
     accepted,
     contexts,
     cost,
+    frontier,
     lanes,
     lengths,
     load,
@@ -38,6 +39,7 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
     "speedup": lambda cells: speedup.draw(cells.summary),
     "targets": targets.draw,
     "pareto": _pareto,
+    "frontier": lambda cells: frontier.draw(cells.summary),
     "waterfall": waterfall.draw,
     "cost": cost.draw,
     "positions": accepted.draw_levels,
@@ -52,12 +54,15 @@ _FIGURES: dict[str, Callable[[Cells], Figure | None]] = {
 CAPTIONS = {
     "speedup": "Speedup over vanilla, a bar a method, with its own 95% interval (an arrowhead: it"
     " goes on); marks are families,"
-    " the grey band is A/A noise. Below a broken line: what is lossy, and what learns over the run,"
-    " so that its figures depend on the order of the prompts.",
+    " the grey band is A/A noise. Below a broken line: what learns over the run, so that its"
+    " figures depend on the order of the prompts. Lossy rows have a figure of their own.",
     "targets": "Methods and drafts on several targets: speedup over each target's own vanilla, and"
     " MAT; the darker, the higher. Speedups of two targets are ratios over two different times.",
     "pareto": "What a sweep's rows discard and verify, and their speedup along each parameter,"
     " with its 95% interval (an arrowhead: it goes on).",
+    "frontier": "Lossy rows: accuracy, with the 95% interval of its difference from vanilla's,"
+    " against speed. Hollow: as many accepted at random. Grey: vanilla, the draft alone, and"
+    " lossless rows.",
     "waterfall": "Where a speedup comes from and goes: from MAT, what it would be if a step took as"
     " long as a plain forward, down to the measured one.",
     "cost": "Tokens a step against the cost of a step; along a grey line the decode speedup is the"

@@ -29,14 +29,15 @@ Series = dict[str, list[Point]]
 
 
 def draw(sweep: Sweep) -> Figure | None:
-    """The figure; None where no row's rates are known."""
+    """The figure; None where no swept row is lossless and has rates that are known."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     series: Series = {}
     for point in sweep.points:
-        if point.row.discard_rate is not None and point.row.verification_rate is not None:
+        known = point.row.discard_rate is not None and point.row.verification_rate is not None
+        if known and point.row.lossless:  # of others see `frontier`
             series.setdefault(point.series, []).append(point)
-    if not series:
+    if not any(point.along for points in series.values() for point in points):
         return None
     swept = list(dict.fromkeys(p.along for own in series.values() for p in own if p.along))
     columns = 4

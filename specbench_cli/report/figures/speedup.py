@@ -27,18 +27,20 @@ _DOTS = "oDs^vP*X"
 _DOT_IN = 0.03
 _GAP = 0.7
 """Between rows of one kind and of the next, in rows."""
-_WORDS = {text.LOSSY: "lossy", text.RUN_SCOPE: "run", text.LOSSY_RUN_SCOPE: "both"}
+_WORDS = {text.RUN_SCOPE: "run"}
 """Beside the border between them; rows of another engine are over that one's vanilla."""
 
 
 def draw(summary: Summary) -> Figure | None:
-    """The figure; None where no row has a speedup."""
-    if not any(row.speedup is not None for row in summary.rows):
+    """The figure; None where no lossless row has a speedup. A lossy row's does not stand without
+    what it costs: `frontier`."""
+    rows = summary.lossless
+    if not any(row.speedup is not None for row in rows):
         return None
-    kinds = text.sections(summary.rows)
+    kinds = text.sections(rows)
     places = {
         row.label: place + _GAP * sum(start <= place for start, _ in kinds)
-        for place, row in enumerate(summary.rows)
+        for place, row in enumerate(rows)
     }
     families = list(summary.families) if len(summary.families) > 1 else []
     legend = _LEGEND_IN * -(-len(families) // 3) + 0.03 * bool(families)
@@ -57,15 +59,15 @@ def draw(summary: Summary) -> Figure | None:
             for of_row in summary.families[family]
             if of_row.label == row.label and of_row.speedup is not None
         ]
-        for row in summary.rows
+        for row in rows
     }
-    overall = [row.speedup for row in summary.rows if row.speedup is not None]
+    overall = [row.speedup for row in rows if row.speedup is not None]
     of_families = [speedup for speedups in by_row.values() for speedup in speedups]
-    ends = [row.speedup_high for row in summary.rows if row.speedup_high is not None]
+    ends = [row.speedup_high for row in rows if row.speedup_high is not None]
     axes.set_xlim(0, style.reach([1.0, *overall, *of_families], ends))
-    for row in summary.rows:
+    for row in rows:
         _bar(axes, row, places[row.label], by_row[row.label])
-    cut = ((places[row.label] + _WHISKER, row.speedup_high or 0.0) for row in summary.rows)
+    cut = ((places[row.label] + _WHISKER, row.speedup_high or 0.0) for row in rows)
     style.mark_cut(axes, cut, along_x=True)
     for family, marker in zip(families, _DOTS, strict=False):
         _dots(axes, summary.families[family], places, family, marker)
@@ -89,10 +91,7 @@ def _bar(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
         colour = (
             style.REFERENCE if row.label == BASELINE else style.PEER if unranked else style.OURS
         )
-        hatch = None if row.lossless else style.LOSSY_HATCH
-        axes.barh(
-            place, row.speedup, _BAR, color=colour, hatch=hatch, edgecolor="white", lw=0, zorder=2
-        )
+        axes.barh(place, row.speedup, _BAR, color=colour, edgecolor="white", lw=0, zorder=2)
         seen = [at for at in (row.speedup_low, row.speedup_high, *families) if at is not None]
         _value(axes, text.ratio(row.speedup), place, [row.speedup, *seen])
     if row.speedup is not None and row.speedup_low is not None and row.speedup_high is not None:
@@ -148,7 +147,11 @@ def _beside(axes: Axes, word: str, place: float, **look: Any) -> None:
 def _dots(
     axes: Axes, rows: tuple[Row, ...], places: dict[str, float], family: str, marker: str
 ) -> None:
-    shown = [row for row in rows if row.speedup is not None and row.label != BASELINE]
+    shown = [
+        row
+        for row in rows
+        if row.speedup is not None and row.label in places and row.label != BASELINE
+    ]
     axes.scatter(
         [row.speedup for row in shown if row.speedup is not None],
         [places[row.label] + _DOT for row in shown],

@@ -39,7 +39,6 @@ PARTS = {
 _FIELDS = ("#f3f7fb", "#0b3c66")
 _PAPER = 0.58
 """Of a heat map: the lightest and the darkest field, and from where on words are white."""
-LOSSY_HATCH = "//////"
 
 _FONT = "DejaVu Sans"
 _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds

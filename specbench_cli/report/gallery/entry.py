@@ -155,7 +155,7 @@ def _line(row: Row) -> Line:
         high=row.speedup_high,
         mat=row.mat,
         tokens_per_s=row.tokens_per_s,
-        output=text.verdicts(row),
+        output="; ".join(filter(None, (text.verdicts(row), text.at_what_cost(row)))),
     )
 
 

@@ -17,9 +17,8 @@ def three(summary: Summary) -> tuple[str, str, str]:
 
 
 def _first(summary: Summary) -> Row | None:
-    """The best ranked lossless row that is not the baseline itself; where none is lossless, the
-    best lossy one."""
-    rows = [row for row in summary.rows if row.speedup is not None and not row.engine]
+    """The best ranked lossless row that is not the baseline itself, nor another engine's."""
+    rows = [row for row in summary.lossless if row.speedup is not None and not row.engine]
     return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)
 
 
@@ -30,8 +29,8 @@ def _fastest(summary: Summary) -> str:
     in_processes = f"in {summary.passes} {'process' if summary.passes == 1 else 'processes'}"
     tasks = f"{over} {_listed(list(summary.prompts))} {in_processes}"
     if best is None:
-        return f"No method has a speedup {tasks}."
-    equal = alike(best, summary.lossless if best.lossless else summary.lossy)
+        return f"No lossless method has a speedup {tasks}."
+    equal = alike(best, summary.lossless)
     low, high = best.speedup_low, best.speedup_high
     between = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     if low is not None and low <= 1 and high is not None:
@@ -42,15 +41,14 @@ def _fastest(summary: Summary) -> str:
         )
     else:
         shown = "has the highest speedup" if equal or low is None else "is the fastest"
-    kind = "lossless" if best.lossless else "lossy"
     apart = ""
     if equal:
         apart = f", no significant difference from {_listed(equal)}"
     elif best.letters:
         apart = ", significantly apart from all others"
     return (
-        f"Of the {kind} methods {best.label} {shown} {tasks}: {text.ratio(best.speedup)} vanilla's"
-        f" speed{between}{apart}."
+        f"Of the lossless methods {best.label} {shown} {tasks}: {text.ratio(best.speedup)}"
+        f" vanilla's speed{between}{apart}."
     )
 
 

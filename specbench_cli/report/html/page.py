@@ -103,7 +103,6 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
         notes=[
             "Void cells' times are left out",
             *text.near_ties(summary),
-            *text.quality(summary),
             *text.controls(summary),
         ],
         overall=tables.overall(summary),

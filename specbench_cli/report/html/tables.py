@@ -81,10 +81,10 @@ _KINDS = (
     ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
     (
         "lossy",
-        "Lossy methods",
+        "Lossy: speed and quality",
         "The output is not vanilla's; these rows are not ranked with the lossless ones.",
     ),
-    ("lossy-run", "Lossy methods, run scope", f"{_ORDER} The output is not vanilla's."),
+    ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
 )
 """The kinds of rows, each with a table of its own: its key, caption and note."""
 

@@ -22,29 +22,22 @@ class Evidence:
     """A method's outputs against vanilla's; null where there is nothing to compare.
 
     likelihood: difference of the mean log-likelihood per token, in nats. length: of the tokens.
-    score: difference of the mean score.
+    score: difference of the mean score; scored: on how many questions.
     """
 
     likelihood: Paired | None = None
     length: Paired | None = None
     score: Difference | None = None
+    scored: int = 0
 
 
 def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     """Compare a method's outputs with the baseline's of the same prompt, turn and pass."""
-    reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
+    paired = _paired(baseline, cells)
     pairs: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
-    scores: list[float] = []
-    clusters: list[str] = []
-    for record in cells:
-        base = reference.get((record.prompt_id, record.turn, record.pass_))
-        if base is None:
-            continue
-        if None not in (_per_token(base), _per_token(record)):
-            pairs.setdefault((record.task, record.cluster), []).append((base, record))
-        if base.score is not None and record.score is not None:
-            scores.append(record.score - base.score)
-            clusters.append(f"{record.task}/{record.cluster}")
+    for base, own in paired:
+        if None not in (_per_token(base), _per_token(own)):
+            pairs.setdefault((own.task, own.cluster), []).append((base, own))
 
     def test(figure: Callable[[Record], float | None]) -> Paired | None:
         return sign_flip(
@@ -55,8 +48,32 @@ def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     return Evidence(
         test(_per_token),
         test(lambda record: record.n_tokens),
-        mean_difference(scores, clusters) if scores else None,
+        _score(paired),
+        len({own.prompt_id for base, own in paired if None not in (base.score, own.score)}),
     )
+
+
+def score_over(baseline: Iterable[Record], cells: Iterable[Record]) -> Difference | None:
+    """The mean difference of the scores of the same prompts, turns and passes."""
+    return _score(_paired(baseline, cells))
+
+
+def _paired(baseline: Iterable[Record], cells: Iterable[Record]) -> list[tuple[Record, Record]]:
+    reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
+    found = ((reference.get((r.prompt_id, r.turn, r.pass_)), r) for r in cells)
+    return [(base, own) for base, own in found if base is not None]
+
+
+def _score(paired: Iterable[tuple[Record, Record]]) -> Difference | None:
+    known = [
+        (own.score - base.score, f"{own.task}/{own.cluster}")
+        for base, own in paired
+        if own.score is not None and base.score is not None
+    ]
+    if not known:
+        return None
+    scores, clusters = zip(*known, strict=True)
+    return mean_difference(scores, clusters)
 
 
 def _per_token(record: Record) -> float | None:

@@ -25,6 +25,8 @@ _CONTROL = "random("
 COMPARED = ("greedy", "coupled")
 """The decoding rules whose outputs are compared token by token; lossless rows that were not are
 ranked with none."""
+UNSCORED = "it is lossy, and of no two clusters the answers were scored"
+"""Why a lossy row has no speedup."""
 _LETTER = re.compile("[A-Za-z]'*")
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
 
@@ -63,7 +65,7 @@ class Row:
     accept_rule: what lets draft tokens stand that the lossless rule rejects, with its numbers; null
         where nothing does. relaxed: the share of tokens that stand so, none of which is among the
         accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed.
-    control: whether its accept rule is the random one, that others are held against.
+    control: whether it is there for lossy rows to be held against.
     state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
         not keep it.
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
@@ -83,7 +85,9 @@ class Row:
     likelihood_deviations, likelihood_chance: of drawn outputs, see `standing.surprise`.
     log_likelihood_*, length_*: see `evidence.Evidence`.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
-    score_difference*: its score less vanilla's on the same questions, with the 95% interval.
+    score_difference*: its score less vanilla's on the same questions, n_scored of them, with the
+        95% interval. A lossy row without it has no speedup.
+    over_random*: its score less that of its random control, which lets as many pass, likewise.
     target_model, draft_model: their names; null where the run does not say, or the row has none.
     """
 
@@ -161,12 +165,21 @@ class Row:
     score_difference: float | None
     score_difference_low: float | None
     score_difference_high: float | None
+    n_scored: int = 0
+    over_random: float | None = None
+    over_random_low: float | None = None
+    over_random_high: float | None = None
     n_prompts: int
     n_outputs: int
     n_cells: int
     n_void: int
     target_model: str | None = None
     draft_model: str | None = None
+
+    @property
+    def per_forward(self) -> float | None:
+        """Tokens a target forward; None where there is none, or they are not known."""
+        return 1 / self.verification_rate if self.verification_rate else None
 
     @property
     def order_matters(self) -> bool:
@@ -206,18 +219,23 @@ def make_row(
     accept: str | None = None,
     scope: str | None = None,
     baseline: str = BASELINE,
+    control: bool = False,
 ) -> Row:
-    """The row of a label's cells (at least one); a broken one's speedups are withheld. accept: its
-    accept rule, scope: how long its state lives, and baseline: whose times its speedups are over,
-    as the manifest has them."""
+    """The row of a label's cells (at least one); a broken one's speedups are withheld, and a lossy
+    one's whose answers were not compared with vanilla's. accept: its accept rule, scope: how long
+    its state lives, baseline: whose times its speedups are over, and control: whether others are
+    held against it, as the manifest has them."""
     first, broken = cells[0], broken_why is not None
     worst = _worst_verdicts(cells)
     verdicts = Counter(worst.values())
     unseen = first.guarantee in LOSSLESS and first.sampling in COMPARED and verdicts["unchecked"]
     if unseen:
         speedup = decode_speedup = Speedup(note=f"{unseen} outputs were compared with nothing")
+    score = evidence.score
+    if first.guarantee not in LOSSLESS and (score is None or score.low is None):
+        speedup = decode_speedup = Speedup(note=UNSCORED)
     shown, decoding = (Speedup() if broken else s for s in (speedup, decode_speedup))
-    likelihood, length, score = evidence.likelihood, evidence.length, evidence.score
+    likelihood, length = evidence.likelihood, evidence.length
     steps = [r.steps for r in cells if r.steps is not None]
     drafted, tested = _sum(s.levels for s in steps), _sum(s.tested for s in steps)
     accepted, nodes = _sum(s.accepted for s in steps), _sum(s.nodes for s in steps)
@@ -252,7 +270,7 @@ def make_row(
         baseline=baseline,
         text_compared=any(r.extra and TEXT in r.extra for r in cells),
         upper_bound=bound,
-        control=accept is not None and accept.startswith(_CONTROL),
+        control=control or (accept is not None and accept.startswith(_CONTROL)),
         state_scope=scope,
         speedup=shown.ratio,
         speedup_low=shown.low,
@@ -315,6 +333,7 @@ def make_row(
         score_difference=score.mean if score else None,
         score_difference_low=score.low if score else None,
         score_difference_high=score.high if score else None,
+        n_scored=evidence.scored,
         n_prompts=len({r.prompt_id for r in cells}),
         n_outputs=len(worst),
         n_cells=len(cells),
@@ -422,7 +441,7 @@ def _rates(cells: Iterable[Record]) -> tuple[float | None, float | None]:
         if r.steps is not None and r.n_tokens:
             stand = sum(r.steps.accepted) + sum(r.steps.relaxed or ())
             discarded += sum(r.steps.nodes) - stand
-            verified += r.target_forwards or 1 + len(r.steps.levels)
+            verified += 1 + len(r.steps.levels) if r.target_forwards is None else r.target_forwards
             tokens += r.n_tokens
     return _ratio(discarded, tokens), _ratio(verified, tokens)
 

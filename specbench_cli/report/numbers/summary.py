@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from specbench_cli.report.numbers.evidence import Evidence, compare
+from specbench_cli.report.numbers.evidence import Evidence, compare, score_over
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.pairing import decode, process, total
 from specbench_cli.report.numbers.row import Row, Speedup, make_row
@@ -33,7 +33,7 @@ from specbench_cli.report.numbers.speedups import BASELINE, speedups
 from specbench_cli.report.numbers.standing import broken, near_ties
 from specbench_cli.report.source import light as without_bulk
 from specbench_cli.stats.bootstrap import RESAMPLES
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import LOSSLESS, Record
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
@@ -147,11 +147,12 @@ def _rows(
             decoding[bases[label]].of[label],
             broken_why=whys.get(label),
             ties=near_ties(own, manifest),
-            evidence=compare(baseline, own) if evident and label != BASELINE else Evidence(),
+            evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
             bound=label in bounds,
             accept=told.get(label, {}).get("accept"),
             scope=told.get(label, {}).get("state_scope"),
             baseline=bases[label],
+            control=bool(told.get(label, {}).get("control")),
         )
         for label, own in cells.items()
     ]
@@ -179,11 +180,25 @@ def _rows(
             letters=letters.get(row.label, ""),
             decode_letters=decode_letters.get(row.label, ""),
             target_model=target,
+            **_over_random(cells, row.label),
             draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
         )
         for row in rows
     ]
     return rows, {label: one for own in wall.values() for label, one in own.of.items()}
+
+
+def _over_random(cells: Mapping[str, Sequence[Record]], label: str) -> dict[str, Any]:
+    """What a row's rule knows: its score against that of the control that is like it."""
+    control = (own for own in cells.values() if own[0].params.effective.get("like") == label)
+    found = score_over(next(control, ()), cells[label])
+    ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
+    return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
+
+
+def _evidence(baseline: Sequence[Record], own: Sequence[Record], evident: bool) -> Evidence:
+    """A lossy row's speedup is never told without what its answers lose."""
+    return compare(baseline, own) if evident or own[0].guarantee not in LOSSLESS else Evidence()
 
 
 def _model(manifest: Mapping[str, Any], role: str) -> str | None:

@@ -35,7 +35,13 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         """As `HEADINGS` has them."""
         measured = " ".join(
-            word for word in (text.speedup(self.row), text.interval(self.row)) if word != text.NONE
+            word
+            for word in (
+                text.speedup(self.row),
+                text.interval(self.row),
+                text.at_what_cost(self.row),
+            )
+            if word not in ("", text.NONE)
         )
         return (
             self.row.label,

@@ -89,7 +89,6 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.near_ties(summary),
         *text.evidence(summary),
         *text.learning(summary),
-        *text.quality(summary),
         *text.controls(summary),
         *text.warnings(summary, facts),
     ]
@@ -151,12 +150,17 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
     if facts.targets:  # what a label ends with has columns of its own, where it is not cut
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
         wanted = columns.BY_TARGET
-    shown = columns.of(wanted, rows)
-    grids = _grids([_column(column) for column in shown], rows, width)
-    for lines in grids:
-        for place, kind in reversed(text.sections(summary.rows)):
-            lines.insert(1 + place, Text(kind))
-    return [line for lines in grids for line in lines]
+    drawn = []
+    for lossless, chosen in ((True, wanted), (False, columns.LOSSY)):
+        own = [row for row in rows if row.lossless == lossless]
+        if not own and (rows or not lossless):
+            continue
+        grids = _grids([_column(column) for column in columns.of(chosen, own)], own, width)
+        for lines in grids:
+            for place, kind in reversed(text.sections(own)):
+                lines.insert(1 + place if place else 0, Text(kind))
+            drawn += lines
+    return drawn
 
 
 def _column(column: Column) -> _Column:
@@ -186,7 +190,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
     }
-    figures = {"speedup by family": text.speedup, "MAT by family": text.mat}
+    figures = {"speedup by family": _speedup, "MAT by family": text.mat}
     if any(row.score is not None for row in summary.rows):
         figures["accuracy by family"] = lambda row: text.percent(row.score)
     lines = _drawn_by(by_family, summary.rows, figures, width)
@@ -199,7 +203,7 @@ def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Te
     found = by_target(summary, facts.targets)
     if found is None:
         return []
-    figures = {"speedup by target": text.speedup, "MAT by target": text.mat}
+    figures = {"speedup by target": _speedup, "MAT by target": text.mat}
     return _drawn_by(found.targets, found.rows, figures, width)
 
 
@@ -217,6 +221,11 @@ def _drawn_by(
         grids = _grids(drawn, rows, width)
         lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
     return lines
+
+
+def _speedup(row: Row) -> str:
+    """There is no room for what a lossy row's costs: the table above has it."""
+    return text.speedup(row) if row.lossless else text.NONE
 
 
 def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:

@@ -11,11 +11,13 @@ from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.numbers.summary import PEER_BASELINE, Summary
 
 NONE = "-"
-LOSSY = "lossy: the output is not vanilla's; not ranked with the above"
+LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"
 RUN_SCOPE = (
     "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
 )
-LOSSY_RUN_SCOPE = "lossy, and run scope: figures depend on the order of the prompts"
+LOSSY_RUN_SCOPE = (
+    "lossy, and run scope: speed and quality; figures depend on the order of the prompts"
+)
 WORK = "target forwards a token, parts of one by the share of its weights that they read"
 """What the column of that name means."""
 REPLAY = "replay"
@@ -295,19 +297,30 @@ def learning(summary: Summary) -> list[str]:
     ]
 
 
-def quality(summary: Summary) -> list[str]:
-    """What the answers of lossy rows lose or gain, a line a row."""
-    lines = []
-    for row in summary.lossy:
-        if row.score_difference is None:
-            continue
-        low, high = row.score_difference_low, row.score_difference_high
-        between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-        lines.append(
-            f"quality: {row.label} {100 * row.score_difference:+.1f} points of accuracy{between}"
-            f" against vanilla, on the same questions"
-        )
-    return lines
+def lost(row: Row) -> str:
+    """What the answers of a lossy row lose or gain in points, with the 95% interval."""
+    if row.lossless:
+        return NONE
+    return points(row.score_difference, row.score_difference_low, row.score_difference_high)
+
+
+def over_random(row: Row) -> str:
+    """By how many points its answers are better than its random control's, with the interval."""
+    return points(row.over_random, row.over_random_low, row.over_random_high)
+
+
+def points(mean: float | None, low: float | None, high: float | None) -> str:
+    """A difference in accuracy, in points, with its interval."""
+    if mean is None:
+        return NONE
+    between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * mean:+.1f}{between}"
+
+
+def at_what_cost(row: Row) -> str:
+    """The same in words, for wherever a lossy row's speedup stands alone; nothing of a lossless
+    one."""
+    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
 def controls(summary: Summary) -> list[str]:
@@ -316,6 +329,15 @@ def controls(summary: Summary) -> list[str]:
     for row in summary.lossy:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
+        own = [r for r in summary.rows if r.params.get("like") == row.label]
+        off = [r for r in own if abs(r.params.get("rate", 0.0) - row.rule_rate) > _AS_MANY]
+        lines += [
+            f"{r.label} was to let {percent(r.params.get('rate'))} of the rejected levels pass, and"
+            f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
+            for r in off
+        ]
+        if own:
+            continue
         rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
         if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
             continue
@@ -323,7 +345,7 @@ def controls(summary: Summary) -> list[str]:
         how = (
             f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
             if rule
-            else f"a row of {name} whose accept rule is RandomAccept({rate})"
+            else f"a row of {name} whose accept rule is RandomAccept({rate}), or of random-accept"
         )
         lines.append(
             f"no control lets as many pass as {row.label}, {rate} of the rejected levels: add {how}"

@@ -36,7 +36,7 @@ def test_run_has_the_figures_that_it_has_data_for_and_the_same_bytes_twice(
     found = reading(synthetic.sps, synthetic.hf_vanilla)
     first, second = (write_figures(found, tmp_path / place, paper=True) for place in "ab")
     names = [file.stem for file in first if file.suffix == ".png"]
-    rare = ("targets", "pareto", "lengths", "load", "seen")
+    rare = ("targets", "pareto", "frontier", "lengths", "load", "seen")
     assert names == [name for name in CAPTIONS if name not in rare]
     for form in (".svg", ".pdf"):
         assert [file.stem for file in first if file.suffix == form] == names

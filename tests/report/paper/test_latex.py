@@ -73,7 +73,11 @@ def test_every_part_is_a_file_that_a_paper_can_input(reading, tmp_path):
 
 def test_lossy_rows_stand_below_a_line_of_their_own(reading, tmp_path):
     write_latex(reading, tmp_path)
-    for name in ("overall", "cost", "families"):
+    overall, lossy = (
+        (tmp_path / "latex" / f"{name}.tex").read_text() for name in ("overall", "lossy")
+    )
+    assert "lossy" not in overall and "less vanilla's" in lossy
+    for name in ("cost", "families"):
         lines = (tmp_path / "latex" / f"{name}.tex").read_text().splitlines()
         split = next(n for n, line in enumerate(lines) if r"\emph{lossy" in line)
         assert lines[split + 1].startswith("lossy ")

@@ -1,0 +1,74 @@
+"""The head of Judge Decoding: from the target's row of a drafted token to how harmless it is.
+
+Bachmann et al., arXiv:2501.19309: one linear layer on the last hidden state, and a sigmoid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha256_of
+
+_ANOTHER = "choose a judge that was trained with this target, or: specbench train judge"
+
+
+class JudgeHead(Artifact):
+    """A trained judge.
+
+    Args:
+        weight: [hidden], for the target's normed rows. bias: [1].
+    """
+
+    kind: ClassVar[str] = "judge"
+    hint: ClassVar[str] = "specbench train judge --out DIR, then --set judge.head=DIR/judge"
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._weight, self._bias = weight, bias
+        self.weight_bytes = weight.nbytes + bias.nbytes
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """From normed rows [n, hidden] that have read each token to chances of harmlessness [n]."""
+        return (rows.to(self._weight.dtype) @ self._weight + self._bias).sigmoid()
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The judge in a folder: config.json with its width, and safetensors.
+
+        Raises:
+            EnvironmentFault: nothing that can be read, or made for another target.
+        """
+        file, target = folder / "config.json", decoders["target"]
+        config: dict[str, Any] = {}
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+        trained_for = config.get("specbench", {}).get("target_sha256")
+        if config.get("hidden_size") != target.hidden_size:
+            raise EnvironmentFault(
+                f"{folder.name} is no judge of rows of {target.hidden_size} numbers", _ANOTHER
+            )
+        if trained_for and sha256_of(target) not in (None, trained_for):
+            raise EnvironmentFault(f"{folder.name} was trained with another target", _ANOTHER)
+        weights = Weights(folder)
+        try:
+            parts = [weights[name].to(target.device).float() for name in ("weight", "bias")]
+        except KeyError as missing:
+            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+        if [part.shape for part in parts] != [(target.hidden_size,), (1,)]:
+            raise EnvironmentFault(f"{folder.name}: its tensors have other shapes", _ANOTHER)
+        return cls(*parts)
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """A judge whose verdicts spread over all of (0, 1)."""
+        target, generator = decoders["target"], torch.Generator().manual_seed(seed)
+        dtype = torch.promote_types(target.dtype, torch.float32)
+        weight = torch.randn(target.hidden_size, generator=generator, dtype=torch.float64)
+        weight *= 4 / math.sqrt(target.hidden_size)
+        return cls(weight.to(target.device, dtype), torch.zeros(1, dtype=dtype).to(target.device))

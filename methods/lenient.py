@@ -1,0 +1,83 @@
+"""Lenience: speculative sampling that takes a token as if the target made it more likely.
+
+Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
+Decoding, ICML 2023, arXiv:2211.17192, appendix A.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from specbench_cli.api import (
+    AcceptRule,
+    Draft,
+    Field,
+    Lenient,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+)
+
+
+class LenientParams(MethodParams):
+    """Parameters of `Lenience`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+    factor: float = Field(
+        0.5, ge=0, le=1, description="lenience: q times this is compared with p; off: 1"
+    )  # fmt: skip
+
+
+class Lenience(Method):
+    """Lenient: a draft token stands if it would were the target's p so many times as high.
+
+    Not exact: x drawn from q stands with probability min(1, p(x) / (factor q(x))); no token is then
+    made more than 1 / factor times as likely as p has it, as long as it was drafted. At its off
+    position, factor 1, it makes the tokens of `sps`.
+    Differs from the paper: nothing under rejection. In greedy decoding the paper's way is a
+    comparison with the best token, p(x) >= factor max p; in coupled decoding the same is asked of
+    what decides there, log p + noise.
+
+    One step:
+    1. Feed the draft the committed tokens that it has not seen; draw `length` tokens x from it.
+    2. (engine) One target forward over the last committed token and the draft. x stands with
+       probability min(1, p(x) / (factor q(x))); greedy: if p(x) >= factor max p.
+    3. (engine) In place of the first that does not stand: a draw from norm(max(p - q, 0)); greedy:
+       the target's best.
+    4. Forget the draft's rows of rejected tokens.
+    """
+
+    name: ClassVar[str] = "lenient"
+    Params: ClassVar[type[LenientParams]] = LenientParams
+    params: LenientParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+    relative: ClassVar[str | None] = "sps"
+    off: ClassVar[Mapping[str, Any]] = {"factor": 1.0}
+
+    @property
+    def accept(self) -> AcceptRule:
+        """Step 2, of what the lossless rule rejects."""
+        return Lenient(self.params.factor)
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
+        self.model.forward(session.since(0), self.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 1."""
+        x, picks = session.since(self.state.length()), list[Pick]()
+        while len(picks) < min(limit, self.params.length):
+            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 4: the last committed token has no row yet."""
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -1,0 +1,137 @@
+"""The controls of lossy rows: brought by the run, at the rate that was measured, or left out."""
+
+import pytest
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.execute import run as execute
+from specbench_cli.execute.planning.controls import controlled
+from specbench_cli.report.reading import read
+from specbench_cli.report.terminal import text
+from specbench_cli.report.terminal.table import run_text
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+OWN = ["vanilla", "typical", "draft-alone", "sps", "random for typical"]
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def flags(self):
+        return []
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def config_of(*rows, **given):
+    return RunConfig.model_validate(
+        {"methods": [{"name": "vanilla"}, *rows], "limit": 4, "max_new_tokens": 16,
+         "allow_noise": True, "threads": 1, **given}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of a lossy row with what it brings."""
+    folder, view = tmp_path_factory.mktemp("runs") / "run", Silent()
+    row = {"name": "typical", "params": {"epsilon": 0.001, "delta": 1.0}}
+    plan, run_dir = execute.start(config_of(row), {}, folder, view)
+    return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+
+
+def labels(config):
+    return [row.label for row in controlled(config).methods]
+
+
+def test_a_lossy_row_brings_its_controls():
+    assert labels(config_of("typical")) == OWN
+    ruled = {"name": "sps", "label": "lax", "params": {"accept": "threshold", "epsilon": 0.1}}
+    assert labels(config_of(ruled)) == ["vanilla", "lax", "draft-alone", "sps exact",
+                                        "random for lax"]  # fmt: skip
+    (exact, random) = controlled(config_of(ruled)).methods[-2:]
+    assert exact.params == {} and random.params == {"accept": "random", "like": "lax"}
+
+
+def test_each_setting_has_its_own_random_row_and_all_share_the_others():
+    rows = [{"name": "lenient", "label": f"at {f}", "params": {"factor": f, "length": 3}}
+            for f in (0.2, 0.5, 1.0)]  # fmt: skip
+    found = controlled(config_of(*rows, "typical")).methods
+    assert [row.label for row in found[5:]] == [
+        "draft-alone", "sps", "random for at 0.2", "random for at 0.5", "sps (control)",
+        "random for typical",
+    ]  # fmt: skip
+    assert [row.params.get("length") for row in found[6:9]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "brought"),
+    [
+        (["sps", "pld"], {}, []),
+        (["typical"], {"controls": "none"}, []),
+        (["typical", "draft-alone", "sps"], {}, ["random for typical"]),
+        (["typical", "random-accept"], {}, ["draft-alone", "sps"]),
+        ([{"name": "typical", "params": {"epsilon": 1.0, "delta": 1e9}}], {}, []),
+        (["typical"], {"tune": 2}, []),
+    ],
+    ids=["lossless", "none asked", "there already", "a rate of the user's", "off", "tuned"],
+)
+def test_nothing_is_brought_that_is_not_lacking(rows, given, brought):
+    config = config_of(*rows, **given)
+    assert labels(config) == [row.label for row in config.methods] + brought
+
+
+def test_the_random_row_has_the_rate_that_was_measured(finished):
+    assert list(dict.fromkeys(record.label for record in finished.records())) and not [
+        record.error for record in finished.records() if record.error
+    ]
+    rows = {row.label: row for row in read(finished).summary.rows}
+    assert sorted(rows) == sorted(OWN)
+    rate = finished.manifest["rates"]["typical"]
+    first = [r.steps for r in finished.records() if r.label == "typical" and r.turn == 1]
+    asked = sum(sum(steps.tested) - sum(steps.accepted) for steps in first)
+    assert rate == pytest.approx(sum(sum(steps.relaxed) for steps in first) / asked, abs=1e-4)
+    assert 0 < rate < 1 and rows["random for typical"].params["rate"] == rate
+    assert rows["random for typical"].accept_rule == f"random(rate={rate:g})"
+    assert {label for label, row in rows.items() if row.control} == {
+        "draft-alone", "random for typical",
+    }  # fmt: skip
+
+
+def test_the_draft_alone_is_recorded_without_the_target(finished):
+    own = [record for record in finished.records() if record.label == "draft-alone"]
+    for record in own:
+        assert record.target_forwards == 0 == record.target_equivalents
+        assert record.draft_forwards == record.n_tokens
+        assert record.guarantee == "quality_only" and record.verdict.kind == "unchecked"
+    rows = {row.label: row for row in read(finished).summary.rows}
+    assert rows["draft-alone"].per_forward is None and rows["draft-alone"].share_target == 0
+    assert rows["vanilla"].per_forward == 1
+
+
+def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
+    summary = read(finished).summary
+    assert {row.label for row in summary.lossless} == {"vanilla", "sps"}
+    for row in summary.lossy:
+        assert row.score_difference_low is not None and row.n_scored == 4
+        assert text.at_what_cost(row).endswith("points, n 4")
+    shown = run_text(summary, read(finished).facts)
+    head, lossy = shown.split(text.LOSSY)
+    assert "typical" not in head and "sps" not in lossy.partition("same letter")[0]
+    assert "less vanilla's" in lossy and "tok/fwd" in lossy
+    assert not text.controls(summary)
+
+
+@pytest.mark.parametrize(
+    ("like", "given", "why"),
+    [
+        ("nobody", {}, "no row of that name has an accept rule"),
+        ("sps", {}, "no row of that name has an accept rule"),
+        ("typical", {"executor": "ray"}, "is not measured beforehand"),
+    ],
+)
+def test_a_rate_that_cannot_be_measured_is_refused(like, given, why, tmp_path):
+    control = {"name": "random-accept", "params": {"like": like}}
+    with pytest.raises(UsageError, match=f"random-accept is to let as many pass as.*{why}"):
+        execute.start(config_of("sps", "typical", control, **given), {}, tmp_path / "r", Silent())

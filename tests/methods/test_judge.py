@@ -1,0 +1,168 @@
+"""Judge Decoding: whose rows the judge is given, what passes, and how its labels are mined."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from methods._artifacts.judge import JudgeHead
+from methods.judge import Judge, JudgeParams, Verdict
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.tasks import Question
+from specbench_cli.training.heads.judge import Asked, Mined, area_under, export, fit, mine
+
+WIDTH = 32
+
+
+class Heard:
+    """A judge that keeps the rows it is given, and always says the same."""
+
+    def __init__(self, says):
+        self.says, self.rows = says, []
+
+    def __call__(self, rows):
+        self.rows.append(rows.clone())
+        return torch.full(rows.shape[:1], self.says)
+
+
+@pytest.fixture
+def heard(open_session, monkeypatch):
+    """A decoding with such a judge: its method, its session and the judge."""
+
+    def decode(says, threshold=0.5, **rest):
+        judge = Heard(says)
+        session = open_session(7, Sampling(), budget=24, **rest)
+        monkeypatch.setattr(type(session), "artifact", lambda *_: judge)
+        method = Judge(JudgeParams(threshold=threshold))
+        steps = list(method.generate(session))
+        return steps, session, judge
+
+    return decode
+
+
+def test_a_judge_that_always_agrees_lets_every_draft_pass(heard):
+    steps, _, _ = heard(0.9, draft="far")
+    words = [word for step in steps for word in step.outcome.origin]
+    assert "recovered" not in words and words.count("relaxed") > 8
+    assert all(len(step.outcome.path) == step.draft.nodes for step in steps[:-1])
+
+
+def test_a_judge_that_never_agrees_changes_nothing(heard, open_session):
+    _, session, judge = heard(0.1, draft="far")
+    _, exact, _ = heard(0.1, threshold=1.0, draft="far")
+    assert session.output() == exact.output() and judge.rows
+    assert "relaxed" not in session.harness.text.origin
+
+
+def test_a_token_is_judged_by_the_row_that_has_read_it(heard, family):
+    """Not by the row before, which says what comes in its place."""
+    steps, session, judge = heard(0.9)
+    text = torch.tensor([list(session.tokens())])
+    target = family.decoders["target"]
+    out = target.forward(Tokens(text), target.new_state(text.shape[1]), logits_at=None)
+    due, at = target.norm(out.hidden[0]), text.shape[1] - len(session.output()) + 1
+    for step, rows in zip(steps, judge.rows, strict=True):
+        if step.draft.nodes:
+            assert torch.allclose(rows, due[at : at + step.draft.nodes], atol=1e-4)
+        at += len(step.outcome.committed)
+
+
+def test_a_stricter_judge_stops_whatever_this_one_stops():
+    rule = Verdict(0.2)
+    assert [rule.stricter.threshold, rule.stricter.stricter.threshold] == [0.6, 0.8]
+    assert not rule.stricter.off and Verdict(1.0).off and str(rule) == "judge(threshold=0.2)"
+
+
+# ---- the head -----------------------------------------------------------------------------------
+
+
+def test_what_training_wrote_is_read(tmp_path, family):
+    weight, bias = torch.randn(WIDTH), torch.tensor([0.5])
+    judged = fit(separable())[2]
+    export(tmp_path, weight, bias, judged, {"target": "tiny"})
+    head = JudgeHead.load(tmp_path, {"target": family.decoders["target"]})
+    rows = torch.randn(3, WIDTH)
+    assert torch.allclose(head(rows), (rows @ weight + bias).sigmoid(), atol=1e-6)
+    assert head.weight_bytes == 4 * (WIDTH + 1)
+    told = json.loads((tmp_path / "config.json").read_text())["specbench"]
+    assert told["kind"] == "judge" and told["held_out"]["auc"] == judged.auc
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "why"),
+    [
+        (None, {}, "is no judge of rows of 32 numbers"),
+        ({"hidden_size": 8}, {}, "is no judge of rows of 32 numbers"),
+        ({"hidden_size": 32}, {"weight": torch.ones(32)}, "lacks the tensor 'bias'"),
+        (
+            {"hidden_size": 32},
+            {"weight": torch.ones(31), "bias": torch.ones(1)},
+            "its tensors have other shapes",
+        ),
+    ],
+)
+def test_what_is_no_judge_of_this_target_is_refused(tmp_path, family, config, tensors, why):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors or {"other": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(EnvironmentFault, match=why):
+        JudgeHead.load(tmp_path, {"target": family.decoders["target"]})
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def written(ids):
+    return " ".join(map(str, ids))
+
+
+@pytest.mark.parametrize(("reference", "harmless"), [("its own", False), ("nothing", True)])
+def test_a_token_is_harmless_if_the_answer_behind_it_scores_no_worse(
+    family, monkeypatch, reference, harmless
+):
+    """Against the target's own words every other token harms; where the answer is wrong anyway,
+    none does."""
+    target, near = family.decoders["target"], family.decoders["near"]
+    monkeypatch.setattr("specbench_cli.training.heads.judge.MOST", 24)
+
+    def asked(answer):
+        question = Question("judge/0", "0", "judge", "qa", "qa", ("?",), (answer,), "exact_match")
+        return Asked(question, family.prompts[9])
+
+    first = []
+    mine(target, target, [asked("")], frozenset(), lambda ids: first.append(ids) or written(ids))
+    found = mine(
+        target, near, [asked(written(first[0]) if reference == "its own" else "no")], frozenset(),
+        written,
+    )  # fmt: skip
+    assert set(found.harmless.tolist()) == {harmless}
+    assert found.rows.shape == (len(found.harmless), WIDTH) and len(found.harmless) > 2
+
+
+def separable(n=400, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(n, WIDTH, generator=generator)
+    harmless = rows[:, 0] + 0.3 * torch.randn(n, generator=generator) > 0.8
+    return Mined(rows, harmless, torch.arange(n) // 4)
+
+
+def test_what_can_be_told_is_learnt():
+    mined = separable()
+    weight, bias, judged = fit(mined)
+    assert judged.auc > 0.95 and judged.tokens == 80
+    assert int(weight.abs().argmax()) == 0 and weight[0] > 0
+    caught, passed = (list(each.values()) for each in (judged.caught, judged.passed))
+    assert caught == sorted(caught) and passed == sorted(passed, reverse=True)
+    chances = (mined.rows @ weight + bias).sigmoid()
+    assert (
+        float(chances[mined.harmless].mean()) > 0.7 > 0.3 > float(chances[~mined.harmless].mean())
+    )
+
+
+def test_the_area_under_the_curve_counts_pairs_ties_half():
+    scores, truth = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True])
+    assert area_under(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    assert area_under(scores, torch.ones(4).bool()) == 0.5

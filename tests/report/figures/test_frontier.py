@@ -1,0 +1,67 @@
+"""The figure of lossy rows: accuracy against speed, controls beside what they control."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.report.figures import frontier
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.store.schema import Params
+
+EPSILONS = (0.05, 0.3)
+
+
+@pytest.fixture
+def made(synthetic, manifest):
+    """Typical acceptance at two settings, each with its random control, and the draft alone."""
+
+    def make(*, scored=True):
+        def fake(label, method):
+            return synthetic.Fake(label, method, 5, 0.6, 1.2, 0.1, guarantee="quality_only",
+                                  verdict="unchecked", relaxed=0.2)  # fmt: skip
+
+        lossy = [fake(f"typical epsilon={e}", "typical") for e in EPSILONS]
+        random = [fake(f"random for {each.label}", "random-accept") for each in lossy]
+        records = synthetic.records([synthetic.vanilla, synthetic.sps, *lossy, *random], prompts=12)
+        for record in records:
+            at = int(record.prompt_id.partition("/")[2])
+            wrong = record.label.startswith("random") and at % 3 == 0
+            record.score = float(not wrong) if scored else None
+            if record.label.startswith("random"):
+                like = record.label.removeprefix("random for ")
+                record.params = Params({}, {"length": 5, "like": like, "rate": 0.3})
+        rows = [{"label": each.label, "control": True} for each in random]
+        return summarise(records, manifest | {"rows": rows}, resamples=50)
+
+    return make
+
+
+def test_each_method_is_a_line_and_its_random_controls_another(made, check_legible):
+    figure = frontier.draw(made())
+    (axes,) = figure.axes
+    named = {each.get_label(): each for each in axes.containers}
+    assert list(named) == ["typical", "typical, at random"]
+    plain, hollow = (each.lines[0] for each in named.values())
+    assert plain.get_color() == hollow.get_color() and hollow.get_markerfacecolor() == "white"
+    assert len(plain.get_xdata()) == len(hollow.get_xdata()) == 2
+    assert all(plain.get_ydata() == 1) and all(hollow.get_ydata() < 1)
+    assert axes.get_xlabel() == "speedup over vanilla"
+    check_legible(figure)
+
+
+def test_without_times_speed_is_counted_in_forwards(made):
+    summary = made()
+    lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
+    figure = frontier.draw(replace(summary, lossy=lossy))
+    assert figure.axes[0].get_xlabel() == "tokens a target forward"
+    plain = figure.axes[0].containers[0].lines[0]
+    assert sorted(plain.get_xdata()) == sorted(
+        row.per_forward for row in lossy if row.method == "typical"
+    )
+
+
+def test_without_scores_there_is_no_figure_and_no_speedup(made):
+    summary = made(scored=False)
+    assert frontier.draw(summary) is None
+    assert {row.speedup for row in summary.lossy} == {None}
+    assert all("it is lossy, and of no two clusters" in row.speedup_note for row in summary.lossy)
