@@ -32,6 +32,11 @@ from specbench_cli.engine.verify.choosing import Pick
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomAccept
 
+# Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
+# as a whole if its rule says so; a ledger has what each wrote, and what became of it.
+from specbench_cli.engine.spans.judge import RandomSpan, SpanRule, mean_log_prob
+from specbench_cli.engine.spans.spans import SpanParams, Spans
+
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
 from specbench_cli.engine.drafting.chains import draft_chains
@@ -179,6 +184,7 @@ __all__ = [
     "Pick",
     "Preparer",
     "RandomAccept",
+    "RandomSpan",
     "Rollouts",
     "Rule",
     "Runs",
@@ -189,6 +195,9 @@ __all__ = [
     "SequentialHead",
     "Session",
     "SetSearch",
+    "SpanParams",
+    "SpanRule",
+    "Spans",
     "State",
     "Step",
     "StopRule",
@@ -216,6 +225,7 @@ __all__ = [
     "host",
     "key_of",
     "layer_bytes",
+    "mean_log_prob",
     "merge",
     "most",
     "ranking",

@@ -173,6 +173,13 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2308.04623",
     ),
+    "specreason": Entry(
+        "methods.specreason:SpecReason",
+        "SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.",
+        needs=("draft",),
+        guarantee="quality_only",
+        source="arXiv:2504.07891",
+    ),
     "pearl": Entry(
         "methods.pearl:Pearl",
         "PEARL: the draft goes on drafting while the target verifies what it drafted before.",

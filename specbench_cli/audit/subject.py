@@ -50,7 +50,7 @@ class Subject:
     @classmethod
     def of(cls, name: str, method: type[Method]) -> Subject:
         """A subject with variants worked out from the types of the method's parameters."""
-        variants = tuple(_variants(method.Params))
+        variants = tuple(_variants(method.Params, method.off))
         varied = (each for each in _varied(method.Params) if each not in variants)
         return cls(name, method, variants, tuple(varied))
 
@@ -139,9 +139,10 @@ def passed(params: MethodParams) -> str:
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "default parameters"
 
 
-def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
+def _variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[MethodParams]:
     """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
-    other choice of a parameter. Trees get twice as many nodes."""
+    other choice of a parameter. Trees get twice as many nodes. Of a lossy method the numbers once
+    more, with the parameters that make it lossless."""
     fields = kind.model_fields
     small = [_fitting(kind, _at_most(kind, most)) for most in (2, 1)]
     small += [_fitting(kind, {**small[1], name: 2}) for name in small[1] if len(small[1]) > 1]
@@ -151,8 +152,9 @@ def _variants(kind: type[MethodParams]) -> Iterator[MethodParams]:
         for choice in _choices(field)
         for numbers in (small[0], *small[2:3])
     ]
+    lossless = [{**values, **off} for values in ({}, *small)] if off else []
     seen: list[object] = []
-    for values in ({}, *small, *choices):
+    for values in ({}, *small, *choices, *lossless):
         params = kind(**values)
         # A number for a length leaves the rules' parameters unread, and of one there is no choice.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)

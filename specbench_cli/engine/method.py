@@ -27,6 +27,7 @@ class Method(ABC):
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
+        off: of a lossy method the parameters with which it is lossless.
         any_vocabulary: whether its draft model may have a tokenizer of its own
             (`Transcript`).
         peer: whether it is somebody else's implementation, measured but not audited.
@@ -43,6 +44,7 @@ class Method(ABC):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, Any]] = {}
     any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
     paper: ClassVar[Mapping[str, Any]] = {}
