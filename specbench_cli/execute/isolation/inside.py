@@ -119,9 +119,7 @@ class Inside:
         self.bench = Bench(plan)
         if opening.costs is not None:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
-        self.sampling = Sampling(
-            config.rule, config.temperature, config.top_k, config.top_p, config.seed
-        )
+        self.sampling = plan.sampling
         _limit_memory()
         self.code = state.seen(state.CODE)
         return self.bench.heads()
