@@ -12,6 +12,7 @@ from __future__ import annotations
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
@@ -134,6 +135,7 @@ __all__ = [
     "AcceptParams",
     "AcceptRule",
     "Artifact",
+    "Batch",
     "Candidates",
     "Chosen",
     "Claim",

@@ -180,6 +180,13 @@ METHODS: dict[str, Entry] = {
         guarantee="quality_only",
         source="arXiv:2504.07891",
     ),
+    "atts": Entry(
+        "methods.atts:Atts",
+        "ATTS: of the draft's chunks those are replaced that the target finds strangest, a share.",
+        needs=("draft",),
+        guarantee="quality_only",
+        source="arXiv:2509.15148",
+    ),
     "pearl": Entry(
         "methods.pearl:Pearl",
         "PEARL: the draft goes on drafting while the target verifies what it drafted before.",

@@ -171,6 +171,7 @@ CASES = {
         ({"cap": 4, "grade": "digit", "length": 2}, each_graded),
         ({"cap": 4, "grade": "random"}, each_graded),
     ],
+    "atts": [({"cap": 4, "length": 2}, each_graded)],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],
     "ssd": [({"length": 3}, outcomes)],

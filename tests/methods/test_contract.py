@@ -35,7 +35,10 @@ CONFIGURED = {
     "del": [{"length": 3}, {"length": 4, "stop": False, "keep": 0.5}],
     "swift": [{"depth": 4, "window": 6}],
     "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
-    "specreason": [{"threshold": 10.0, "cap": 5}, {"threshold": 10.0, "length": 3}],
+    "atts": [
+        {"alpha": 1.0, "cap": n, "known": 4, "length": length} for n, length in ((5, 0), (9, 3))
+    ],
+    "specreason": [{"threshold": 10.0, "cap": 5}, {"threshold": 10.0, "cap": 9, "length": 3}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""
