@@ -32,6 +32,9 @@ NEIGHBOURS = ("methods", "datasets_cfg")
 LOSSLESS = "lossless"
 """With default parameters: vanilla's very tokens, or under rejection the target's law."""
 
+LOSSY = "lossy"
+"""With default parameters neither: runs show it beside what its answers lose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -177,14 +180,14 @@ METHODS: dict[str, Entry] = {
         "methods.specreason:SpecReason",
         "SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.",
         needs=("draft",),
-        guarantee="quality_only",
+        guarantee=LOSSY,
         source="arXiv:2504.07891",
     ),
     "atts": Entry(
         "methods.atts:Atts",
         "ATTS: of the draft's chunks those are replaced that the target finds strangest, a share.",
         needs=("draft",),
-        guarantee="quality_only",
+        guarantee=LOSSY,
         source="arXiv:2509.15148",
     ),
     "pearl": Entry(

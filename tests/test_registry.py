@@ -71,8 +71,8 @@ def test_table_says_what_the_class_says(name):
     assert entry.summary == inspect.getdoc(found).partition("\n")[0]
     assert set(entry.needs) == found.needs
     assert entry.peer == found.peer
-    promised = found().guarantee("greedy")
-    assert entry.guarantee == ("lossless" if promised == "exact_tokens" else promised)
+    exact = found().guarantee("greedy") == "exact_tokens"
+    assert entry.guarantee == (registry.LOSSLESS if exact else registry.LOSSY)
 
 
 def test_vanilla_comes_first():

@@ -37,7 +37,8 @@ class Subject:
     Attributes:
         name: its name on the command line.
         method: its class.
-        variants: parameters, the defaults first, then short ones whose outcomes can be walked.
+        variants: parameters, the defaults first, then short ones whose outcomes can be walked, and
+            those at which a lossy method is exact.
         varied: more parameters, each the defaults with one parameter changed: numbers in both
             directions and to their bounds, what may be left out left out or given, every choice.
     """
@@ -141,8 +142,7 @@ def passed(params: MethodParams) -> str:
 
 def _variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[MethodParams]:
     """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
-    other choice of a parameter. Trees get twice as many nodes. Of a lossy method the numbers once
-    more, with the parameters that make it lossless."""
+    other choice of a parameter. Trees get twice as many nodes."""
     fields = kind.model_fields
     small = [_fitting(kind, _at_most(kind, most)) for most in (2, 1)]
     small += [_fitting(kind, {**small[1], name: 2}) for name in small[1] if len(small[1]) > 1]
@@ -152,9 +152,10 @@ def _variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[Meth
         for choice in _choices(field)
         for numbers in (small[0], *small[2:3])
     ]
-    lossless = [{**values, **off} for values in ({}, *small)] if off else []
     seen: list[object] = []
-    for values in ({}, *small, *choices, *lossless):
+    # Where a lossy method is exact, it is audited as an exact one.
+    exact = [{**numbers, **off} for numbers in ({}, *small[:2])] if off else []
+    for values in ({}, *small, *choices, *exact):
         params = kind(**values)
         # A number for a length leaves the rules' parameters unread, and of one there is no choice.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)

@@ -27,10 +27,10 @@ class Method(ABC):
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
-        off: of a lossy method the parameters with which it is lossless.
         any_vocabulary: whether its draft model may have a tokenizer of its own
             (`Transcript`).
         peer: whether it is somebody else's implementation, measured but not audited.
+        off: the parameters at which a lossy method is exact; audits prove it of them.
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
@@ -44,9 +44,9 @@ class Method(ABC):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
-    off: ClassVar[Mapping[str, Any]] = {}
     any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, Any]] = {}
     paper: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None
     citation: ClassVar[str] = ""
