@@ -13,7 +13,7 @@ from __future__ import annotations
 from pydantic import Field
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths
+from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
 from specbench_cli.engine.session import PeerSession, Session
@@ -218,6 +218,7 @@ __all__ = [
     "Weights",
     "Widths",
     "Windows",
+    "WordList",
     "Worker",
     "best_tree",
     "config_of",

@@ -190,6 +190,13 @@ METHODS: dict[str, Entry] = {
         guarantee=LOSSY,
         source="arXiv:2509.15148",
     ),
+    "speculative-thinking": Entry(
+        "methods.speculative_thinking:SpeculativeThinking",
+        "Speculative Thinking: the draft writes, and the target where it affirms or doubts.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2504.12329",
+    ),
     "pearl": Entry(
         "methods.pearl:Pearl",
         "PEARL: the draft goes on drafting while the target verifies what it drafted before.",

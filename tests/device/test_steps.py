@@ -96,6 +96,11 @@ def each_graded(told, draws):
     return told.step.draft.nodes + ("grade" in told.step.extra)
 
 
+def each_drafted(told, draws):
+    """Any token may end the paragraph."""
+    return told.step.draft.nodes
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -172,6 +177,10 @@ CASES = {
         ({"cap": 4, "grade": "random"}, each_graded),
     ],
     "atts": [({"cap": 4, "length": 2}, each_graded)],
+    "speculative-thinking": [
+        ({"cap": 4}, each_drafted),
+        ({"cap": 4, "writer": "target", "length": 2}, each_drafted),
+    ],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],
     "ssd": [({"length": 3}, outcomes)],

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, get_args
 
-Author = Literal["draft", "target"]
+Author = Literal["draft", "target", "method"]
+"""Who wrote a token: a model, or the method itself, whose words no model generated."""
 
 
 class Ledger:
-    """Tokens of each model: generated, and of these kept in the text or discarded; and scored ones.
+    """Tokens of each author: generated, of these kept in the text or discarded; and scored ones.
 
-    kept + discarded = generated, for each model, at the end of every step: a method that drops what
-    it threw away looks cheaper than it is. Scored are tokens that the target read to judge them,
+    kept + discarded = generated, for each, at the end of every step: a method that drops what it
+    threw away looks cheaper than it is. Scored are tokens that the target read to judge them,
     whoever wrote them, a question about them included; they are counted apart.
     """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.ledger import Ledger
+from specbench_cli.engine.spans.ledger import Author, Ledger
 from specbench_cli.engine.spans.split import Delimiter
 from specbench_cli.engine.types import Draft, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
@@ -75,9 +75,12 @@ class Spans:
     @property
     def over(self) -> bool:
         """Whether the open span has come to its end, or the text has."""
-        if self._session.finish is not None or len(self.written) >= self._cap:
-            return True
-        return self._delimiter.ends(self.written)
+        return self._session.finish is not None or len(self.written) >= self._cap or self.delimited
+
+    @property
+    def delimited(self) -> bool:
+        """Whether the open span ends with its delimiter, and the text goes on behind it."""
+        return self._session.finish is None and self._delimiter.ends(self.written)
 
     @property
     def replacing(self) -> bool:
@@ -115,23 +118,41 @@ class Spans:
         self.ledger.scored(len(question))
         return row
 
-    def target(self, length: int) -> Iterator[Step]:
-        """Have the target write the rest of the open span: losslessly, with drafts of so many
-        tokens, or none."""
-        while not self.over:
-            draft = self.draft(length)
+    def target(self, length: int, most: int | None = None) -> Iterator[Step]:
+        """Have the target write the rest of the open span, or at most so many tokens of it:
+        losslessly, with drafts of `length` tokens, or none."""
+        end = len(self.written) + (self._cap if most is None else most)
+        while not self.over and len(self.written) < end:
+            draft = self.draft(min(length, end - len(self.written)))
             yield self.settle(draft, self._session.score(draft))
+
+    def say(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
+        """Write words of the method's own, as far as there is room, where `accept` lets them."""
+        draft = self._session.chain(ids[: self._session.room()])
+        self.ledger.generated("method", draft.nodes)
+        return self.settle(draft, self._session.score(draft), accept, author="method", **counts)
 
     # ---- what becomes of it ---------------------------------------------------------------------
 
+    def discard(self, draft: Draft) -> None:
+        """Throw a draft away that nobody has read."""
+        self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
+        self.ledger.settled("draft", 0, draft.nodes)
+
     def settle(
-        self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None, **counts: float
+        self,
+        draft: Draft,
+        rows: Tensor,
+        accept: AcceptRule | None = None,
+        author: Author = "draft",
+        **counts: float,
     ) -> Step:
         """Verify a draft, commit what stands, roll both states back, and write it down.
 
         Args:
             rows: the target's logits [m + 1, V] at the root and the draft's tokens.
             accept: what lets it stand as a whole though the lossless rule does not.
+            author: who wrote it.
             counts: of the method's own, for the step.
         """
         session = self._session
@@ -141,7 +162,7 @@ class Spans:
         kept, own = len(committed.path), len(outcome.committed) - len(outcome.path)
         stand = len(committed.committed) - kept
         self.ledger.generated("target", own)
-        self.ledger.settled("draft", kept, draft.nodes - kept)
+        self.ledger.settled(author, kept, draft.nodes - kept)
         self.ledger.settled("target", stand, own - stand)
         if accept is not None:
             self.ledger.scored(draft.nodes)
