@@ -12,7 +12,8 @@ from __future__ import annotations
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
 from specbench_cli.engine.session import PeerSession, Session
@@ -40,6 +41,11 @@ from specbench_cli.engine.verify.accept import (
     Typical,
 )
 from specbench_cli.engine.verify.random import Random
+
+# Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
+# as a whole if its rule says so; a ledger has what each wrote, and what became of it.
+from specbench_cli.engine.spans.judge import RandomSpan, SpanRule, mean_log_prob
+from specbench_cli.engine.spans.spans import SpanParams, Spans
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
@@ -142,6 +148,7 @@ __all__ = [
     "AcceptParams",
     "AcceptRule",
     "Artifact",
+    "Batch",
     "Candidates",
     "Chosen",
     "Claim",
@@ -195,6 +202,7 @@ __all__ = [
     "Preparer",
     "Random",
     "RandomAccept",
+    "RandomSpan",
     "Rollouts",
     "Rule",
     "Runs",
@@ -205,6 +213,9 @@ __all__ = [
     "SequentialHead",
     "Session",
     "SetSearch",
+    "SpanParams",
+    "SpanRule",
+    "Spans",
     "State",
     "Step",
     "StopRule",
@@ -221,6 +232,7 @@ __all__ = [
     "Weights",
     "Widths",
     "Windows",
+    "WordList",
     "Worker",
     "best_tree",
     "config_of",
@@ -234,6 +246,7 @@ __all__ = [
     "host",
     "key_of",
     "layer_bytes",
+    "mean_log_prob",
     "merge",
     "most",
     "ranking",

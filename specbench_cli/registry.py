@@ -210,6 +210,27 @@ METHODS: dict[str, Entry] = {
         needs=("draft",),
         source="arXiv:2308.04623",
     ),
+    "specreason": Entry(
+        "methods.specreason:SpecReason",
+        "SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2504.07891",
+    ),
+    "atts": Entry(
+        "methods.atts:Atts",
+        "ATTS: of the draft's chunks those are replaced that the target finds strangest, a share.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2509.15148",
+    ),
+    "speculative-thinking": Entry(
+        "methods.speculative_thinking:SpeculativeThinking",
+        "Speculative Thinking: the draft writes, and the target where it affirms or doubts.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2504.12329",
+    ),
     "pearl": Entry(
         "methods.pearl:Pearl",
         "PEARL: the draft goes on drafting while the target verifies what it drafted before.",

@@ -34,6 +34,8 @@ from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.scoring import Partial
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.types import Out
+from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.drafter import Desk
@@ -58,10 +60,12 @@ class Watched(Session):
 
     Attributes:
         watch: has begun.
+        picked: draft tokens that were drawn or chosen by `pick`.
     """
 
     held: list[tuple[Decoder | Partial, State]]
     stateless: tuple[FeatureHead, ...] = ()
+    picked = 0
 
     def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
         super().__init__(workspace, *request, **rest)
@@ -89,6 +93,11 @@ class Watched(Session):
         if isinstance(made, MeteredHead):
             self.stateless = (*self.stateless, made.head)
         return made
+
+    def pick(self, out: Out, ahead: int = 0) -> Pick:
+        """See `Session`."""
+        self.picked += 1
+        return super().pick(out, ahead)
 
     @property
     def drafted_by_tables(self) -> bool:

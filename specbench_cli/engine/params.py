@@ -57,3 +57,12 @@ Widths = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)
 ]
 """The type of a parameter: children of a tree's nodes, level by level."""
+
+
+def _words(value: Any) -> Any:
+    """ "wait,hold on", as a command line has it; none of an empty text."""
+    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+
+
+WordList = Annotated[tuple[str, ...], BeforeValidator(_words)]
+"""The type of a parameter: words that a text is searched for."""

@@ -201,7 +201,7 @@ def untrue(saw: Seen, told: Told, *, bonus: bool, last: bool) -> str | None:
     cut = last and len(committed) == stand
     if outcome.tested != stand + (rejected and not cut):
         return f"{outcome.tested} levels tested of {_words(draft)}, of which {stand} stood"
-    if not cut and not rejected and len(committed) > stand and not bonus:
+    if not cut and not rejected and len(committed) > stand and ids and not bonus:
         return f"a token follows {_words(draft)}, all of which stood, and the method has no bonus"
     return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
@@ -30,6 +31,7 @@ class Workspace:
     recipes: by role, what makes a decoder in another process; it can be sent there.
     transport: where drafters that work beside the target run.
     role: what the forwards of its target count as, prefill apart.
+    words: what the target's ids stand for; None: what the tokenizer says, if there is one.
     """
 
     decoders: Mapping[str, Decoder]
@@ -41,6 +43,7 @@ class Workspace:
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
     role: Role = "verify"
+    words: Vocabulary | None = None
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
@@ -61,6 +64,24 @@ class Workspace:
         if model == "target":
             return self
         return replace(self, decoders={"target": self.decoders[model]}, role="draft")
+
+    def vocabulary(self) -> Vocabulary:
+        """What the target's ids stand for; where there is no tokenizer, themselves.
+
+        Raises:
+            MethodFault: its tokenizer spells in a way that is not known here.
+        """
+        if self.words is None and self.tokenizer is None:
+            self.words = Vocabulary.of_ids(self.decoders["target"].vocab_size)
+        elif self.words is None:
+            try:
+                self.words = Vocabulary.of(self.tokenizer)
+            except ValueError as unknown:
+                raise MethodFault(
+                    f"the method reads what tokens say, and of the target's tokenizer {unknown}",
+                    "choose a --target with a byte-level or SentencePiece tokenizer",
+                ) from None
+        return self.words
 
     def loans(self, seats: int = 1, seat: int = 0) -> Loans:
         """States for one request, which may be one of several that are decoded together."""

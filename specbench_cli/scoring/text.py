@@ -31,6 +31,12 @@ def same_lines(reference: str, answer: str) -> float:
     return SequenceMatcher(None, _lines(reference), _lines(answer), autojunk=False).ratio()
 
 
+def right_steps(reference: str, answer: str) -> list[bool]:
+    """Of each line of a reference whether the answer has it in its place, white space aside."""
+    pairs = zip_longest(reference.splitlines(), answer.splitlines(), fillvalue="")
+    return [same_words(ours, theirs) for ours, theirs in pairs][: len(reference.splitlines())]
+
+
 def _lines(text: str) -> list[str]:
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [_MARK.sub("", line).strip("`") for line in lines if line and not _FENCE.match(line)]

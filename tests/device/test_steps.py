@@ -91,6 +91,16 @@ def sure_exits(told, draws):
     return each_forward(told, draws) + exits(told, draws)
 
 
+def each_graded(told, draws):
+    """Any token may end the span; and the grade of one that is judged."""
+    return told.step.draft.nodes + ("grade" in told.step.extra)
+
+
+def each_drafted(told, draws):
+    """Any token may end the paragraph."""
+    return told.step.draft.nodes
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -161,6 +171,16 @@ CASES = {
     "chimera": [({"depth": 3, "nodes": 8}, nothing)],
     "falcon": [({"nodes": 12}, nothing)],
     "mtp": [({}, nothing), ({"length": "confidence", "max": 3}, each_token)],
+    "specreason": [
+        ({"cap": 4}, each_graded),
+        ({"cap": 4, "grade": "digit", "length": 2}, each_graded),
+        ({"cap": 4, "grade": "random"}, each_graded),
+    ],
+    "atts": [({"cap": 4, "length": 2}, each_graded)],
+    "speculative-thinking": [
+        ({"cap": 4}, each_drafted),
+        ({"cap": 4, "writer": "target", "length": 2}, each_drafted),
+    ],
     "pearl": [({}, window)],
     "mirror": [({"length": 3}, outcomes)],
     "ssd": [({"length": 3}, outcomes)],

@@ -22,6 +22,9 @@ CONFIGURED = {
     "sps": [{"length": 1}, {"length": 2}, {"length": "confidence", "max": 2}],
     "eqspec": [{"length": 2}],
     "exspec": [{"length": 2}],
+    "specreason": [{"threshold": 10.0, "cap": 2}],
+    "speculative-thinking": [{"writer": "target", "cap": 2, "length": 2}],
+    "atts": [{"alpha": 1.0, "cap": 2, "known": 2}],
     "specdec++": [{"min": 1, "max": 2}],
     "sps-tree": [
         {"width": 2, "depth": 1, "law": "point"},

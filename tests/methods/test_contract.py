@@ -20,6 +20,9 @@ REJECTION = Sampling("rejection", 0.8, seed=3)
 EXACT = pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
 RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
 
+SHORT = {"probe": 4, "checked": 5, "excess": 5, "limit": 2}
+"""Takeovers."""
+
 CONFIGURED = {
     "sps": [{"length": 1}, {}],
     "specdec++": [{"max": 6}],
@@ -39,6 +42,11 @@ CONFIGURED = {
     "del": [{"length": 3}, {"length": 4, "stop": False, "keep": 0.5}],
     "swift": [{"depth": 4, "window": 6}],
     "dyspec": [{"nodes": 8}, {"growth": "threshold"}],
+    "atts": [
+        {"alpha": 1.0, "cap": n, "known": 4, "length": length} for n, length in ((5, 0), (9, 3))
+    ],
+    "speculative-thinking": [{"writer": "target", "cap": 9, "length": 3, **SHORT}],
+    "specreason": [{"threshold": 10.0, "cap": 5}, {"threshold": 10.0, "cap": 9, "length": 3}],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specbench_cli.scoring import score
+from specbench_cli.scoring import right_steps, score
 from specbench_cli.scoring.number import final_number
 from specbench_cli.tasks import Question, load_task
 
@@ -254,3 +254,10 @@ def test_each_sample_of_best_of_n_is_scored_by_the_same_reference():
     questions = load_task("best-of-n").questions
     assert all(score(q, len(q.turns), q.reference[-1]) == 1 for q in questions)
     assert not any(score(q, len(q.turns), "I do not know") for q in questions)
+
+
+def test_of_a_chain_each_step_is_known_by_its_place():
+    reference = "3*4 = 12\n12-3 = 9\n#### 9"
+    assert right_steps(reference, reference) == [True] * 3
+    assert right_steps(reference, "3*4 = 13\n12-3  = 9\n#### 9\nmore") == [False, True, True]
+    assert right_steps(reference, "12-3 = 9") == [False, False, False]

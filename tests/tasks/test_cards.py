@@ -213,4 +213,4 @@ def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
 
 def test_the_embedded_pair_says_something_only_where_it_was_trained():
     trained = {name for name in task_names() if describe(name).get("embedded") == "trained"}
-    assert trained == {"best-of-n", "gsm8k", "mini"}
+    assert trained == {"best-of-n", "chains", "gsm8k", "mini"}

@@ -124,6 +124,33 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
         assert steps[-1][3] == answer, row
 
 
+def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
+    shipped: dict[str, list[generate.Row]],
+) -> None:
+    rows = of(shipped, "chains", "sums")
+    assert len(rows) == 180
+    for row in rows:
+        (answer,) = row["reference"]
+        numbers = re.findall(r"(\d+)([-+*/])(\d+) = (\d+)", answer)
+        (_, _, _, first), (left, _, right, second) = numbers
+        assert first in (left, right) and answer.endswith(f"\n#### {second}")
+        assert len(answer.splitlines()) == 3
+
+
+def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
+    shipped: dict[str, list[generate.Row]], training: list[generate.Row]
+) -> None:
+    rows = shipped["chains"]
+    assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == 240
+    assert words(rows) <= words(training)
+    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+    half_b = {*lexicon.NAMES[1::2], *lexicon.ITEMS[1::2]}
+    assert not half_b & words([row for row in rows if row["template"] in held_out])
+    assert not {row["turns"][0] for row in generate.chain_rows(1)} >= {
+        row["turns"][0] for row in rows
+    }
+
+
 def test_rag_answers_stand_in_the_passage_they_name(training: list[generate.Row]) -> None:
     rows = [row for row in training[:3_000] if row["family"] == "rag"]
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.scoring import Partial
+from specbench_cli.engine.spans.judge import SpanRule
+from specbench_cli.engine.spans.ledger import open_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.sampling import Rule
@@ -87,6 +90,7 @@ def check_conduct(subject: Subject) -> list[Finding]:
                 break  # what comes after a wrong state says nothing
         else:
             wrong = _wrong_record(session, taken, subject.name, ruled=judged is not None)
+            wrong = wrong or _wrong_ledger(session, taken)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
         wrong = beside or session.contradiction()
         clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
@@ -172,7 +176,7 @@ def _wrong_count(session: Watched, step: Step, steps: int, *, bonus: bool) -> st
         return f"{levels} levels drafted where at most {max(room, 0)} are of use"
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
-    due = stand + (bonus or stand < levels)
+    due = stand + (bonus or stand < levels or not levels)
     if not ends and n != due:
         return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
     if not any(f.model == "target" and f.role != "draft" for f in step.forwards):
@@ -210,6 +214,8 @@ class Judged:
         """Which token is told as accepted or as relaxed and is not, or rejected and passes."""
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
+        if isinstance(self.rule, SpanRule) and (wrong := _misjudged(self.rule, step)) is not None:
+            return wrong
         for at, word in enumerate(step.outcome.origin, start=first):
             before, last, token = text[at - 2 : at + 1]
             where = f"behind {before} {last}"
@@ -244,6 +250,40 @@ class Judged:
             return False
         passes = self._passes(before, last, token, stricter)
         return passes and not self._passes(before, last, token)
+
+
+def _misjudged(rule: SpanRule, step: Step) -> str | None:
+    """What of a span stands though its grade is not enough, or falls though it is."""
+    words, grade = step.outcome.origin, step.extra.get("grade")
+    stands = grade is not None and rule.enough(grade)
+    if "relaxed" in words and not stands:
+        return f"{words.count('relaxed')} tokens are relaxed of a span of grade {grade}, for {rule}"
+    if "recovered" in words and stands:
+        return f"a token is rejected of a span of grade {grade}, for {rule}"
+    return None
+
+
+def _wrong_ledger(session: Watched, taken: Sequence[Step]) -> str | None:
+    """What does not add up in the ledger of a method that keeps one (`Spans.ledger`): against
+    itself, the draws that the session saw, and the tokens of the text."""
+    counts = Counter[str]()
+    for step in taken:
+        counts.update(step.extra)
+    if "target_generated" not in counts:
+        return None
+    for author, n in open_tokens(counts).items():
+        if n:
+            return f"the {author} generated {n} tokens that were neither kept nor discarded"
+    if counts["draft_generated"] != session.picked:
+        return f"{counts['draft_generated']} tokens drafted by the ledger, {session.picked} drawn"
+    origin = session.harness.text.origin
+    drafted = origin.count("accepted") + origin.count("relaxed")
+    if (counts["draft_kept"], counts["target_kept"]) != (drafted, len(origin) - drafted):
+        kept = counts["draft_kept"], counts["target_kept"]
+        return (
+            f"the ledger keeps {kept} tokens where the text has {(drafted, len(origin) - drafted)}"
+        )
+    return None
 
 
 def _tested(step: Step) -> list[int]:

@@ -1,5 +1,5 @@
-"""Seeded, program-generated tasks, without any download: six families that mirror Spec-Bench's, and
-three tasks in which much is said again.
+"""Seeded, program-generated tasks, without any download: six families that mirror Spec-Bench's,
+three tasks in which much is said again, and one of chains of steps.
 
 A *skill* draws words from small closed lexicons and returns the full answer to what it asks, so
 every answer can be checked; a *template* is one wording of a skill. Rows are a pure function of
@@ -19,6 +19,10 @@ times. `agentic` and `repair` are *workflows*: conversations of several turns in
 tool output and answers return. No model was trained on those, and a change of them changes no row
 of another task.
 
+**Chains.** The answers of `chains` are steps, a line each, of which `scoring.right_steps` knows
+whether they are right. They are what the embedded family was trained on, in the same wordings and
+words: the target makes nearly all of them right, the draft about half.
+
     python -m specbench_cli.tasks.generate TASK > datasets_cfg/TASK/TASK.jsonl
 """
 
@@ -34,6 +38,7 @@ from specbench_cli.tasks.generate.rows import (
     TASKS,
     Row,
     Split,
+    chain_rows,
     lines,
     mini_rows,
     row,
@@ -53,6 +58,7 @@ __all__ = [
     "Row",
     "Split",
     "Template",
+    "chain_rows",
     "lines",
     "mini_rows",
     "row",

@@ -113,9 +113,46 @@ def workflow_rows(workflows: Sequence[Workflow], per_category: int, seed: int = 
     return rows
 
 
+CHAINS = ("more", "sharing", "together", "poem_reversed")
+"""Skills whose answers are chains of lines, of which the first turn's is asked for: two sums, each
+on the last one's result, and that; or a verse for each of three things."""
+
+
+def chain_rows(seed: int = 0, per_template: int = 20, skills: Sequence[str] = CHAINS) -> list[Row]:
+    """The task `chains`: so many rows of each wording, with the words it was trained on.
+
+    Args:
+        skills: by name; those of other skills may not have a step a line.
+    """
+    rows: list[Row] = []
+    seen: set[str] = set()
+    for skill in skills:
+        for form in (t for t in TEMPLATES if t.fill.__name__ == skill):
+            for index in range(per_template):
+                draw = Draw(
+                    random.Random(f"chains/{seed}/{form.name}/{index}"),
+                    0 if form.held_out else None,
+                )
+                while (first := form.write(draw)[0])[0] in seen:
+                    pass
+                seen.add(first[0])
+                rows.append(
+                    Row(
+                        id=f"{form.name}-{index:03d}",
+                        family=form.family if form.family == "math_reasoning" else "other",
+                        category="sums" if form.family == "math_reasoning" else "verses",
+                        template=form.name,
+                        turns=[first[0]],
+                        reference=[first[1]],
+                    )
+                )
+    return rows
+
+
 TASKS: Mapping[str, Callable[[], list[Row]]] = {
     "mini": mini_rows,
     "best-of-n": best_of_n_rows,
+    "chains": chain_rows,
     "agentic": partial(workflow_rows, agentic.WORKFLOWS, per_category=24),
     "repair": partial(workflow_rows, repair.WORKFLOWS, per_category=36),
 }

@@ -1,0 +1,119 @@
+"""ATTS: a conformal test of every chunk that the draft writes, at a chosen rate.
+
+Jing Xiong, Qiujiang Chen, Fanghua Ye, Zhongwei Wan et al.: ATTS: Asynchronous Test-Time Scaling via
+Conformal Prediction, 2025, arXiv:2509.15148.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import (
+    Batch,
+    Draft,
+    Field,
+    Method,
+    Session,
+    SpanParams,
+    SpanRule,
+    Spans,
+    Step,
+    mean_log_prob,
+)
+
+
+def p_value(score: float, known: Sequence[float]) -> float:
+    """(1 + how many of n known scores are as bad) / (n + 1); `known` is sorted, best first."""
+    return (1 + len(known) - bisect_left(known, score)) / (1 + len(known))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformal(SpanRule):
+    """A chunk stands if its p-value is above alpha."""
+
+    alpha: float
+    name: ClassVar[str] = "conformal"
+
+    def enough(self, grade: float) -> bool:
+        return grade > self.alpha
+
+    @property
+    def off(self) -> bool:
+        return self.alpha >= 1
+
+
+class AttsParams(SpanParams):
+    """Parameters of `Atts`."""
+
+    alpha: float = Field(0.4, ge=0, le=1, description="share of the chunks that is rejected")
+    known: int = Field(64, ge=0, description="prompts whose first chunks a run calibrates on")
+    length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
+    barrier: bool = Field(False, description="--batch: chunks wait till all others are replaced")
+
+
+class Atts(Method):
+    """ATTS: of the draft's chunks those are replaced that the target finds strangest, a share.
+
+    Lossy: what is no stranger than others stands. At alpha 1 nothing does, and the output is the
+    target's. Alpha is the rate at which chunks are rejected that are exchangeable with those that
+    it was calibrated on, first chunks of prompts; later ones and other tasks' are not.
+    Differs from the authors' code: a rejected chunk is replaced, not followed, by the target's own,
+    of which it keeps what that would say; the p-value is conformal, theirs is a rank; it calibrates
+    on the run's first prompts.
+    """
+
+    name: ClassVar[str] = "atts"
+    Params: ClassVar[type[AttsParams]] = AttsParams
+    params: AttsParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    state_scope = "run"
+    bonus: ClassVar[bool] = False
+    batches: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, Any]] = {"alpha": 1.0}
+
+    @property
+    def accept(self) -> SpanRule:
+        """What lets a chunk stand as a whole."""
+        return Conformal(alpha=self.params.alpha)
+
+    @torch.inference_mode()
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a chunk after another."""
+        spans = Spans(session, self.params.delimiter, self.params.cap)
+        session.prefill()
+        while session.finish is None:
+            # 1. The draft writes a chunk; of one that fell the target writes the rest.
+            draft = spans.draft(self.params.length if spans.replacing else None)
+            yield self.settle(session, spans, draft, session.score(draft))
+
+    def settle(self, session: Session, spans: Spans, draft: Draft, rows: Tensor) -> Step:
+        """2. A chunk stands, or falls, by its p-value among the known scores."""
+        if spans.replacing or not draft.nodes:
+            return spans.settle(draft, rows)
+        known, score = session.memory.setdefault("scores", []), -mean_log_prob(rows, draft)
+        grade = p_value(score, known)
+        if not spans.graded and len(known) < self.params.known:
+            insort(known, score)
+        rule = self.accept.judge(grade)
+        return spans.settle(draft, rows, rule, spans=1, stood=rule.stands, grade=grade)
+
+    def generate_batch(self, batch: Batch) -> Iterator[Step]:
+        """Decode several requests: each by itself, or waiting for the others at the barrier."""
+        of, par = dict[Session, Spans](), self.params
+        while not batch.over:
+            batch.join(lambda each: of.update({each: Spans(each, par.delimiter, par.cap)}))
+            late = [each for each in batch.live if of[each].replacing]
+            due = late if par.barrier and late else batch.live
+            if not due:
+                batch.prefill()
+                continue
+            drafts = [(s, of[s].draft(par.length if of[s].replacing else None)) for s in due]
+            rows, forwards = batch.score(drafts), batch.forwards()
+            for (each, draft), own in zip(drafts, rows, strict=True):
+                step = self.settle(each, of[each], draft, own)
+                yield replace(step, seq=batch.sessions.index(each), forwards=forwards)
+        batch.leave()

@@ -1,0 +1,120 @@
+"""SpecReason: a small model writes the steps of a reasoning, and the target grades them.
+
+Rui Pan, Yinwei Dai, Zhihao Zhang, Gabriele Oliaro, Zhihao Jia, Ravi Netravali: SpecReason: Fast and
+Accurate Inference-Time Compute via Speculative Reasoning, NeurIPS 2025, arXiv:2504.07891.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    RandomSpan,
+    Session,
+    SpanParams,
+    SpanRule,
+    Spans,
+    Step,
+    host,
+    mean_log_prob,
+)
+
+BEST, ASKS = 9, ("digit", "average")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade(SpanRule):
+    """A step stands if its grade, from 0 to 9, is at least a threshold."""
+
+    threshold: float
+    name: ClassVar[str] = "grade"
+
+    def enough(self, grade: float) -> bool:
+        return grade >= self.threshold
+
+    @property
+    def off(self) -> bool:
+        return self.threshold > BEST
+
+
+class SpecReasonParams(SpanParams):
+    """Parameters of `SpecReason`."""
+
+    threshold: float = Field(7.0, ge=0, description="least grade of a step that stands; off: 10")
+    grade: Literal["likelihood", "digit", "average", "random"] = Field(
+        "likelihood",
+        description="9 x the geometric mean of p; asked for; mean of what may be answered; a coin",
+    )
+    question: str = Field("\nHow right is that, from 0 to 9? ", description="digit, average: asked")
+    rate: float = Field(0.5, ge=0, le=1, description="random: share of the steps that stand")
+    first: int = Field(0, ge=0, description="steps that the target writes before any is drafted")
+    length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
+
+
+class SpecReason(Method):
+    """SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.
+
+    Lossy: a step of a good grade stands whatever it says. At threshold 10 none does, and the output
+    is the target's; at 0 it is the draft's, but for its first token and the budget's last.
+    Differs from the paper: of a rejected step the target keeps what it would have said itself (in
+    greedy and coupled decoding it would only say it again); outputs end as everywhere here; the
+    grade is a likelihood by default, since small models do not answer questions about their texts.
+    """
+
+    name: ClassVar[str] = "specreason"
+    Params: ClassVar[type[SpecReasonParams]] = SpecReasonParams
+    params: SpecReasonParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    bonus: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, Any]] = {"threshold": 10.0}
+    paper: ClassVar[Mapping[str, Any]] = {"grade": "digit", "delimiter": "\n\n", "cap": 512}
+
+    @property
+    def accept(self) -> SpanRule:
+        """What lets a step stand as a whole."""
+        grade, threshold = self.params.grade, self.params.threshold
+        coin = grade == "random" and threshold <= BEST
+        return RandomSpan(rate=self.params.rate) if coin else Grade(threshold=threshold)
+
+    @torch.inference_mode()
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a step of the reasoning after another."""
+        params, asks = self.params, self.params.grade in ASKS
+        spans = Spans(session, params.delimiter, params.cap)
+        self.question = spans.words.encode(params.question.encode()) if asks else []
+        if self.question:
+            session.reserve(len(self.question))
+        session.prefill()
+        while session.finish is None:
+            # 1. The draft writes a step, up to a delimiter.
+            if spans.begun > params.first and (step := spans.draft()).nodes:
+                # 2. The target reads it in one forward, and grades it.
+                rows = session.score(step)
+                grade = self.grade(session, spans, step, rows)
+                # 3. It stands if that is enough; else both forget all but what the target says too.
+                rule = self.accept.judge(grade)
+                yield spans.settle(step, rows, rule, spans=1, stood=rule.stands, grade=grade)
+            # 4. The target writes what is left of it.
+            yield from spans.target(params.length)
+            spans.begin()
+
+    def grade(self, session: Session, spans: Spans, step: Draft, rows: Tensor) -> float:
+        """A step's grade, 0 to 9; 0 where the target does not answer with a digit."""
+        if isinstance(self.accept, RandomSpan):
+            return self.accept.toss(session.random, rows)
+        if self.params.grade not in ASKS:
+            return BEST * math.exp(mean_log_prob(rows, step))
+        row = spans.ask(self.question) if self.question else rows[-1]
+        digit = {spans.words.ids.get(b"%d" % each): each for each in range(BEST + 1)}
+        top = row.softmax(-1).topk(min(10 if self.params.grade == "average" else 1, len(row)))
+        chances, ids = host.lists(top.values, top.indices)
+        said = [(p, digit[token]) for p, token in zip(chances, ids, strict=True) if token in digit]
+        mass = sum(p for p, _ in said)
+        return sum(p * each for p, each in said) / mass if mass else 0.0

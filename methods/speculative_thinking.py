@@ -1,0 +1,117 @@
+"""Speculative Thinking: the draft reasons, and the target takes over where it affirms or doubts.
+
+Wang Yang, Xiang Yue, Vipin Chaudhary, Xiaotian Han: Speculative Thinking: Enhancing Small-Model
+Reasoning with Large Model Guidance at Inference Time, COLM 2025, arXiv:2504.12329.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from specbench_cli.api import (
+    Field,
+    Method,
+    Session,
+    SpanParams,
+    SpanRule,
+    Spans,
+    Step,
+    WordList,
+    host,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assisted(SpanRule):
+    """All stands that the draft writes while it is its turn."""
+
+    name: ClassVar[str] = "assisted"
+
+    def enough(self, grade: float) -> bool:
+        return True
+
+
+class SpeculativeThinkingParams(SpanParams):
+    """Parameters of `SpeculativeThinking`."""
+
+    writer: Literal["draft", "target"] = Field("draft", description="who writes; off: target")
+    probe: int = Field(20, ge=1, description="tokens of a probe, and of the takeover behind it")
+    checked: int = Field(125, ge=0, description="further ones where the target then verifies")
+    excess: int = Field(125, ge=0, description="tokens of a takeover behind too many doubts")
+    limit: int = Field(15, ge=1, description="doubts that are too many")
+    affirm: WordList = Field(("yeah", "yes", "final answer", "confident"), description="affirm")
+    reflect: WordList = Field(("wait", "alternatively", "hold on", "another"), description="doubt")
+    verify: WordList = Field(("verify", "think again", "recap", "check"), description="verify")
+    recap: str = Field("Let me check all of this.\n", description="said behind too many doubts")
+    always: bool = Field(False, description="take over behind every paragraph")
+    length: int = Field(5, ge=0, description="tokens drafted at a time where the target writes")
+
+    def polarity(self, text: str) -> int:
+        """1 where a text affirms more than it doubts and verifies, -1 where not, 0 without any of
+        the words, which are looked for inside others too."""
+        lists: Sequence[Sequence[str]] = (self.affirm, self.reflect, self.verify)
+        yes, *no = (sum(text.lower().count(word) for word in words) for words in lists)
+        return 0 if not yes + sum(no) else 1 if yes > sum(no) else -1
+
+
+class SpeculativeThinking(Method):
+    """Speculative Thinking: the draft writes, and the target where it affirms or doubts.
+
+    Lossy: an assisted small model, no faster target; what the draft writes stands. With
+    `writer=target` it never writes, and the output is the target's.
+    Differs from the authors' code: the target's words always take the probe's place; probes and
+    takeovers end with their paragraph; what is thrown away is counted.
+    """
+
+    name: ClassVar[str] = "speculative-thinking"
+    Params: ClassVar[type[SpeculativeThinkingParams]] = SpeculativeThinkingParams
+    params: SpeculativeThinkingParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    bonus: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, Any]] = {"writer": "target"}
+    paper: ClassVar[Mapping[str, Any]] = {"delimiter": "\n\n"}
+
+    @property
+    def accept(self) -> SpanRule | None:
+        """What lets a paragraph stand."""
+        return Assisted() if self.params.writer == "draft" else None
+
+    @torch.inference_mode()
+    def generate(self, session: Session) -> Iterator[Step]:
+        """Decode the session's request, a paragraph after another."""
+        params, stands = self.params, Assisted().judge(1.0)
+        doubts, limit, excess = 0, params.limit, params.excess
+        spans = Spans(session, params.delimiter, params.cap)
+        session.prefill()
+        while session.finish is None:
+            if params.writer == "target":
+                yield from spans.target(params.length)
+                spans.begin()
+                continue
+            # 1. The draft writes a paragraph.
+            draft = spans.draft()
+            yield spans.settle(draft, session.score(draft), stands, grade=1.0)
+            if not spans.delimited:
+                continue
+            if doubts >= limit:
+                # 2. Behind too many doubts the target sums up; next time they may be more.
+                yield spans.say(spans.words.encode(params.recap.encode()), stands, grade=1.0)
+                spans.begin()
+                yield from spans.target(params.length, excess)
+                doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
+                continue
+            # 3. It goes on for a probe, which is thrown away if it neither affirms nor doubts.
+            probe = spans.draft(params.probe)
+            said = spans.words.spelt(host.numbers(probe.tokens)).decode(errors="replace")
+            if not params.polarity(said) and not params.always:
+                spans.discard(probe)
+                continue
+            # 4. If it does, the target writes in its place, and more where it verifies.
+            yield spans.settle(probe, session.score(probe), takeovers=1)
+            yield from spans.target(params.length, params.probe - len(spans.written))
+            said = spans.words.spelt(spans.written).decode(errors="replace")
+            doubts += params.polarity(said) < 0
+            if any(word in said.lower() for word in params.verify):
+                yield from spans.target(params.length, params.checked)

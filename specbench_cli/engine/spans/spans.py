@@ -1,0 +1,170 @@
+"""A text that a draft and a target write together, span by span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from specbench_cli.engine import host
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.spans.ledger import Author, Ledger
+from specbench_cli.engine.spans.split import Delimiter
+from specbench_cli.engine.types import Draft, Step, Tokens
+from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.engine.verify.choosing import Pick
+
+Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
+"""The type of a delimiter: `\\n`, as a command line has it, is a line's end."""
+
+
+class SpanParams(MethodParams):
+    """Parameters of a method that writes span by span: a base of its own."""
+
+    delimiter: Delimiting = Field(
+        "\n", description="text that ends a span; empty: the cap alone does"
+    )
+    cap: int = Field(64, ge=1, description="tokens of a span at most")
+
+
+class Spans:
+    """The open span of a session's text, and the two models that may go on with it.
+
+    Made before the session's prefill; the draft then reads the prompt. No token of the target's
+    follows a draft that stands as a whole: the next one is whoever's turn it is.
+
+    Args:
+        delimiter: text that ends a span, see `Delimiter`.
+        cap: tokens of a span at most.
+
+    Attributes:
+        words: what the target's ids stand for, as bytes, and how a text is cut into them.
+        ledger: what each model wrote, and what became of it.
+        begun: spans so far, the open one included.
+        graded: drafts that were judged by a rule so far.
+    """
+
+    def __init__(self, session: Session, delimiter: str, cap: int) -> None:
+        self._session, self._cap = session, cap
+        self.words = session._workspace.vocabulary()
+        self._delimiter = Delimiter(delimiter, self.words)
+        self._eos = session.requests[0].stop.eos
+        self._model = session.draft()
+        self._state = session.new_state(self._model)
+        self._model.forward(session.since(0), self._state, logits_at=None)
+        self.ledger, self.begun, self.graded = Ledger(), 0, 0
+        self.ledger.generated("target", 1)  # prefill's token, with which the first span begins
+        self.ledger.settled("target", 1, 0)
+        self.begin()
+
+    # ---- the open span --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a span behind the text."""
+        self._first, self._judged = len(self._session.tokens()), False
+        self.begun += 1
+
+    @property
+    def written(self) -> Sequence[int]:
+        """Ids of the open span so far."""
+        return self._session.tokens()[self._first :]
+
+    @property
+    def over(self) -> bool:
+        """Whether the open span has come to its end, or the text has."""
+        return self._session.finish is not None or len(self.written) >= self._cap or self.delimited
+
+    @property
+    def delimited(self) -> bool:
+        """Whether the open span ends with its delimiter, and the text goes on behind it."""
+        return self._session.finish is None and self._delimiter.ends(self.written)
+
+    @property
+    def replacing(self) -> bool:
+        """Whether the open span was judged, and the target writes what is left of it."""
+        return self._judged and not self.over
+
+    # ---- who writes -----------------------------------------------------------------------------
+
+    def draft(self, most: int | None = None) -> Draft:
+        """Have the draft go on with the open span, or begin the next one where that is over: to its
+        end, or for so many tokens at most."""
+        if self.over:
+            self.begin()
+        session, picks, ids = self._session, list[Pick](), list(self.written)
+        room = min(session.room(), self._cap - len(ids))
+        room = room if most is None else min(room, most)
+        x = session.since(self._state.length())
+        while len(picks) < room:
+            picks.append(session.pick(self._model.forward(x, self._state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+            ids.append(host.number(x.ids))
+            if ids[-1] in self._eos or self._delimiter.ends(ids):
+                break
+        self.ledger.generated("draft", len(picks))
+        return session.drawn(picks)
+
+    def ask(self, question: Sequence[int]) -> Tensor:
+        """Logits [V] of the target behind a question that it reads behind what it scored last; its
+        rows are forgotten at once. `session.reserve` has room for them."""
+        session, state = self._session, self._session.state
+        length = state.position()
+        x = Tokens(host.ids([question], session.device))
+        row = session.target.forward(x, state).rows[-1]
+        state.rollback(0, length)
+        self.ledger.scored(len(question))
+        return row
+
+    def target(self, length: int, most: int | None = None) -> Iterator[Step]:
+        """Have the target write the rest of the open span, or at most so many tokens of it:
+        losslessly, with drafts of `length` tokens, or none."""
+        end = len(self.written) + (self._cap if most is None else most)
+        while not self.over and len(self.written) < end:
+            draft = self.draft(min(length, end - len(self.written)))
+            yield self.settle(draft, self._session.score(draft))
+
+    def say(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
+        """Write words of the method's own, as far as there is room, where `accept` lets them."""
+        draft = self._session.chain(ids[: self._session.room()])
+        self.ledger.generated("method", draft.nodes)
+        return self.settle(draft, self._session.score(draft), accept, author="method", **counts)
+
+    # ---- what becomes of it ---------------------------------------------------------------------
+
+    def discard(self, draft: Draft) -> None:
+        """Throw a draft away that nobody has read."""
+        self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
+        self.ledger.settled("draft", 0, draft.nodes)
+
+    def settle(
+        self,
+        draft: Draft,
+        rows: Tensor,
+        accept: AcceptRule | None = None,
+        author: Author = "draft",
+        **counts: float,
+    ) -> Step:
+        """Verify a draft, commit what stands, roll both states back, and write it down.
+
+        Args:
+            rows: the target's logits [m + 1, V] at the root and the draft's tokens.
+            accept: what lets it stand as a whole though the lossless rule does not.
+            author: who wrote it.
+            counts: of the method's own, for the step.
+        """
+        session = self._session
+        outcome = session.verify(draft, rows[: max(1, draft.nodes)], accept)
+        committed = session.commit(outcome)
+        self._state.rollback(0, min(self._state.length(), len(session.tokens()) - 1))
+        kept, own = len(committed.path), len(outcome.committed) - len(outcome.path)
+        stand = len(committed.committed) - kept
+        self.ledger.generated("target", own)
+        self.ledger.settled(author, kept, draft.nodes - kept)
+        self.ledger.settled("target", stand, own - stand)
+        if accept is not None:
+            self.ledger.scored(draft.nodes)
+            self.graded, self._judged = self.graded + 1, True
+        return session.step(draft, committed, **self.ledger.news(), **counts)

@@ -1,0 +1,101 @@
+"""Speculative Thinking: who writes when, the numbers that rise, and what is thrown away."""
+
+from collections import Counter
+
+import pytest
+
+from methods.speculative_thinking import SpeculativeThinking, SpeculativeThinkingParams
+from methods.vanilla import Vanilla
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.spans.ledger import open_tokens
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+
+GREEDY = Sampling()
+COUPLED = Sampling("coupled", 0.8, seed=3)
+BUDGET = 24
+SHORT = {"probe": 4, "checked": 5, "excess": 5, "limit": 1, "cap": 12, "delimiter": "\n"}
+
+
+@pytest.fixture(scope="module")
+def opened(family):
+    """A session of the tiny pair; every fifth token ends a line, others doubt, verify or affirm."""
+    words = {0: b"\n", 1: b"wait ", 2: b"check ", 3: b"yes "}
+    pieces = [words.get(token % 5, b"so ") for token in range(96)]
+    said = Vocabulary(pieces, lambda text: [4, 9])
+
+    def make(number, sampling=GREEDY, target="target", draft="near", prompt=(), budget=BUDGET):
+        decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
+        space = spaces.setdefault((target, draft), Workspace(decoders, 96, words=said))
+        ids = tuple(prompt) or (*family.prompts[number % 40][number // 40 :], number)
+        return Session(
+            space, Request(f"tiny/{number}", 0, ids, StopRule(frozenset(), budget)), sampling
+        )
+
+    spaces = {}
+    return make
+
+
+def decode(session, **params):
+    return list(SpeculativeThinking(SpeculativeThinkingParams(**SHORT | params)).generate(session))
+
+
+def vanillas(session):
+    list(Vanilla().generate(session))
+    return session.output()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
+def test_where_the_target_writes_48_outputs_are_vanillas(opened, sampling):
+    for number in range(48):
+        due, session = (
+            vanillas(opened(number, sampling, budget=8)),
+            opened(number, sampling, budget=8),
+        )
+        decode(session, writer="target")
+        assert session.output() == due
+
+
+@pytest.mark.parametrize(
+    "silent", [{"affirm": "", "reflect": "", "verify": ""}, {"delimiter": ""}], ids=str
+)
+def test_without_words_or_without_paragraphs_the_draft_writes_alone(opened, silent):
+    for number in range(3):
+        session = opened(number, draft="far")
+        steps = decode(session, **silent)
+        prompt = [*session.tokens()[:-BUDGET], *session.output()[:1]]
+        alone = vanillas(opened(number, target="far", prompt=prompt, budget=BUDGET - 1))
+        assert session.output()[1:-1] == alone[:-1]
+        assert not any("takeovers" in step.extra for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [("Yes, yes.", 1), ("wait, yes", -1), ("await", -1), ("so it is", 0), ("check", -1)],
+)
+def test_polarity_counts_words_inside_others_and_a_tie_doubts(text, sign):
+    assert SpeculativeThinkingParams().polarity(text) == sign
+
+
+def test_a_target_that_is_the_draft_changes_no_text(opened):
+    for number in range(4):
+        due = vanillas(opened(number, target="near", draft="near"))
+        session = opened(number, target="near", draft="near")
+        decode(session, limit=50)
+        assert session.output() == due
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_the_ledger_has_probes_that_were_thrown_away_and_words_of_the_methods_own(opened, always):
+    total = Counter()
+    for number in range(8):
+        counts = Counter()
+        for step in decode(opened(number), always=always):
+            counts.update(step.extra)
+        assert set(open_tokens(counts).values()) == {0}
+        kept = counts["draft_kept"] + counts["target_kept"] + counts["method_kept"]
+        assert kept == BUDGET
+        total += counts
+    assert total["takeovers"] and total["draft_discarded"] and total["method_kept"]
