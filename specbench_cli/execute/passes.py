@@ -14,7 +14,6 @@ from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
@@ -140,9 +139,7 @@ class Pass:
         self._answers = answers
         self._view = view
         config = plan.config
-        self._sampling = Sampling(
-            config.rule, config.temperature, config.top_k, config.top_p, config.seed
-        )
+        self._sampling = bench.sampling
         self.judge = Judge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
@@ -158,7 +155,7 @@ class Pass:
         )
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
-        self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer, self._pictured)
+        self._judging = Judging(self.judge, plan, self._sampling, bench.tokenizer, self._pictured)
         self._opening: dict[str, list[Cell]] = {}
         self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}

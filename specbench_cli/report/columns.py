@@ -222,6 +222,17 @@ CHOSEN = replace(
     heading="params",
     when=lambda rows: any(row.params_from not in (None, "default") for row in rows),
 )
+VALID = Column(
+    "valid",
+    "outputs that belong to the grammar, of those that are complete",
+    shown=lambda row: f"{row.valid} of {row.complete}",
+    data={
+        "valid": lambda row: row.valid,
+        "complete": lambda row: row.complete,
+        "cut": lambda row: row.cut,
+    },
+    when=_known("valid"),
+)
 DISCARDED = _figure(
     "discarded", "discard_rate", meaning="drafted tokens that do not stand / tokens"
 )
@@ -236,7 +247,7 @@ BY_TARGET = (
 """Of a terminal's table of several targets."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, VALID, OUTPUT, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (METHOD, GROUP, SPEEDUP, INTERVAL, DECODE, DECODE_INTERVAL, MAT, ACCEPT, RELAXED)
@@ -295,6 +306,7 @@ EQUIVALENCE = (
     METHOD,
     GUARANTEE,
     replace(OUTPUT, heading="outputs"),
+    VALID,
     _figure("questions checked", "questions_checked", _whole),
     _figure("mismatched", "questions_mismatched", _whole),
     _figure(

@@ -100,6 +100,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
         ("verify", "config"),
         ("temperature", "config"),
         ("max_new_tokens", "config"),
+        ("grammar", "config"),
         ("target", "models"),
     ],
 )

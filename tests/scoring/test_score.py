@@ -254,3 +254,29 @@ def test_each_sample_of_best_of_n_is_scored_by_the_same_reference():
     questions = load_task("best-of-n").questions
     assert all(score(q, len(q.turns), q.reference[-1]) == 1 for q in questions)
     assert not any(score(q, len(q.turns), "I do not know") for q in questions)
+
+
+@pytest.mark.parametrize(
+    ("said", "valid"),
+    [
+        ('{"a": [1, 2.5e3, "b", null, true]}', True),
+        (' "only a text" \n', True),
+        ('{"a": 1', False),
+        ('Here it is: {"a": 1}', False),
+        ('{"a": NaN}', False),
+        ("[" * 100_000, False),
+        ("", False),
+    ],
+)
+def test_valid_json_is_the_whole_answer_and_needs_no_reference(said, valid):
+    assert score(question("valid_json"), 1, said) == valid
+
+
+def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():
+    questions = load_task("json").questions
+    assert len(questions) == 24
+    assert Counter(each.category for each in questions) == dict.fromkeys(
+        ("extract", "convert", "call"), 8
+    )
+    assert {each.scorer for each in questions} == {"valid_json"}
+    assert all("one JSON object" in each.turns[0] for each in questions)

@@ -18,7 +18,6 @@ import psutil
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.execute.bench import Bench
@@ -33,6 +32,7 @@ from specbench_cli.execute.cell import (
     warm_up,
 )
 from specbench_cli.execute.isolation import state
+from specbench_cli.execute.planning.grammar import Grammar
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.models.resolve import Checkpoint
@@ -45,7 +45,7 @@ MOST = 0.9
 @dataclass(frozen=True)
 class Opening:
     """What is needed to decode: the run's configuration, its models by role, what forwards cost,
-    and the rows, each as (method, label, parameters)."""
+    the rows, each as (method, label, parameters), and the grammar."""
 
     config: RunConfig
     target: Checkpoint
@@ -53,6 +53,7 @@ class Opening:
     others: dict[str, Checkpoint]
     costs: dict[str, Any] | None
     rows: tuple[tuple[str, str, dict[str, Any]], ...]
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,6 @@ class Inside:
     """Answers orders, each a method of the same name."""
 
     bench: Bench | None = None
-    sampling: Sampling | None = None
     arms: dict[str, Arm] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
@@ -113,15 +113,12 @@ class Inside:
             label: Arm(name, label, registry.build(name, passed), passed)
             for name, label, passed in opening.rows
         }
-        plan = Plan(
-            config, tuple(self.arms.values()), (), (), opening.target, opening.draft, opening.others
-        )
+        models = opening.target, opening.draft, opening.others
+        arms = tuple(self.arms.values())
+        plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)
         self.bench = Bench(plan)
         if opening.costs is not None:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
-        self.sampling = Sampling(
-            config.rule, config.temperature, config.top_k, config.top_p, config.seed
-        )
         _limit_memory()
         self.code = state.seen(state.CODE)
         return self.bench.heads()
@@ -129,14 +126,15 @@ class Inside:
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
         """Run a row a little, at the beginning of a pass; why that failed."""
         assert self.bench is not None
-        assert self.sampling is not None
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
         request = self.bench.request("warm-up", 1, ids, self.bench.stop(WARM_UP_TOKENS))
         try:
             for _ in range(WARM_UP_ROUNDS):
-                warm_up(self.arms[label], self.bench.workspace, request, self.sampling, memory)
+                warm_up(
+                    self.arms[label], self.bench.workspace, request, self.bench.sampling, memory
+                )
         except BaseException as failure:  # it will fail, and be recorded, on the prompts
             return one_line(failure)
         finally:
@@ -174,7 +172,6 @@ class Inside:
         key = (label, *asked.key)
         if key not in self.cells:
             assert self.bench is not None
-            assert self.sampling is not None
             prompt = asked.prompt
             self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
             request = self.bench.request(
@@ -185,7 +182,7 @@ class Inside:
                 prompt,
                 request,
                 self.bench.workspace,
-                self.sampling,
+                self.bench.sampling,
                 asked.pass_,
                 self.memory.setdefault(label, Memory()),
                 asked.recording,

@@ -141,6 +141,7 @@ def _rows(
             bound=label in bounds,
             accept=told.get(label, {}).get("accept"),
             scope=told.get(label, {}).get("state_scope"),
+            held=manifest.get("grammar") is not None,
         )
         for label, own in cells.items()
     ]
