@@ -225,7 +225,7 @@ CHOSEN = replace(
 VALID = Column(
     "valid",
     "outputs that belong to the grammar, of those that are complete",
-    shown=lambda row: f"{row.valid} of {row.complete}",
+    shown=lambda row: text.NONE if row.valid is None else f"{row.valid} of {row.complete}",
     data={
         "valid": lambda row: row.valid,
         "complete": lambda row: row.complete,
