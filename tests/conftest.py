@@ -296,3 +296,20 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def call_here(tmp_path_factory, request):
+    """Runs a command in one folder for all; returns exit code, stdout, stderr."""
+    from specbench_cli import app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp(request.module.__name__.rpartition("_")[2]))
+        for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+            patch.setenv(name, "")
+
+        def run(capsys, *args):
+            code = app._run(list(args))
+            return (code, *capsys.readouterr())
+
+        yield run

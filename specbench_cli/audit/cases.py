@@ -46,7 +46,7 @@ SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
 
 
-def nominal_costs(model: str, rows: int) -> float:
+def nominal_costs(model: str, rows: int, *step: int) -> float:
     """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`): so that
     a draft pays."""
     return (1 + rows / 16) / (1 if model == "target" else 10)

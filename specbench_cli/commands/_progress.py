@@ -80,8 +80,8 @@ class RunProgress:
     Args:
         dry_run: the plan is the result and goes to stdout.
         part: this process runs one pass of a run that another process has announced.
-        start_s: seconds that this process took to start, by which those of the report after the
-            last prompt are told; 0 for no report.
+        start_s: seconds of processor time that this process took to start, by which those of the
+            report after the last prompt are told; 0 for no report.
     """
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -420,14 +421,13 @@ def run(
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.matrix import is_matrix, pairs
     from specbench_cli.execute.planning.outlook import outlook
-    from specbench_cli.execute.planning.pace import process_seconds
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import folder
 
     form = "json" if json else form
     part = only_pass is not None
     with make_progress(
-        json=form == "json", dry_run=dry_run, part=part, start_s=process_seconds()
+        json=form == "json", dry_run=dry_run, part=part, start_s=time.process_time()
     ) as view:
         if dry_run:
             for each in pairs(asked).values() if is_matrix(asked) else [asked]:

@@ -397,6 +397,20 @@ class Session:
         a part of the target, its share of a whole forward's."""
         return model.portion * self._workspace.cost(model.name, rows)
 
+    def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
+        """Time of a step of so many sequences, whose target forward has so many rows in all, but
+        for its drafting: with what the host does. In the unit of `verify_cost`.
+
+        Args:
+            even: whether they have as many rows each; what it costs to draft some that do not is in
+                it, too.
+        """
+        return self._workspace.cost("target", rows, sequences, even)
+
+    def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
+        """Time of a token more of each of so many sequences' chains, with what the host does."""
+        return model.portion * self._workspace.cost(model.name, sequences, sequences)
+
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)

@@ -231,7 +231,7 @@ def simulate(
     size: int,
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
-    costs: Callable[[str, int], float] | None = None,
+    costs: Callable[..., float] | None = None,
 ) -> Batch:
     """Decode scripted requests as a batch would; all times are the clock's, from 0.
 

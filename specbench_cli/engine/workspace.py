@@ -24,7 +24,8 @@ class Workspace:
     modules: builds transformers' own module of a role, for peers; tokenizer: transformers' own.
     make: makes a trained module that a method asks for.
     costs: time of a forward of a model, by name, over so many rows; in the time of a target forward
-        over one.
+        over one. With a third argument: of so many sequences, and of all that their step does for
+        it; with a fourth, whether they have as many rows each.
     recipes: by role, what makes a decoder in another process; it can be sent there.
     transport: where drafters that work beside the target run.
     """
@@ -34,7 +35,7 @@ class Workspace:
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
     make: Callable[[Trained], Any] | None = None
-    costs: Callable[[str, int], float] | None = None
+    costs: Callable[..., float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
     # A decoder that goes, as a row's trained copy does, takes its states with it.
@@ -68,14 +69,14 @@ class Workspace:
         made = self._artifacts.values()
         return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
-    def cost(self, model: str, rows: int) -> float:
-        """Relative time of a forward; raises MethodFault where none was measured."""
+    def cost(self, model: str, rows: int, *step: int) -> float:
+        """Relative time of a forward; raises MethodFault where none was measured. See `costs`."""
         if self.costs is None:
             raise MethodFault(
                 "this run knows no costs of forwards",
                 "a method that asks for them says so (`Method.uses_costs`)",
             )
-        return self.costs(model, rows)
+        return self.costs(model, rows, *step)
 
     def reserve(self, capacity: int) -> None:
         """Make room for longer sequences; drops the states that are too small."""

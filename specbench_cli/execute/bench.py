@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from json import JSONDecodeError
 from pathlib import Path
@@ -114,14 +114,13 @@ class Bench:
                     self.unfit[arm.label] = fault
 
     def _rule(self) -> Sampling:
-        config, grammar = self._plan.config, self._plan.grammar
+        plain, grammar = self._plan.sampling, self._plan.grammar
+        if grammar is None:
+            return plain
         target = self.facts["target"]
-        held = None
-        if grammar is not None:
-            ends = [token for token in target.eos if token < target.vocab_size]
-            held = grammar.processor(self.tokenizer, ends, self._plan.target.label)
-        how = config.rule, config.temperature, config.top_k, config.top_p, config.seed
-        return Sampling(*how, processor=held)
+        ends = [token for token in target.eos if token < target.vocab_size]
+        held = grammar.processor(self.tokenizer, ends, self._plan.target.label)
+        return replace(plain, processor=held)
 
     @property
     def _beside(self) -> torch.device | None:

@@ -21,17 +21,23 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     """Let a run's methods know what forwards cost, if one of them asks.
 
     They are those that the manifest holds since the run began. Until then: those of the probe kept
-    of this machine, these models, this set-up and software, if it was quiet; else they are measured
-    now.
+    of this machine, these models, this set-up and software, if it was quiet and no method goes by
+    the load; else they are measured now, whole steps of several sequences too where a method does.
     """
     if not any(arm.method.uses_costs for arm in plan.arms):
         return
+    by_load = any(arm.method.by_load for arm in plan.arms)
     held = run_dir.manifest.get("step_costs")
     if held:
         costs = StepCosts.model_validate(held)
     else:
-        costs = _kept(plan, bench, run_dir.manifest["machine"]) or quick(
-            bench.workspace, Windows(QuietMeter(), allow_noise=True), bench.context
+        kept = None if by_load else _kept(plan, bench, run_dir.manifest["machine"])
+        costs = kept or quick(
+            bench.workspace,
+            Windows(QuietMeter(), allow_noise=True),
+            bench.context,
+            most=plan.config.batch if by_load else 0,
+            sampling=plan.sampling,
         )
         run_dir.update(step_costs=costs.model_dump(mode="json"))
     bench.workspace.costs = cache(costs)

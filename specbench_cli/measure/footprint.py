@@ -124,7 +124,7 @@ def footprint(
         name: Scripted(name, scripts, sure=True, row_bytes=each.row) for name, each in sizes.items()
     }
     longest = max(map(max, groups))
-    workspace = Workspace(decoders, longest + budget, costs=lambda model, rows: 1.0)
+    workspace = Workspace(decoders, longest + budget, costs=lambda model, rows, *step: 1.0)
     requests = [script.request(place) for place, script in enumerate(scripts)]
     for method, _ in methods:
         if method.artifacts() or method.models() or not method.batches:

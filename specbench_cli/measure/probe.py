@@ -29,6 +29,7 @@ import torch
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
@@ -182,15 +183,18 @@ def measure(
     *,
     seed: int,
     rounds: int,
+    least: int = LEAST,
     seconds: float | None = None,
     together: Mapping[str, Together] | None = None,
+    sampling: Sampling | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Quiet | None:
     """Measure a grid's points so many times, after a round that warms up; see `probe`.
 
     Args:
         decodings: by name, what decodes the sessions that time the host.
-        seconds: where a round takes long there are fewer, to take about so long.
+        seconds: where a round takes long there are fewer, to take about so long, but `least`.
+        sampling: of steps that are timed as a whole.
     """
     if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
         raise UsageError(
@@ -207,11 +211,11 @@ def measure(
     ids = torch.randint(vocabulary, (1, width), generator=generator)
     began = time.monotonic()
     # Lazy set-up, caches and clocks are afterwards as they will be.
-    Round(workspace, grid, decodings, ids, seed, together).measure()
+    Round(workspace, grid, decodings, ids, seed, together, sampling).measure()
     if seconds is not None:
-        rounds = max(LEAST, min(rounds, int(seconds / (time.monotonic() - began))))
+        rounds = max(least, min(rounds, int(seconds / (time.monotonic() - began))))
     all_rounds = [
-        Round(workspace, grid, decodings, ids, seed + number, together)
+        Round(workspace, grid, decodings, ids, seed + number, together, sampling)
         for number in range(1, rounds + 1)
     ]
     for done, one in enumerate(all_rounds, start=1):

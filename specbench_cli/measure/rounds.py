@@ -5,7 +5,8 @@ order, so that a drift of the machine falls on all points alike. A visit is what
 decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
 not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
 tree, then one transfer of the decision to the host. States, decoders and clocks are those of a run.
-Prefills are timed where a context is built up. Where batches are asked for, some are decoded.
+Prefills are timed where a context is built up. Where batches are asked for, some are decoded; where
+steps are, a few of each number of sequences and each length of their drafts.
 """
 
 from __future__ import annotations
@@ -20,19 +21,29 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.drafting.chains import draft_chains
+from specbench_cli.engine.drafting.lengths import Fixed
+from specbench_cli.engine.loop import draft_and_verify_batch
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
+from specbench_cli.engine.types import Draft, Features, Input, Out, Outcome, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, rows_of
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT, NEW_TOKENS = 64, 24
 """Of the sessions that time the host."""
+
+SHORT = 16
+"""Tokens of the shortest prompt whose steps are timed: reading it is no part of them."""
+
+UNLIKE = (1, 3)
+"""Draft tokens of sequences in turn, where lengths differ."""
 
 Decoding = Callable[[Session], Iterable[Step]]
 """What decodes a session: a method's `generate`."""
@@ -53,6 +64,8 @@ class Grid:
         levels: nodes of a level that a draft model is fed at once.
         drafted: draft forwards of a visit.
         batches: sequences that are decoded together.
+        steps: sequences of the steps that are timed as a whole.
+        lengths: draft tokens of each of them.
     """
 
     contexts: tuple[int, ...]
@@ -62,6 +75,8 @@ class Grid:
     levels: tuple[int, ...] = (4, 8, 16)
     drafted: int = 4
     batches: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = (0, 1, 2, 4, 6)
 
     @property
     def stride(self) -> int:
@@ -103,6 +118,17 @@ class BatchSample(NamedTuple):
     ns: float
 
 
+class StepSample(NamedTuple):
+    """A step: its sequences, the draft tokens of each, ns that drafting them took, ns of all else
+    that was done until the next step; where lengths differ, their mean."""
+
+    sequences: int
+    length: float
+    drafting: int
+    rest: int
+    even: bool = True
+
+
 class Visited(NamedTuple):
     """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill."""
 
@@ -122,6 +148,7 @@ class Samples:
     batches: dict[tuple[str, int], list[BatchSample]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    steps: list[StepSample] = field(default_factory=list)
 
     def add(self, other: Samples) -> None:
         """Take in another round's."""
@@ -132,6 +159,7 @@ class Samples:
         self.shared += other.shared
         for at, found in other.batches.items():
             self.batches[at] += found
+        self.steps += other.steps
 
 
 class Drafter:
@@ -240,6 +268,63 @@ class Reader:
             rows = head(rows, self._ids[:n], level).rows
 
 
+class Stepper:
+    """Drafts chains of given lengths, a step after another, and notes when.
+
+    Args:
+        drafts: whether a draft model drafts them, or they are the prompt's first tokens.
+        lengths: of the steps that are timed, a length for each sequence.
+        marks: shared with the others of its batch; of each step when it began, and when all was
+            drafted.
+    """
+
+    def __init__(
+        self, drafts: bool, lengths: Sequence[Sequence[int]], marks: list[tuple[int, int]]
+    ) -> None:
+        self._drafts, self._lengths, self._marks = drafts, lengths, marks
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        if self._drafts:
+            self._model = session.draft()
+            self._state = session.new_state(self._model)
+            self._model.forward(session.since(0), self._state, logits_at=None)
+
+    def schedule(
+        self, members: Sequence[tuple[Stepper, Session]], size: int
+    ) -> Sequence[tuple[Stepper, Session]]:
+        """All of them."""
+        return members
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """For a sequence alone."""
+        return self.propose_batch([(self, session)])[0]
+
+    def propose_batch(self, members: Sequence[tuple[Stepper, Session]]) -> list[Draft]:
+        """Chains of the next lengths; behind the last ones plain steps."""
+        clock, at = members[0][1].harness.meter.clock, len(self._marks)
+        lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
+        began = clock.now()
+        if self._drafts and any(lengths):
+            sequences = [(session, method._state) for method, session in members]
+            drafts = draft_chains(self._model, sequences, [*map(Fixed, lengths)])
+            host.numbers(drafts[-1].tokens)  # they are there
+        else:
+            texts = (session.tokens() for _, session in members)
+            drafts = [
+                session.chain(text[:length])
+                for (_, session), text, length in zip(members, texts, lengths, strict=True)
+            ]
+        self._marks.append((began, clock.now()))
+        return drafts
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Forget what the draft has of rejected tokens."""
+        if self._drafts:
+            kept = min(self._state.position(), len(session.tokens()) - 1)
+            self._state.rollback(0, kept)
+
+
 class Round:
     """All points once.
 
@@ -248,6 +333,7 @@ class Round:
         ids: [1, n] tokens of the forwards and, the first of them, prompt of the sessions.
         seed: of the order.
         together: by name, what decodes the grid's batches.
+        sampling: of the steps that are timed as a whole.
 
     Attributes:
         samples: the last measurement.
@@ -262,7 +348,9 @@ class Round:
         ids: Tensor,
         seed: int,
         together: Mapping[str, Together] | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
+        self._sampling = sampling or Sampling()
         self._workspace = workspace
         self._target = workspace.decoders["target"]
         self._device = self._target.device
@@ -291,6 +379,8 @@ class Round:
             batches = [(name, n) for name in self._together for n in self._grid.batches]
             for name, n in rng.sample(batches, len(batches)):
                 self.samples.batches[name, n].append(self._batch(self._together[name], n))
+            for n in rng.sample(self._grid.steps, len(self._grid.steps)):
+                self.samples.steps += self._steps(n, rng)
         finally:
             gc.enable()
 
@@ -394,6 +484,38 @@ class Round:
             nodes=sum(step.draft.nodes for step in steps if step.draft) / rounds,
             ns=host / rounds,
         )
+
+    def _steps(self, n: int, rng: random.Random) -> list[StepSample]:
+        """A step of n sequences with each length of their drafts, and one with unlike lengths,
+        after one that warms up."""
+        shared = [(length,) * n for length in self._grid.lengths]
+        unlike = [tuple(UNLIKE[at % len(UNLIKE)] for at in range(n))] if n > 1 else []
+        lengths = [(0,) * n, *rng.sample([*shared, *unlike], len(shared) + len(unlike))]
+        draft = self._workspace.decoders.get("draft")
+        drafts = draft is not None and draft.vocab_size == self._target.vocab_size
+        stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in lengths))
+        # Texts that differ, in their lengths too: attention takes equally long ones at once.
+        requests = [
+            Request(f"probe {at}", 1, self._prompt[at % SHORT :][: SHORT + at], stop)
+            for at in range(n)
+        ]
+        batch = Batch(self._workspace, requests, self._sampling, size=n)
+        marks: list[tuple[int, int]] = []
+        steppers = [Stepper(drafts, lengths, marks) for _ in requests]
+        for _ in draft_and_verify_batch(steppers, batch):
+            if len(marks) > len(lengths):
+                break
+        timed = list(zip(lengths, marks, marks[1:], strict=False))[1:]
+        return [
+            StepSample(
+                n,
+                sum(own) / n,
+                drafted - began if drafts else 0,
+                end - drafted,
+                even=len({*own}) == 1,
+            )
+            for own, (began, drafted), (end, _) in timed
+        ]
 
 
 def _turn(

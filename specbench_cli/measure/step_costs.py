@@ -1,7 +1,10 @@
 """What forwards cost relative to each other, for methods that choose a draft's size by it.
 
-The unit is a target forward over one row; times are those after a middling context. A run that
-needs them keeps what it went by in its manifest, and goes on with that when it is resumed.
+The unit is a target forward over one row; times of forwards are those after a middling context. For
+policies that weigh up all that a step takes, steps of several sequences are timed as a whole: two
+rows of each of four sequences are not what eight rows of one are, and the host's work, which grows
+with the vocabulary and the drafted tokens, is in no forward. A run that needs costs keeps what it
+went by in its manifest, and goes on with that when it is resumed.
 """
 
 from __future__ import annotations
@@ -9,21 +12,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Self
+from statistics import median
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import Windows, curves, measure
-from specbench_cli.measure.rounds import Grid
+from specbench_cli.measure.probe import LEAST, Windows, curves, measure
+from specbench_cli.measure.rounds import Grid, StepSample
 
 MIDDLING = 256
 """Rows before the forwards, or as many as the models have room for."""
 
 ROUNDS, SECONDS = 32, 2.0
 """Of a quick probe: so many rounds at most, in about that time."""
+
+STEADY, STEPS_SECONDS = 6, 6.0
+"""Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
+and one length's gain over another is less."""
 
 
 class StepCosts(BaseModel):
@@ -35,6 +44,9 @@ class StepCosts(BaseModel):
         target_ns: the unit.
         noisy: whether other programs were running.
         relative: model -> rows of a forward -> time, which never falls.
+        steps: sequences of a step -> draft tokens of each -> time of all but the drafting.
+        drafting: sequences of a step -> time of a draft token of each.
+        uneven: sequences of a step -> what it takes more where lengths differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,14 +56,31 @@ class StepCosts(BaseModel):
     target_ns: float
     noisy: bool
     relative: dict[str, dict[int, float]]
+    steps: dict[int, dict[int, float]] = {}
+    drafting: dict[int, float] = {}
+    uneven: dict[int, float] = {}
 
-    def __call__(self, model: str, rows: int) -> float:
+    def __call__(self, model: str, rows: int, sequences: int = 0, even: bool = True) -> float:
         """Time of a forward; linear between the sizes measured and beyond the last one.
 
+        Args:
+            sequences: 0 for the forward alone; else of so many, with what their step takes beside
+                it. What was not timed so is taken for the forward alone.
+            even: whether the sequences have as many rows each.
         Raises:
             KeyError: the model was not measured.
         """
+        if sequences and model == "target" and self.steps:
+            each = rows / sequences - 1
+            more = 0.0 if even or not self.uneven else along(sorted(self.uneven.items()), sequences)
+            return more + along([(n, along(line, each)) for n, line in self._steps], sequences)
+        if sequences and model == "draft" and self.drafting:
+            return along(sorted(self.drafting.items()), sequences)
         return along(self._lines[model], rows)
+
+    @cached_property
+    def _steps(self) -> list[tuple[int, Line]]:
+        return [(n, sorted(line.items())) for n, line in sorted(self.steps.items())]
 
     @cached_property
     def _lines(self) -> dict[str, Line]:
@@ -59,9 +88,15 @@ class StepCosts(BaseModel):
 
     @classmethod
     def of(
-        cls, found: Mapping[str, Curve], context: int, *, source: str, noisy: bool = False
+        cls,
+        found: Mapping[str, Curve],
+        context: int,
+        *,
+        source: str,
+        noisy: bool = False,
+        steps: Sequence[StepSample] = (),
     ) -> Self:
-        """From times by model; the target's are those over trees."""
+        """From times by model, the target's those over trees; and from those of steps."""
         times = {}
         for model, curve in found.items():
             tree = model == "target"
@@ -79,7 +114,40 @@ class StepCosts(BaseModel):
                 model: {n: round(ns / unit, 4) for n, ns in line.items()}
                 for model, line in times.items()
             },
+            **_steps(steps, unit),
         )
+
+
+def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
+    """The medians of steps' times, as `StepCosts` has them."""
+    rest: dict[int, dict[int, list[int]]] = {}
+    drafting: dict[int, list[float]] = {}
+    unlike: dict[int, list[StepSample]] = {}
+    for sample in sorted(found):
+        n, length, drafted, others, even = sample
+        if not even:
+            unlike.setdefault(n, []).append(sample)
+            continue
+        rest.setdefault(n, {}).setdefault(int(length), []).append(others)
+        if length and drafted:
+            drafting.setdefault(n, []).append(drafted / length)
+    steps = {n: {k: median(times) for k, times in line.items()} for n, line in rest.items()}
+    tokens = {n: median(times) for n, times in drafting.items()}
+    uneven = {}
+    for n, samples in unlike.items():
+        taken = median(each.drafting + each.rest for each in samples)
+        length = samples[0].length
+        due = along(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
+        uneven[n] = max(0.0, taken - due)
+
+    def relative(times: Mapping[int, float]) -> dict[int, float]:
+        return {at: round(ns / unit, 4) for at, ns in times.items()}
+
+    return {
+        "steps": {n: relative(line) for n, line in steps.items()},
+        "drafting": relative(tokens),
+        "uneven": relative(uneven),
+    }
 
 
 def _rising(times: Sequence[float]) -> list[float]:
@@ -101,12 +169,22 @@ def of_kept(costs: Costs) -> StepCosts:
     )
 
 
-def quick(workspace: Workspace, windows: Windows, positions: int) -> StepCosts:
-    """Measure all decoders and heads of a workspace, in about two seconds.
+def quick(
+    workspace: Workspace,
+    windows: Windows,
+    positions: int,
+    *,
+    most: int = 0,
+    sampling: Sampling | None = None,
+) -> StepCosts:
+    """Measure all decoders and heads of a workspace, in about two seconds, in six where whole
+    steps are timed too; where forwards take long, in a few rounds.
 
     Args:
         windows: who watches the machine; it has to keep noisy times.
         positions: rows that all models are made for.
+        most: sequences that take part in a step, where steps are timed as a whole; 0: they are not.
+        sampling: of these steps.
 
     Raises:
         UsageError: the models' context is too short.
@@ -119,12 +197,24 @@ def quick(workspace: Workspace, windows: Windows, positions: int) -> StepCosts:
             f" {grid.spare + 1}",
             "give a number in place of auto",
         )
-    grid = Grid(contexts=(context,), chains=(1,))
-    found = measure(workspace, windows, {}, grid, seed=0, rounds=ROUNDS, seconds=SECONDS)
+    sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
+    grid = Grid(contexts=(context,), chains=(1,), steps=tuple(sorted(sizes)))
+    found = measure(
+        workspace,
+        windows,
+        {},
+        grid,
+        seed=0,
+        rounds=ROUNDS,
+        least=STEADY if most else LEAST,
+        seconds=STEPS_SECONDS if most else SECONDS,
+        sampling=sampling,
+    )
     assert found is not None, "noisy times are kept"
     return StepCosts.of(
         curves(found.samples, workspace),
         context,
         source="measured as the run began",
         noisy=found.quietness.noisy,
+        steps=found.samples.steps,
     )

@@ -30,12 +30,12 @@ def tree_module():
 TREES = tree_module()
 
 
+@pytest.mark.parametrize(("law", "depth"), [("wor", 1), ("iid", 1), ("point", 2), ("wor", 2)])
 @pytest.mark.usefixtures("short_audit")
-def test_the_tree_method_itself_passes(monkeypatch):
-    """Drawn without replacement; how else trees come to is audited of `sps-tree`."""
+def test_the_tree_method_itself_passes(law, depth, monkeypatch):
     monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 300})
     monkeypatch.setattr(checks_law, "MOST", 300)
-    params = TREES.PlainTreeParams(law="wor", depth=2)
+    params = TREES.PlainTreeParams(law=law, depth=depth)
     found = run_checks(Subject("plain-tree", TREES.PlainTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []
     assert "acceptance" in {finding.check for finding in found}

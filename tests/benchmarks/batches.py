@@ -16,10 +16,10 @@ in parts of at most --chunk tokens beside them.
 
 finds the best draft length K*(batch) of a method that drafts chains, at batch 1 to 16: tokens a
 second of decoding for every fixed length, 0 (vanilla) among them, and for `synergy` and
-`smartspec`. A round is a group of as many prompts as the batch has seats, which all decode in turn.
-Beside them what is predicted before anything of it is measured: by what forwards cost here, and by
-the share of tested tokens that stood in a pass of its own. Ratios have 95% intervals by bootstrap
-over rounds.
+`smartspec`, as long as all sequences are there: until the first one ends. A round is a group of as
+many prompts as the batch has seats, which all decode in turn. Beside them what is predicted before
+anything of it is measured: by what steps cost here, and by the share of tested tokens that stood in
+a pass of its own. Ratios have 95% intervals by bootstrap over rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import gc
 import json
 import sys
 import time
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -184,22 +184,32 @@ class Lengths:
     def costs(self) -> StepCosts:
         """What forwards cost here, as a run of a policy measures it."""
         return quick(
-            self.bench.workspace, Windows(QuietMeter(), allow_noise=True), self.bench.context
+            self.bench.workspace,
+            Windows(QuietMeter(), allow_noise=True),
+            self.bench.context,
+            most=max(self.sizes),
         )
 
     def find(self, rounds: int, to: str | None) -> None:
         """Predict, measure, compare, print."""
         alpha, costs = self.alpha(), self.costs()
         self.bench.workspace.costs = cache(costs)
-        target, draft = partial(costs, "target"), partial(costs, "draft")
+
+        def target(sequences: int, rows: int, even: bool = True) -> float:
+            return costs("target", rows, sequences, even)
+
+        def draft(sequences: int) -> float:
+            return costs("draft", sequences, sequences)
+
         own = {"acceptance": alpha, "max": self.longest}
         rows = {
             **{str(k): method for k, method in self.fixed.items()},
             **{rule: self.of(length=rule, **own) for rule in ("synergy", "smartspec")},
         }
         sys.stdout.write(
-            f"acceptance {alpha:.3f}; a target forward over one row {costs.target_ns / 1e6:.2f} ms,"
-            f" a draft's {draft(1):.3f} of it; noisy: {costs.noisy}\n"
+            f"acceptance {alpha:.3f}; a target forward over one row {costs.target_ns / 1e6:.2f} ms;"
+            f" of it a step of one {target(1, 1):.3f}, its draft token {draft(1):.3f}; noisy:"
+            f" {costs.noisy}\n"
         )
         heads = [f"K={name}" if name.isdigit() else name for name in rows]
         heads = ["batch", *heads, "K* measured", "predicted", "predicted / best", "synergy / best"]
@@ -219,7 +229,7 @@ class Lengths:
             sys.stdout.write(f"| {' | '.join(line)} |\n")
             sys.stdout.flush()
             due[size] = {
-                k: emitted(alpha, k) * size / (target(size * (k + 1)) + k * draft(size))
+                k: emitted(alpha, k) * size / (target(size, size * (k + 1)) + k * draft(size))
                 for k in self.fixed
             }
         if to:
@@ -239,13 +249,12 @@ class Lengths:
             group, due = self.requests[first : first + size], None
             for name in rows if number % 2 else reversed(rows):
                 gc.collect()
-                found, seconds = decoded(self.bench, rows[name], group, size)
+                found, per_token = full(self.bench, rows[name], group)
                 due = due or found
                 if found != due:
                     sys.exit(f"other ids: {name} at batch {size}")
                 if number:  # the first round warms up
-                    tokens = sum(map(len, found)) - len(found)  # each one's first is prefill's
-                    spent[name].append(seconds / tokens)
+                    spent[name].append(per_token)
         return {name: np.array(times) for name, times in spent.items()}
 
     def best_of_others(self, spent: dict[str, np.ndarray]) -> np.ndarray:
@@ -290,6 +299,22 @@ def ratio(one: np.ndarray, other: np.ndarray) -> str:
     drawn = np.random.default_rng(0).integers(0, len(one), (2000, len(one)))
     low, high = np.quantile(one[drawn].sum(1) / other[drawn].sum(1), (0.025, 0.975))
     return f"{one.sum() / other.sum():.2f} [{low:.2f}, {high:.2f}]"
+
+
+def full(bench: Bench, method: object, requests: list[Request]) -> tuple[list[list[int]], float]:
+    """Outputs of requests that are decoded together, and the seconds a token took until the first
+    of them ended."""
+    batch = Batch(bench.workspace, requests, Sampling())
+    texts = [session.harness.text for session in batch.sessions]
+    ended: object = None
+    ns = tokens = 0
+    for step in method.generate_batch(batch):  # type: ignore[attr-defined]
+        if ended is None or ended is step.forwards:  # of one step all have the same
+            ns = batch.meter.clock.now() - max(text.first_ns for text in texts)
+            tokens = sum(text.position - 1 for text in texts)  # each one's first is prefill's
+            if any(text.finish for text in texts):
+                ended = step.forwards
+    return [list(session.output()) for session in batch.sessions], ns / tokens / 1e9
 
 
 def decoded(

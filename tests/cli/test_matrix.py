@@ -22,22 +22,7 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 
 
 @pytest.fixture(scope="module")
-def call(tmp_path_factory):
-    """Runs a command in one folder for all; returns exit code, stdout, stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("matrix"))
-        for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
-            patch.setenv(name, "")
-
-        def run(capsys, *args):
-            code = app._run(list(args))
-            return (code, *capsys.readouterr())
-
-        yield run
-
-
-@pytest.fixture(scope="module")
-def stopped(call):
+def stopped(call_here):
     """A matrix that was stopped behind its first run."""
     written = command._written
 
@@ -57,14 +42,14 @@ def finished(stopped):
 
 
 def test_a_matrix_that_was_stopped_keeps_what_was_measured_and_goes_on_from_there(
-    stopped, call, capsys
+    stopped, call_here, capsys
 ):
     assert stopped == 130
     assert [RunDir.holds_run(Path("here") / name) for name in RUNS] == [True, False]
     records = Path("here", RUNS[0], "records.jsonl").read_bytes()
-    code, out, _ = call(capsys, "report", "here")
+    code, out, _ = call_here(capsys, "report", "here")
     assert code == 0 and re.search(r"(?m)^ sps ", out)
-    assert call(capsys, "run", "--resume", "here")[0] == 0
+    assert call_here(capsys, "run", "--resume", "here")[0] == 0
     assert Path("here", RUNS[0], "records.jsonl").read_bytes() == records
     assert RunDir.open(Path("here", RUNS[1])).manifest["status"] == "finished"
     assert not list(Path("here").glob(".*"))
@@ -81,8 +66,8 @@ def test_each_target_is_an_ordinary_run_with_its_own_vanilla(finished):
         }
 
 
-def test_last_is_the_whole_and_its_report_is_one_table(finished, call, capsys):
-    code, out, _ = call(capsys, "report", "last", "--json")
+def test_last_is_the_whole_and_its_report_is_one_table(finished, call_here, capsys):
+    code, out, _ = call_here(capsys, "report", "last", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     told = {(row["method"], row["target_model"]) for row in rows if row["family"] == "all"}
@@ -92,16 +77,16 @@ def test_last_is_the_whole_and_its_report_is_one_table(finished, call, capsys):
         for name in RUNS
     }
     assert "## By target" in Path("here/report.md").read_text()
-    assert call(capsys, "report", "here", "--to", "html,latex,csv")[0] == 0
+    assert call_here(capsys, "report", "here", "--to", "html,latex,csv")[0] == 0
     assert Path("here/report/report.html").is_file()
-    listed = call(capsys, "list", "runs")[1].splitlines()
+    listed = call_here(capsys, "list", "runs")[1].splitlines()
     assert {line.split("\t")[0].rpartition("/")[2] for line in listed} >= set(RUNS)
 
 
-def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call, capsys):
-    code, out, _ = call(capsys, "compare", "here", "last", "--json")
+def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here, capsys):
+    code, out, _ = call_here(capsys, "compare", "here", "last", "--json")
     assert (code, len(out.splitlines())) == (0, 2)
-    code, _, err = call(capsys, "compare", "here", str(Path("here") / RUNS[0]))
+    code, _, err = call_here(capsys, "compare", "here", str(Path("here") / RUNS[0]))
     assert code == 2 and "only one of here and" in err
 
 
@@ -115,15 +100,16 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call, cap
         ("predict here", "holds several runs"),
     ],
 )
-def test_a_command_for_one_run_says_that_here_are_several(finished, call, capsys, asked, says):
-    code, out, err = call(capsys, *asked.split())
+def test_a_command_for_one_run_says_that_here_are_several(finished, call_here, capsys, asked, says):
+    code, out, err = call_here(capsys, *asked.split())
     assert (code, out) == (2, "")
     assert says in err
 
 
-def test_json_ends_with_all_rows_and_where_the_runs_are(call, capsys):
-    quick = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4".split()
-    code, out, _ = call(capsys, *quick, *"--allow-noise --threads 1 --out there --json".split())
+def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
+    quick = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
+    noisy = "--allow-noise --threads 1 --out there --json"
+    code, out, _ = call_here(capsys, *quick.split(), *noisy.split())
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [event["target"] for event in events if event["event"] == "plan"] == [
@@ -135,7 +121,7 @@ def test_json_ends_with_all_rows_and_where_the_runs_are(call, capsys):
     assert {row["target_model"] for row in events[-1]["summary"]} == {"embedded-7m", "embedded-1m"}
 
 
-def test_nothing_is_measured_where_one_target_cannot_be_planned(call, capsys):
-    code, _, err = call(capsys, *"run -m pld --targets embedded-7m,gone --out never".split())
+def test_nothing_is_measured_where_one_target_cannot_be_planned(call_here, capsys):
+    code, _, err = call_here(capsys, *"run -m pld --targets embedded-7m,gone --out never".split())
     assert code == 2 and "unknown model 'gone'" in err
     assert not Path("never").exists()

@@ -36,29 +36,14 @@ class StaleRow(Method):
 '''
 
 
-@pytest.fixture(scope="module")
-def call(tmp_path_factory):
-    """Runs a command in one folder for all; returns exit code, stdout, stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("report"))
-        for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
-            patch.setenv(name, "")
-
-        def run(capsys, *args):
-            code = app._run(list(args))
-            return (code, *capsys.readouterr())
-
-        yield run
-
-
 @pytest.fixture
-def report(call, faulty_run, capsys):
+def report(call_here, faulty_run, capsys):
     """Runs `specbench report here` with more arguments."""
-    return lambda *args: call(capsys, "report", "here", *args)
+    return lambda *args: call_here(capsys, "report", "here", *args)
 
 
 @pytest.fixture(scope="module")
-def faulty_run(call, figures):
+def faulty_run(call_here, figures):
     """A run of a method whose target keeps a rejected token's row, beside a right one."""
     Path("faulty.py").write_text(textwrap.dedent(FAULTY))
     args = ["run", "--plugin", "faulty.py", "--isolation", "none", "-m", "stale-row,pld"]
@@ -185,8 +170,8 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(call, capsys, args, says):
-    code, _, err = call(capsys, "report", *args)
+def test_options_that_do_not_go_together_are_refused(call_here, capsys, args, says):
+    code, _, err = call_here(capsys, "report", *args)
     assert code == 2
     assert says in err
 

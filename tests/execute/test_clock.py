@@ -8,6 +8,7 @@ from methods.sps import Sps, SpsParams
 from specbench_cli.audit.faults import clock
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.models.meter import HostClock
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
@@ -40,6 +41,15 @@ def test_what_goes_past_the_clock_fails_its_cell(kind, says):
     found.measure()
     clock.WorksInTheBackground.quit.set()
     assert says in found.measured.error
+
+
+def test_a_clock_that_waits_keeps_a_core_at_work_for_as_long_as_asked():
+    clock = HostClock()
+    for ns in (200_000, 20_000_000):  # shorter than a product, and longer
+        began, worked = clock.now(), time.process_time_ns()
+        clock.sleep(ns)
+        assert ns <= clock.now() - began
+        assert time.process_time_ns() - worked > ns / 4  # a sleep takes next to none
 
 
 class Slow(Sps):

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
-from specbench_cli.execute import passes
 from specbench_cli.execute.cell import limited, one_line
 from specbench_cli.execute.isolation import inside, rooms, state
 from specbench_cli.store.schema import Ns
@@ -58,19 +57,18 @@ def counters(outcome, label):
 
 
 def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other_row_differs(
-    specbench, plugin, monkeypatch
+    specbench, plugin
 ):
-    monkeypatch.setattr(passes, "FAILURES", 2)  # a process is begun anew for each
-    alone = specbench("sps", limit=3, category=["qa"], max_new_tokens=4)
+    alone = specbench("sps", limit=4, category=["qa"], max_new_tokens=4)
     path = plugin("ending", "os._exit(0)")
-    settings = {"limit": 3, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
+    settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
     beside = specbench("sps", "ending", plugins=[path], isolation="process", **settings)
     for label in ("vanilla", "sps"):
         assert counters(beside, label) == counters(alone, label)
     errors = [record.error for record in beside.by_label("ending")]
-    assert errors == ["ending: it ended its process (exit code 0)"] * 2  # of three prompts
+    assert errors == ["ending: it ended its process (exit code 0)"] * 3  # of four prompts
     assert beside.exit_code == ExitCode.BAD_ANSWER
-    assert "ending failed 2 times in a row and is dropped" in "".join(beside.log.notes)
+    assert "ending failed 3 times in a row and is dropped" in "".join(beside.log.notes)
     assert beside.manifest["dropped"].keys() == {"ending"}
     assert not rooms._rooms
 

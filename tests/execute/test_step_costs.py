@@ -17,10 +17,11 @@ AUTO = {
 def probes(monkeypatch, tmp_path):
     """Quick probes that find forwards to cost what the test says, and are counted."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    made = []
+    made, asked = [], []
 
-    def quick(workspace, windows, positions):
+    def quick(workspace, windows, positions, *, most, sampling):
         made.append(sorted(workspace.decoders))
+        asked.append((most, sampling.rule))
         line = {1: 1.0, 64: 1.0 + quick.rows}
         return StepCosts(
             source="test",
@@ -30,7 +31,7 @@ def probes(monkeypatch, tmp_path):
             relative={"target": line, "draft": {1: 0.1}},
         )
 
-    quick.rows, quick.made = 1.0, made
+    quick.rows, quick.made, quick.asked = 1.0, made, asked
     monkeypatch.setattr(module, "quick", quick)
     return quick
 
@@ -62,3 +63,10 @@ def test_resumed_run_goes_by_the_costs_that_it_began_with(specbench, probes):
 def test_run_that_chooses_nothing_by_costs_measures_none(specbench, probes):
     assert specbench("sps", limit=1).manifest.get("step_costs") is None
     assert probes.made == []
+
+
+def test_steps_of_the_runs_batch_are_timed_where_a_method_goes_by_load(specbench, probes):
+    by_load = {"name": "eqspec", "params": {"length": "synergy", "max": 3}}
+    specbench(by_load, limit=2, batch=2)
+    specbench(AUTO, limit=1)
+    assert probes.asked == [(2, "greedy"), (0, "greedy")]

@@ -9,6 +9,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import step_costs as module
 from specbench_cli.measure.costs import Curve
+from specbench_cli.measure.rounds import StepSample
 from specbench_cli.measure.step_costs import StepCosts, quick
 
 SURE = [-0.05 * n for n in range(63)]
@@ -103,6 +104,62 @@ def test_quick_probe_measures_models_within_its_time(tiny_checkpoint, monkeypatc
     assert list(found.relative["target"]) == [1, 2, 4, 8, 16, 32, 64]
     assert found("target", 1) == 1.0
     assert found("draft", 1) > 0
+
+
+def test_step_of_several_costs_what_such_steps_took():
+    steps = [
+        StepSample(n, length, drafting=2_000 * n * length, rest=own * 1_000)
+        for n, line in {1: (12, 14), 4: (20, 60)}.items()
+        for length, own in enumerate(line)
+    ]
+    found = StepCosts.of(
+        {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=steps
+    )
+    assert (found("target", 1, 1), found("target", 2, 1), found("target", 1)) == (1.2, 1.4, 1.0)
+    assert (found("target", 4, 4), found("target", 8, 4)) == (2.0, 6.0)
+    assert found("target", 6, 2) == pytest.approx(1.6 + (10.0 - 1.6) / 3)  # a third of the way
+    assert found("target", 3, 1) == pytest.approx(1.6)  # the last slope goes on
+    assert (found("draft", 1, 1), found("draft", 2, 2)) == (0.2, pytest.approx(0.4))
+
+
+def test_lengths_that_differ_cost_what_such_a_step_took_more():
+    even = [StepSample(2, k, drafting=1_000 * k, rest=20_000 + 2_000 * k) for k in (0, 2)]
+    unlike = StepSample(2, 1.0, drafting=2_000, rest=26_000, even=False)
+    found = StepCosts.of(
+        {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=[*even, unlike]
+    )
+    assert found.uneven == {2: pytest.approx((28_000 - 22_000 - 1_000) / 10_000)}
+    assert found("target", 4, 2, False) - found("target", 4, 2) == pytest.approx(0.5)
+    assert found("target", 4, 2, True) == pytest.approx(2.2)
+
+
+def test_odd_time_of_a_step_moves_nothing():
+    steps = [StepSample(1, 0, 0, ns) for ns in (10_000, 10_000, 90_000)]
+    found = StepCosts.of(
+        {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=steps
+    )
+    assert found("target", 1, 1) == 1.0
+
+
+def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr(module, "STEPS_SECONDS", 0.0)
+    monkeypatch.setattr(module, "STEADY", 1)
+    folder = tiny_checkpoint("llama")
+    decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
+    workspace = Workspace(decoders, 0)
+    found = quick(workspace, Windows(Meter(), allow_noise=True), 256, most=3)
+    assert list(found.steps) == [1, 2, 3]
+    assert all(list(line) == [0, 1, 2, 4, 6] for line in found.steps.values())
+    assert list(found.drafting) == [1, 2, 3]
+    assert list(found.uneven) == [2, 3]
+    assert all(ns > 0 for ns in found.drafting.values())
+    without = quick(
+        Workspace({"target": decoders["target"]}, 0),
+        Windows(Meter(), allow_noise=True),
+        256,
+        most=1,
+    )
+    assert (list(without.steps), without.drafting) == ([1], {})
 
 
 def test_models_too_short_to_be_measured_are_refused():

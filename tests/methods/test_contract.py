@@ -9,6 +9,7 @@ from methods.mtp import MtpParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.faults.trees import KeepsItsDraft, KeepsPredicted
+from specbench_cli.audit.subject import longest
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
@@ -17,6 +18,7 @@ GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
 REJECTION = Sampling("rejection", 0.8, seed=3)
 EXACT = pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
+RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
 
 CONFIGURED = {
     "sps": [{"length": 1}, {}],
@@ -73,6 +75,12 @@ def decode(method, session):
     return session.output()
 
 
+def cut(ids, eos, budget):
+    """Where an output ends, by definition."""
+    ends = [at + 1 for at, token in enumerate(ids) if token in eos]
+    return ids[: min([*ends, budget])]
+
+
 # ---- identity -----------------------------------------------------------------------------------
 
 
@@ -82,10 +90,36 @@ def decode(method, session):
 def test_the_output_is_that_of_plain_decoding(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    """On a transformer; ends, budgets, strange drafts, order and counts are the audit's, which
-    tests/audit/test_checks.py runs on every method."""
+    """On a transformer, as all of this file; tests/audit/test_checks.py shows it on tables, and
+    whether order or repetition changes anything."""
     for prompt in in_turn(request, clear_prompts(sampling, 16), 3):
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
+
+
+@DRAFTING
+@EXACT
+def test_a_strange_draft_model_changes_nothing_in_the_output(
+    request, open_session, clear_prompts, plain, make, sampling
+):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
+        output = decode(make(), open_session(prompt, sampling, draft="far"))
+        assert output == plain(prompt, sampling).ids
+
+
+@METHODS
+@EXACT
+def test_eos_and_budget_cut_the_output_and_change_nothing_before(
+    open_session, clear_prompts, plain, make, sampling
+):
+    g = longest(make().params, 5)
+    for turn, prompt in enumerate(clear_prompts(sampling, 6)):
+        ids = plain(prompt, sampling).ids
+        budget = (1, 2, g, g + 1, g + 2, 40)[turn]
+        for eos in ((), (ids[turn % 9],), (ids[turn % 17], ids[turn % 13])):
+            if (eos, budget) == ((), 40):
+                continue  # the first test
+            output = decode(make(), open_session(prompt, sampling, eos=eos, budget=budget))
+            assert output == cut(ids, eos, budget)
 
 
 @DRAFTING
@@ -110,6 +144,28 @@ def test_no_request_of_a_learning_method_leaves_a_trace_in_its_draws(open_sessio
     method = make()
     again = [decoded(method, prompt) for prompt in (30, 3)]
     assert again == [decoded(make(), prompt) for prompt in (30, 3)]
+
+
+@METHODS
+@RULES
+def test_a_step_accounts_for_what_it_drafted_tested_and_committed(
+    request, open_session, make, sampling
+):
+    for prompt in in_turn(request, range(40), 2):
+        session = open_session(prompt, sampling, eos=(7, 8))
+        for step in make().generate(session):
+            outcome = step.outcome
+            accepted = outcome.origin.count("accepted")
+            assert accepted == len(outcome.path) <= outcome.tested <= step.draft.levels
+            assert len(outcome.committed) == len(outcome.origin)
+            assert accepted <= len(outcome.committed) <= accepted + 1
+            ids = step.draft.tokens.tolist()
+            assert [ids[node] for node in outcome.path] == list(outcome.committed[:accepted])
+            # Where a path ends with its branch all of it stood, however deep others are.
+            parents = step.draft.parents or range(-1, step.draft.nodes - 1)
+            if [-1, *outcome.path][-1] in parents and session.finish is None:
+                assert outcome.tested == accepted + 1
+        assert session.harness.text.origin[0] == "prefill"
 
 
 # ---- what a method says of itself ---------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_equally_long_sequences_step_together_and_no_row_is_realigned(decode, fa
 @pytest.mark.parametrize("length", ["synergy", "smartspec"])
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda each: each.rule)
 def test_lengths_by_load_change_no_id(family, clear_prompts, plain, length, sampling):
-    def costs(model, rows):  # a cheap draft, and a target whose rows cost more the more there are
+    def costs(model, rows, *step):  # a cheap draft, and rows that cost more the more there are
         return 0.05 if model != "target" else 1 + rows**2 / 200
 
     decoders = {"target": family.decoders["target"], "draft": family.decoders["near"]}

@@ -51,10 +51,10 @@ class Seen:
         workspace, memory = case.workspace(), Memory()
         nominal = workspace.costs
 
-        def costs(model: str, rows: int) -> float:
+        def costs(model: str, rows: int, *step: int) -> float:
             self.costs = True
             assert nominal is not None
-            return nominal(model, rows)
+            return nominal(model, rows, *step)
 
         workspace.costs = costs
         with suppress(Exception):

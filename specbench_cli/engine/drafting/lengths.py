@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.drafting.goodput import Cost, smartspec, synergy
+from specbench_cli.engine.drafting.goodput import Drafting, Verifying, smartspec, synergy
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
@@ -356,13 +356,18 @@ class ByLoad(Length):
     """A number of tokens that a policy sets for every sequence of a step at once.
 
     Args:
-        target, draft: what forwards cost.
+        target, draft: what verifying and drafting cost.
         most: bound on the length.
         acceptance: share of tested draft tokens that stand, as far as it is known beforehand.
+
+    Attributes:
+        learns: whether it goes by what became of earlier drafts.
     """
 
+    learns = False
+
     def __init__(
-        self, session: Session, most: int, acceptance: float, target: Cost, draft: Cost
+        self, session: Session, most: int, acceptance: float, target: Verifying, draft: Drafting
     ) -> None:
         self._session, self._bound, self._known = session, most, acceptance
         self._target, self._draft = target, draft
@@ -378,7 +383,7 @@ class ByLoad(Length):
             for policy, length in zip(beside, self.lengths(beside), strict=True):
                 policy.most = length
         self._idle = 0 if self.most else self._idle + 1
-        if self._idle > PROBE:
+        if self.learns and self._idle > PROBE:
             self.most, self._idle = min(1, self._session.room()), 0
 
     @abstractmethod
@@ -410,7 +415,7 @@ class Synergy(ByLoad):
     that of the larger one holds."""
 
     def __init__(
-        self, session: Session, most: int, acceptance: float, target: Cost, draft: Cost
+        self, session: Session, most: int, acceptance: float, target: Verifying, draft: Drafting
     ) -> None:
         super().__init__(session, most, acceptance, target, draft)
         self._table: dict[int, int] = {}
@@ -427,6 +432,8 @@ class Synergy(ByLoad):
 class SmartSpec(ByLoad):
     """The lengths with the most goodput: see `smartspec`. A sequence's chances are shrunk to those
     of all beside it, and these to what is known beforehand."""
+
+    learns = True
 
     def lengths(self, beside: Sequence[Self]) -> list[int]:
         """See `ByLoad`."""
@@ -467,7 +474,7 @@ def rule_of(
             if model is None:
                 raise MethodFault(f"length {params.length!r} needs to know which model drafts")
             rule = Synergy if params.length == "synergy" else SmartSpec
-            draft = partial(session.draft_cost, model)
-            return rule(session, most, params.acceptance, session.verify_cost, draft)
+            draft = partial(session.drafting_cost, model)
+            return rule(session, most, params.acceptance, session.step_cost, draft)
         case length:
             return Fixed(length)

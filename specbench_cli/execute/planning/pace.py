@@ -132,13 +132,14 @@ def report_seconds(start_s: float, rows: int, cells: int) -> float:
     """Seconds from the last cell to the end of the process: records are read, intervals drawn,
     figures and files written.
 
-    It is work of Python's own, as the start of a process is, and is counted in such starts: what
-    else the machine does, and how fast it is, is in both. The shares were fitted to the processor
-    times of five runs, of 5 to 45 rows and 70 to 4365 cells, and meet them within 20%; what becomes
-    of them is measured by `tests/benchmarks/time_left.py`.
+    It is work of Python's own, as the start of a process is, and is counted in such starts: how
+    fast the machine is is in both. The shares were fitted to the processor times of five runs, of
+    5 to 45 rows and 70 to 4365 cells, and meet them within 20%; what becomes of them is measured by
+    `tests/benchmarks/time_left.py`.
 
     Args:
-        start_s: seconds that the process took to start.
+        start_s: seconds of processor time that the process took to start. The first start after an
+            installation waits for files that no cache holds yet: that is no part of them.
     """
     return start_s * (0.7 + 0.12 * rows + 0.0015 * cells)
 

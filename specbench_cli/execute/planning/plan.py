@@ -15,7 +15,7 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
 from specbench_cli.execute.planning.grammar import Grammar
@@ -108,6 +108,12 @@ class Plan:
         """All models by role: "target", "draft", and others by name."""
         pair = {"target": self.target} | ({"draft": self.draft} if self.draft else {})
         return {**pair, **self.others}
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        asked = self.config
+        return Sampling(asked.rule, asked.temperature, asked.top_k, asked.top_p, asked.seed)
 
     @property
     def parallel(self) -> bool:
