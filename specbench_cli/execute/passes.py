@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ class Pass:
         self._answers = answers
         self._view = view
         config = plan.config
-        self._sampling = bench.sampling
+        self._sampling = replace(plan.sampling, processor=bench.processor)
         self.judge = Judge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,

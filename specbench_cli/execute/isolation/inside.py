@@ -7,7 +7,7 @@ import pickle
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +18,7 @@ import psutil
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.execute.bench import Bench
@@ -88,6 +89,7 @@ class Inside:
     """Answers orders, each a method of the same name."""
 
     bench: Bench | None = None
+    sampling: Sampling | None = None
     arms: dict[str, Arm] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
@@ -119,6 +121,7 @@ class Inside:
         self.bench = Bench(plan)
         if opening.costs is not None:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
+        self.sampling = replace(plan.sampling, processor=self.bench.processor)
         _limit_memory()
         self.code = state.seen(state.CODE)
         return self.bench.heads()
@@ -126,15 +129,14 @@ class Inside:
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
         """Run a row a little, at the beginning of a pass; why that failed."""
         assert self.bench is not None
+        assert self.sampling is not None
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
         request = self.bench.request("warm-up", 1, ids, self.bench.stop(WARM_UP_TOKENS))
         try:
             for _ in range(WARM_UP_ROUNDS):
-                warm_up(
-                    self.arms[label], self.bench.workspace, request, self.bench.sampling, memory
-                )
+                warm_up(self.arms[label], self.bench.workspace, request, self.sampling, memory)
         except BaseException as failure:  # it will fail, and be recorded, on the prompts
             return one_line(failure)
         finally:
@@ -172,6 +174,7 @@ class Inside:
         key = (label, *asked.key)
         if key not in self.cells:
             assert self.bench is not None
+            assert self.sampling is not None
             prompt = asked.prompt
             self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
             request = self.bench.request(
@@ -182,7 +185,7 @@ class Inside:
                 prompt,
                 request,
                 self.bench.workspace,
-                self.bench.sampling,
+                self.sampling,
                 asked.pass_,
                 self.memory.setdefault(label, Memory()),
                 asked.recording,
