@@ -92,6 +92,27 @@ def test_a_nodes_mask_is_that_of_its_text_read_afresh_also_behind_rejected_draft
 
 @given(st.data())
 @settings(max_examples=20)
+def test_a_picked_token_is_left_out_if_the_grammar_forbids_it_behind_the_picks_before_it(data):
+    processing = GrammarMask(fresh(), [EOS]).begin()
+    output = data.draw(texts())
+    _, _, paths = data.draw(drafts(output))
+    for path in paths:
+        rows = torch.zeros(1, BYTES.vocab_size)
+        (found,) = told(processing.drafted(rows, output, path[len(output) :]))
+        due = allowed_behind(path)
+        assert found == (set(range(BYTES.vocab_size)) if due is None else due)
+        (root,) = told(processing(rows, output, ()))  # the matcher is where the output is
+        assert root == allowed_behind(output)
+
+
+def test_a_draft_that_can_say_nothing_that_is_allowed_drafts_as_it_does():
+    rows = torch.full((1, BYTES.vocab_size), -torch.inf)
+    rows[0, ord("x")] = 1.0
+    assert told(GrammarMask(fresh(), [EOS]).begin().drafted(rows, (), ())) == [{ord("x")}]
+
+
+@given(st.data())
+@settings(max_examples=20)
 def test_a_chain_is_a_tree_of_one_branch_and_an_output_read_at_once_is_one_read_by_steps(data):
     mask, text = GrammarMask(fresh(), [EOS]), data.draw(texts())
     rows = torch.zeros(len(text) + 1, BYTES.vocab_size)
