@@ -200,7 +200,7 @@ def run(
         _Decoding(
             "GRAMMAR",
             "Hold every output to a grammar: json, any object, or a file: .json (a schema), .lark,"
-            " .regex.",
+            " .gbnf, .regex.",
             "none",
         ),
     ] = None,

@@ -626,6 +626,7 @@ class Session:
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
+        Where the run has a processor (`Sampling.processor`) it is applied here.
 
         Args:
             accept: what stands beside what the lossless rule takes; None: nothing.

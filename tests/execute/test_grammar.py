@@ -135,11 +135,13 @@ def test_the_manifest_names_it_and_another_one_is_another_run(specbench, person,
     [
         ("json", '{"a": [1, "b", null]}', '{"a": NaN}'),
         ("words.lark", "ab", "abab"),
+        ("words.gbnf", "a1", "a"),
         ("digits.regex", "042", "4x"),
     ],
 )
 def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_):
     (tmp_path / "words.lark").write_text('start: "a" "b"\n')
+    (tmp_path / "words.gbnf").write_text('root ::= "a" digit\ndigit ::= [0-9]\n')
     (tmp_path / "digits.regex").write_text("[0-9]{3}\n")
     asked = Grammar.read(name if name == "json" else str(tmp_path / name))
     assert asked.holds(holds)
@@ -155,6 +157,7 @@ def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_)
         ("a.json", "{", "is not a JSON schema"),
         ("a.json", '{"type": "objekt"}', "is not a JSON schema"),
         ("a.lark", "start: (", "is not a Lark grammar"),
+        ("a.gbnf", "nonsense", "is not a GBNF grammar"),
         ("a.regex", "(", "is not a regular expression"),
     ],
 )

@@ -22,9 +22,15 @@ from specbench_cli.engine.verify.grammar import GrammarMask
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.scoring.json import valid_json
 
-JSON, LARK, REGEX = ".json", ".lark", ".regex"
-KINDS = {JSON: "a JSON schema", LARK: "a Lark grammar", REGEX: "a regular expression"}
-"""What a file holds, by the ending of its name."""
+JSON = ".json"
+KINDS = {
+    JSON: "a JSON schema",
+    ".lark": "a Lark grammar",
+    ".gbnf": "a GBNF grammar",
+    ".regex": "a regular expression",
+}
+"""What a file holds, by the ending of its name; `grammar_from` of the library knows the endings but
+for the first as they are."""
 
 BUILT_IN = {
     "json": json.dumps(
@@ -171,14 +177,9 @@ class Grammar:
 
     @property
     def _compiled(self) -> str:
-        """As the library writes grammars. Raises ValueError where the text is no JSON."""
-        matcher = _library().LLMatcher
-        make = {
-            JSON: matcher.grammar_from_json_schema,
-            LARK: matcher.grammar_from_lark,
-            REGEX: lambda text: matcher.grammar_from_regex(text.strip("\n")),
-        }
-        return str(make[self.kind](self.text))
+        """As the library writes grammars. Raises ValueError where it cannot be."""
+        kind = "json_schema" if self.kind == JSON else self.kind.removeprefix(".")
+        return str(_library().grammar_from(kind, self.text.strip("\n")))
 
 
 @lru_cache(maxsize=8)
