@@ -112,6 +112,8 @@ def width_explains(
         state.commit(0, path)
         end += kept
     scores = torch.cat(rows)
+    if sampling.processor is not None:
+        scores = sampling.processor.along(scores, ids)
     if sampling.rule != "greedy":
         noise = Noise(
             sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device

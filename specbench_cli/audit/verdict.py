@@ -122,8 +122,9 @@ class Judge:
             tolerance, nor vanilla's where the two part; else "mismatch". `position` is where the
             two first differ, `expected` the reference's token there (None where it had ended), and
             `gap` the largest of `gaps`, wherever in the output, since a bug may hide behind a tie.
-            It is None for an output that ends wrongly, whose tokens are not looked at. `rounding`
-            of a near-tie: whether width explains it.
+            It is None for an output that ends wrongly, whose tokens are not looked at, and for one
+            with a token that the processor forbids. `rounding` of a near-tie: whether width
+            explains it.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -136,7 +137,7 @@ class Judge:
         if gap <= self._allowed and expected is not None:
             gap = max(gap, self._tie(request, ids[:position], (ids[position], expected)))
         if not gap <= self._allowed:
-            return Verdict("mismatch", position, gap, expected)
+            return Verdict("mismatch", position, _told(gap), expected)
         tie = Verdict("near-tie", position, gap, expected)
         if self._decoder is None or steps is None:
             return tie
@@ -161,7 +162,7 @@ class Judge:
         if gap <= self._allowed:
             return Verdict("reference", gap=gap)
         at = gaps.index(gap)
-        return Verdict("mismatch", at, gap, self._choices(request, rows)[at])
+        return Verdict("mismatch", at, _told(gap), self._choices(request, rows)[at])
 
     def drawn(self, request: Request, ids: Sequence[int]) -> Verdict:
         """Judge an output whose tokens are drawn, as far as tokens can be: it must end as it must,
@@ -181,7 +182,7 @@ class Judge:
         gap = max(beyond)
         if gap <= self._allowed:
             return Verdict("unchecked")
-        return Verdict("mismatch", beyond.index(gap), gap, None)
+        return Verdict("mismatch", beyond.index(gap), _told(gap), None)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
         """What each token's decision score lacks of the best one after the tokens before it.
@@ -210,8 +211,8 @@ class Judge:
 
         It is transformers' forward where tokens are drawn: what stands there in place of a verdict
         must not come from the engine that is judged. Elsewhere it is vanilla's own, if that is
-        known. A token that the cuts leave out, by rounding or by a fault, counts with its
-        probability before the cuts: one such token must not drown all others.
+        known. A token that the processor or the cuts leave out, by rounding or by a fault, counts
+        with its probability before them: one such token must not drown all others.
 
         Raises:
             NotFinite: the logits are not finite.
@@ -220,15 +221,16 @@ class Judge:
             return Reading([])
         drawn = self._sampling.draws
         if drawn or self._decoder is None:
-            rows = self._rows(request, ids)
+            plain = self._plain(request, ids)
         else:
-            rows = _finite(_read(self._decoder, request, ids, len(ids)))
-        chosen = _column(ids, rows)
-        if not self._sampling.temperature:
-            return Reading(_listed(rows.log_softmax(-1).gather(-1, chosen)[:, 0].double()))
-        scores, law = self._law(rows)
+            plain = _finite(_read(self._decoder, request, ids, len(ids)))
+        rows, chosen = self._processed(plain, ids), _column(ids, plain)
+        heat = self._sampling.temperature
+        law = self._law(rows)[1] if heat else rows.log_softmax(-1)
         own = law.gather(-1, chosen)
-        own = torch.where(own.isfinite(), own, scores.gather(-1, chosen))
+        if not bool(own.isfinite().all()):
+            before = (plain / (heat or 1.0)).log_softmax(-1).gather(-1, chosen)
+            own = torch.where(own.isfinite(), own, before)
         listed = _listed(own[:, 0].double())
         return Reading(listed, _likelihood(law, own) if drawn else None)
 
@@ -250,11 +252,14 @@ class Judge:
         readings = [self._oracle.logits([*request.ids, *before], request.source, 1)]
         if self._decoder is not None:
             readings.append(_read(self._decoder, request, text, 1))
+        readings = [_finite(row, len(before)) for row in readings]
+        if (processor := self._sampling.processor) is not None:
+            readings = [processor.begin()(row, before, ()) for row in readings]
         return max(
             gap
             for row in readings
             for token in tokens
-            for gap in self._gaps(request, _finite(row, len(before)), [token], len(before))
+            for gap in self._gaps(request, row, [token], len(before))
         )
 
     def _gaps(
@@ -283,7 +288,8 @@ class Judge:
     def _beyond(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """How far each chosen token [n, 1] lies below the loosest reading of the cuts, [n]."""
         floor, _ = cut_bounds(scores, self._sampling, self._allowed)
-        return floor - scores.gather(-1, chosen)[:, 0]
+        own = scores.gather(-1, chosen)[:, 0]
+        return torch.where(own.isneginf(), math.inf, floor - own)  # what a processor forbids
 
     def _law(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities before and behind the cuts, [n, V] each; none of the engine's code."""
@@ -300,7 +306,16 @@ class Judge:
         return scores, scores + noise.rows(first, rows.shape[0])
 
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
-        """Logits [n, V], float32, that each of the n tokens was chosen from.
+        """Logits [n, V], float32, that each of the n tokens was chosen from, processed. Raises
+        NotFinite."""
+        return self._processed(self._plain(request, ids), ids)
+
+    def _processed(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
+        processor = self._sampling.processor
+        return rows if processor is None else processor.along(rows, ids)
+
+    def _plain(self, request: Request, ids: Sequence[int]) -> Tensor:
+        """Logits [n, V], float32, behind the texts that the n tokens follow.
 
         Raises:
             NotFinite: they are not finite.
@@ -394,6 +409,11 @@ def _finite(rows: Tensor, first: int = 0) -> Tensor:
 
 def _column(ids: Sequence[int], rows: Tensor) -> Tensor:
     return torch.tensor(list(ids), device=rows.device)[:, None]
+
+
+def _told(gap: float) -> float | None:
+    """A gap as verdicts have it: none where a token cannot be chosen at all."""
+    return gap if math.isfinite(gap) else None
 
 
 def _lack(scores: Tensor, chosen: Tensor) -> list[float]:

@@ -195,6 +195,15 @@ def run(
             "rejection",
         ),
     ] = None,
+    grammar: Annotated[
+        str | None,
+        _Decoding(
+            "GRAMMAR",
+            "Hold every output to a grammar: json, any object, or a file: .json (a schema), .lark,"
+            " .gbnf, .regex.",
+            "none",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         str | None, _Decoding("N", "Longest output.", "the task's, 64 in the short run")
     ] = None,
@@ -363,6 +372,7 @@ def run(
         "top_p": top_p,
         "top_k": top_k,
         "verify": verify,
+        "grammar": grammar,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,

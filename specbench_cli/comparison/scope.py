@@ -16,8 +16,8 @@ from specbench_cli.comparison.side import Side, changed, changed_params
 from specbench_cli.errors import UsageError
 
 _ASKED = (
-    *("target", "seed", "verify", "temperature", "top_p", "top_k", "max_new_tokens"),
-    *("raw", "own_context"),
+    *("target", "seed", "verify", "temperature", "top_p", "top_k", "grammar"),
+    *("max_new_tokens", "raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""
 _TIMING = ("threads", "dtype", "device", "devices", "batch", "prefill_chunk", "load")

@@ -52,12 +52,17 @@ class Side:
     status: str = "finished"
 
 
+_SINCE = {"grammar": "None"}
+"""Facts that sides from before do not say, and what they would."""
+
+
 def changed(facts: Iterable[str], base: Side, new: Side) -> list[str]:
     """Those of some facts that both sides say, and differently: `seed 0 -> 1`."""
+    was, now = (_SINCE | dict(side.facts) for side in (base, new))
     return [
-        f"{fact} {_told(base.facts[fact])} -> {_told(new.facts[fact])}"
+        f"{fact} {_told(was[fact])} -> {_told(now[fact])}"
         for fact in facts
-        if fact in base.facts and fact in new.facts and base.facts[fact] != new.facts[fact]
+        if fact in was and fact in now and was[fact] != now[fact]
     ]
 
 

@@ -131,12 +131,13 @@ class RunConfig(BaseModel):
     each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
     `devices` are for methods whose workers compute at once; all others use `device` and
     `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of
-    a batch's others. `judge`: which of vanilla's outputs transformers' own module is asked
-    about: a sample, or all. `controls`: whether lossy rows bring theirs. `isolation`: whether
-    plug-ins decode in a process of their own, or in the run's. `executor`: who measures: this
-    machine, or the workers of a Ray cluster. `timeout_per_prompt`: seconds after which a method
-    has failed on a prompt. `uncontained`: whether code may be run under limits alone, without
-    namespaces. `profile` names the settings that took the place of the defaults
+    a batch's others. `grammar`: what all outputs are held to, a built-in one's name or a file.
+    `judge`: which of vanilla's outputs transformers' own module is asked about: a sample, or
+    all. `controls`: whether lossy rows bring theirs. `isolation`: whether plug-ins decode in a
+    process of their own, or in the run's. `executor`: who measures: this machine, or the workers
+    of a Ray cluster. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
+    `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
+    the settings that took the place of the defaults
     (`config.profile`).
     """
 
@@ -155,6 +156,7 @@ class RunConfig(BaseModel):
     top_p: Real = Field(1.0, ge=SMALLEST_P, le=1)
     top_k: Number = Field(0, ge=0)
     verify: Verify
+    grammar: str | None = Field(None, min_length=1)
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)

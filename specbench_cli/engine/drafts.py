@@ -14,6 +14,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.sequence import Text
 from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
 from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.verify.processor import Processing
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
 from specbench_cli.errors import MethodFault
@@ -237,16 +238,17 @@ class Drafts:
     Args:
         text: what is drafted for.
         chooser: how tokens are chosen.
+        processing: what the target's logits are processed by; None: nothing.
 
     Attributes:
         slack: nodes that the target's state has room for beyond the longest text.
         seen: what was scored, verified and committed, step by step.
     """
 
-    def __init__(self, text: Text, chooser: Chooser) -> None:
+    def __init__(self, text: Text, chooser: Chooser, processing: Processing | None = None) -> None:
         self.slack = 0
         self.seen: list[Seen] = []
-        self._text, self._chooser = text, chooser
+        self._text, self._chooser, self._processing = text, chooser, processing
         self._nothing = host.ids((), text.device)
         self._picks: list[Pick] = []
         self._sound: Draft | None = None
@@ -270,7 +272,7 @@ class Drafts:
 
     def pick(self, out: Out, ahead: int) -> Pick:
         """See `Session.pick`."""
-        rows = cast(Tensor, out.logits)[:, -1]
+        rows = self._processed(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
         self._picks.append(pick)
         return pick
@@ -327,6 +329,14 @@ class Drafts:
             check(*args)
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+
+    def _processed(self, rows: Tensor, ahead: int) -> Tensor:
+        """Logits [1, V] behind the last `ahead` picks."""
+        if self._processing is None or ahead > len(self._picks):
+            return rows
+        own = self._picks[len(self._picks) - ahead :]
+        path = host.numbers(torch.cat([token for token, _ in own])) if own else []
+        return self._processing.drafted(self._chooser.align(rows), self._text.output, path)
 
     def _open(self) -> Seen:
         """The step of which nothing is committed yet."""

@@ -15,6 +15,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.drafts import Drafts, Seen, check_rows
 from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
@@ -239,6 +240,8 @@ class Session:
         self.sampling = sampling
         self._pass = pass_
         self.memory = Memory() if memory is None else memory
+        processor = sampling.processor
+        self._processing = None if processor is None else processor.begin()
         self._noise = Noise(
             sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
         )
@@ -252,7 +255,7 @@ class Session:
         meter = Meter(self.device) if shared is None else shared.meter
         self._text = Text(request.ids, request.stop, self.device, meter.clock.now)
         self.harness = Harness(self, meter, reference)
-        self._drafts = Drafts(self._text, self._chooser)
+        self._drafts = Drafts(self._text, self._chooser, self._processing)
         self.target = Metered(decoder, meter, role=workspace.role, place=self._place)
         self._rows: Tensor | None = None  # that the last draft was verified by
         self._recording = None if recording is None else Recording(recording, self.device)
@@ -340,7 +343,7 @@ class Session:
             request.turn,
             self._pass,
             request.ids,
-            self.sampling,
+            replace(self.sampling, processor=None),  # what drafts there is not processed
             self._workspace.capacity,
             self.target.vocab_size,
             request.source,
@@ -634,12 +637,14 @@ class Session:
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
+        Where the run has a processor (`Sampling.processor`) it is applied here.
 
         Args:
             accept: what stands beside what the lossless rule takes; None: nothing.
         Raises:
             MethodFault: another number of rows; or nothing for an accept rule to decide: blocks are
-                judged as one, and a replay commits what was recorded.
+                judged as one, a replay commits what was recorded, and what a processor forbids
+                is no rule's to let pass.
         """
         if rows.shape[0] != draft.nodes + 1:
             self._drafts.checked(check_rows, draft, rows.shape[0])
@@ -705,6 +710,8 @@ class Session:
             why, instead = "tokens are replayed", "leave out --verify replay"
         elif self.sampling.rule == "block":
             why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+        elif self._processing is not None:
+            why, instead = "a grammar forbids some that it would let pass", "leave out --grammar"
         else:
             return
         raise MethodFault(
@@ -715,6 +722,7 @@ class Session:
     def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         drafters = self.harness.meter.greatest(self._place)
+        rows = self._processed(draft, rows)  # where tokens are replayed too: it takes its time
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
@@ -750,6 +758,17 @@ class Session:
                 raise self._at_step(fault) from None
         self._text.decided = outcome.committed[-1], last
         return outcome
+
+    def _processed(self, draft: Draft, rows: Tensor) -> Tensor:
+        """Rows as the run's processor makes them of the text that leads to each."""
+        if self._processing is None:
+            return rows
+        try:
+            return self._processing(
+                rows, self._text.output, host.numbers(draft.tokens), draft.parents
+            )
+        except ArithmeticError as fault:
+            raise self._at_step(fault) from None
 
     def _at_step(self, fault: ArithmeticError) -> ArithmeticError:
         """A fault in the target's numbers with its place: prefill is step 0."""

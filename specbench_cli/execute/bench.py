@@ -24,6 +24,7 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.planning.placement import choose_device, placement
@@ -45,6 +46,7 @@ class Bench:
         facts: by role, what is known of each checkpoint.
         device: where everything runs.
         unfit: the rows whose trained modules do not load, with why.
+        processor: what holds the target to the run's grammar, if it has one.
 
     Args:
         plan: of the run.
@@ -63,6 +65,7 @@ class Bench:
             role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = tokenizer_of(plan.target)
+        self.processor = self._held()
         words = {role: self._words(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
@@ -109,6 +112,14 @@ class Bench:
                     if not lenient:
                         raise
                     self.unfit[arm.label] = fault
+
+    def _held(self) -> Processor | None:
+        grammar = self._plan.grammar
+        if grammar is None:
+            return None
+        target = self.facts["target"]
+        ends = [token for token in target.eos if token < target.vocab_size]
+        return grammar.processor(self.tokenizer, ends, self._plan.target.label)
 
     @property
     def _beside(self) -> torch.device | None:

@@ -304,6 +304,7 @@ class Cell:
         log_likelihood: float | None = None,
         likelihood: Likelihood | None = None,
         log_probs: list[float] | None = None,
+        valid: bool | None = None,
     ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
         assert self.measured is not None
@@ -352,6 +353,7 @@ class Cell:
             likelihood=likelihood,
             log_probs=log_probs,
             score=score,
+            valid=valid,
             void=void,
             error=m.error,
         )

@@ -9,10 +9,9 @@ from math import fsum
 from typing import Any
 
 from specbench_cli.audit.verdict import Judge, NotFinite, Reading, is_judged
-from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.execute.cell import Cell
-from specbench_cli.execute.planning.plan import REFERENCE
+from specbench_cli.execute.planning.plan import REFERENCE, Plan
 from specbench_cli.scoring import score
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import LOSSLESS, Record, Verdict
@@ -44,7 +43,7 @@ class Judging:
 
     Args:
         judge: gives the verdicts.
-        config, sampling: of the run.
+        plan, sampling: of the run.
         tokenizer: of the target.
         sampled: the questions on which vanilla itself is judged, whatever the others say.
     """
@@ -52,13 +51,13 @@ class Judging:
     def __init__(
         self,
         judge: Judge,
-        config: RunConfig,
+        plan: Plan,
         sampling: Sampling,
         tokenizer: Any,
         sampled: Collection[str],
     ) -> None:
         self._judge = judge
-        self._config = config
+        self._config, self._grammar = plan.config, plan.grammar
         self._sampling = sampling
         self._tokenizer = tokenizer
         self._sampled = sampled
@@ -91,6 +90,7 @@ class Judging:
             log_likelihood=fsum(reading.log_probs) if drawn else None,
             likelihood=reading.likelihood if drawn else None,
             log_probs=[round(each, DECIMALS) + 0.0 for each in reading.log_probs],
+            valid=self._valid(cell),
         )
         try:
             validate(record)
@@ -150,6 +150,13 @@ class Judging:
                 uncontained=self._config.uncontained,
             )
         return group.scores[ids]
+
+    def _valid(self, cell: Cell) -> bool | None:
+        """Whether a complete output belongs to the run's grammar, by its text alone."""
+        assert cell.measured is not None
+        if self._grammar is None or cell.measured.finish != "eos":
+            return None
+        return self._grammar.holds(written_text(self._tokenizer, cell.measured.output))
 
     def _reading(self, cell: Cell, group: Group) -> Reading:
         """The output as the target reads it: one forward for equal outputs."""

@@ -53,6 +53,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
             }
             for task in plan.tasks
         ],
+        "grammar": None if plan.grammar is None else plan.grammar.facts(),
         "containment": _containment(plan.config),
         "noisy": False,
         "tolerance": None,
@@ -77,6 +78,7 @@ def program(plan: Plan) -> dict[str, str]:
         **{f"the file of {arm.name}": arm.file_sha256[:12] for arm in plan.arms},
         **{f"the data of task {task.name}": task.sha256[:12] for task in plan.tasks},
         "the questions": _digest(question.prompt_id for question in plan.questions),
+        **({} if plan.grammar is None else {"the grammar's library": plan.grammar.library}),
         **{f"setting {name}": json.dumps(settings[name]) for name in sorted(settings)},
     }
 
@@ -155,6 +157,7 @@ def public(plan: Plan) -> dict[str, Any]:
         **shown(plan.config.model_dump(mode="json")),
         "target": plan.target.label,
         "draft": plan.draft.label if plan.draft else None,
+        "grammar": None if plan.grammar is None else str(plan.grammar),
         "tasks": [task.name for task in plan.tasks],
         "plugins": [Path(path).name for path in plan.config.plugins],
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ class Pass:
         self._answers = answers
         self._view = view
         config = plan.config
-        self._sampling = plan.sampling
+        self._sampling = replace(plan.sampling, processor=bench.processor)
         self.judge = Judge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
@@ -155,7 +155,7 @@ class Pass:
         )
         self._pending: deque[Group] = deque()
         self._pictured = pictured(plan.questions)
-        self._judging = Judging(self.judge, config, self._sampling, bench.tokenizer, self._pictured)
+        self._judging = Judging(self.judge, plan, self._sampling, bench.tokenizer, self._pictured)
         self._opening: dict[str, list[Cell]] = {}
         self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}

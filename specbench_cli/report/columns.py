@@ -251,6 +251,17 @@ CHOSEN = replace(
     heading="params",
     when=lambda rows: any(row.params_from not in (None, "default") for row in rows),
 )
+VALID = Column(
+    "valid",
+    "outputs that belong to the grammar, of those that are complete",
+    shown=lambda row: text.NONE if row.valid is None else f"{row.valid} of {row.complete}",
+    data={
+        "valid": lambda row: row.valid,
+        "complete": lambda row: row.complete,
+        "cut": lambda row: row.cut,
+    },
+    when=_known("valid"),
+)
 DISCARDED = _figure(
     "discarded", "discard_rate", meaning="drafted tokens that do not stand / tokens"
 )
@@ -269,7 +280,7 @@ LOSSY = (
 """Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (
@@ -332,6 +343,7 @@ EQUIVALENCE = (
     METHOD,
     GUARANTEE,
     replace(OUTPUT, heading="outputs"),
+    VALID,
     _figure("questions checked", "questions_checked", _whole),
     _figure("mismatched", "questions_mismatched", _whole),
     _figure(

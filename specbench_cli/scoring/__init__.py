@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from specbench_cli.scoring.code import same_code, tested
+from specbench_cli.scoring.json import valid_json
 from specbench_cli.scoring.math import same_expression
 from specbench_cli.scoring.number import same_final_number
 from specbench_cli.scoring.text import right_steps as right_steps
@@ -48,6 +49,8 @@ def score(
         if not run_code or question.program is None or turn > 1:
             return None
         return float(tested(text, *question.program, uncontained=uncontained))
+    if question.scorer == "valid_json":
+        return float(valid_json(text))
     reference = _reference(question, turn)
     return None if reference is None else float(COMPARERS[question.scorer](reference, text))
 

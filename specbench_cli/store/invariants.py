@@ -49,6 +49,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
         right = all(map(math.isfinite, numbers)) and found.variance >= 0
         _ensure(right and len(found.cumulants) == len(TILTS), "likelihood", "not its numbers")
     _ensure(record.score is None or 0 <= record.score <= 1, "score", "outside 0..1")
+    complete = record.valid is None or record.finish == "eos"
+    _ensure(complete, "valid", "of an output that did not come to its end")
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")

@@ -63,6 +63,7 @@ class _Effective(TypedDict, total=False):
     top_p: Annotated[Finite, Field(gt=0, le=1)]
     top_k: Count
     verify: Name
+    grammar: Name | None
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
@@ -195,6 +196,14 @@ class _Tolerance(TypedDict, total=False):
     positions: Count
 
 
+class _Grammar(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    name: Name
+    sha256: _Hash
+    library: Name
+
+
 class _Memory(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
@@ -242,6 +251,7 @@ class Manifest(TypedDict, total=False):
     upper_bounds: list[Name] | None
     tasks: list[_Task]
     spoiled: Name
+    grammar: _Grammar | None
     containment: Literal["namespaces", "limits"] | None
     noisy: bool
     tolerance: _Tolerance | None

@@ -23,13 +23,13 @@ from typing_extensions import TypeAliasType
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 
-SCHEMA = 7
+SCHEMA = 8
 """Version of the record written now; every older one stays readable.
 
 2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
 `log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
-`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`; an older record lacks them, which
-reads as null (no messages, whole forwards).
+`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`; an older record
+lacks them, which reads as null (no messages, whole forwards).
 """
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -321,6 +321,8 @@ class Record:
     target_equivalents: the target's work, in whole forwards of it: parts count as their share.
     version: how often what drafts had learnt before this request; null where nothing is learnt.
     batch: null for a sequence that was decoded alone.
+    valid: whether the output belongs to the run's grammar; null where there is none, and of an
+        output that the budget cut.
     worker: of a run that was dealt to several, which of them measured it; null elsewhere. Times of
     two workers are of two devices, and in no ratio.
     """
@@ -364,6 +366,7 @@ class Record:
     likelihood: Likelihood | None = None
     log_probs: list[LogChance] | None = None
     score: Share | None
+    valid: bool | None = None
     void: bool
     error: str | None
 

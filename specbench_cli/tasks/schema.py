@@ -18,9 +18,11 @@ Scorer = Literal[
     "exact_code",
     "final_number",
     "math",
+    "valid_json",
     "unit_tests",
 ]
-"""How an answer is compared with its reference; each is a module of `specbench_cli.scoring`."""
+"""How an answer is compared with its reference, or judged by itself; each is of a module of
+`specbench_cli.scoring`."""
 
 
 @dataclass(frozen=True, slots=True)

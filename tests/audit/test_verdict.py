@@ -1,6 +1,7 @@
 """Identical, near-tie or mismatch: by the ids, the way they end, and transformers' own logits."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from specbench_cli.audit.tolerance import CEILING, measure_tolerance
 from specbench_cli.audit.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.processor import Processing, Processor
 from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
 from specbench_cli.store.schema import Verdict
 
@@ -330,3 +332,70 @@ def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
 )
 def test_only_promised_tokens_are_judged(guarantee, rule, judged):
     assert is_judged(guarantee, rule) is judged
+
+
+# ---- under a processor --------------------------------------------------------------------------
+
+
+class NoTwins(Processor):
+    """The same id never twice running."""
+
+    def begin(self):
+        return NoTwin()
+
+
+class NoTwin(Processing):
+    def __call__(self, rows, output, tokens, parents=None):
+        before, rows = [*output[-1:], *tokens], rows.clone()
+        first = 1 - bool(output)  # what has no token before it is left as it is
+        for at, token in enumerate(before, start=first):
+            rows[at, token] = -math.inf
+        return rows
+
+
+def held(sampling):
+    return replace(sampling, processor=NoTwins())
+
+
+def decode_held(module, sampling):
+    """What vanilla would say that never says an id twice running."""
+    ids = []
+    while STOP.cut((), ids)[1] is None:
+        row = scores(module, GREEDY, ids)[None]
+        row = NoTwin()(row, ids, ())
+        if sampling.rule != "greedy":
+            noise = Noise(sampling.seed, "test/1", 1, VOCAB, row.device)
+            row = log_warp(row, sampling) + noise.rows(len(ids), 1)
+        ids.append(int(row.argmax()))
+    return ids
+
+
+@SAMPLINGS
+def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module, sampling):
+    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+    assert judge.reference(request, reference) == Verdict("reference", gap=0.0)
+    assert max(judge.gaps(request, reference)) < 1e-5
+    assert max(judge.chances(request, reference)) <= 1.0
+    assert all(-math.inf < each <= 0 for each in judge.read(request, reference).log_probs)
+
+
+@SAMPLINGS
+def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, sampling):
+    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+    wrong = [*reference[:4], reference[3]]
+    wrong += [2 + at % 2 for at in range(BUDGET - len(wrong))]
+    found = judge.verdict(request, reference, wrong)
+    assert (found.kind, found.position, found.gap) == ("mismatch", 4, None)
+    assert all(-math.inf < each <= 0 for each in judge.read(request, wrong).log_probs)
+
+
+def test_a_drawn_token_that_the_processor_forbids_is_a_mismatch(module):
+    drawing = held(Sampling("rejection", 1.0))
+    judge = Judge(lambda: module, drawing, lambda: [list(range(2, 40))])
+    request = Request("test/1", 1, PROMPT, STOP)
+    fit = [2 + at % 2 for at in range(BUDGET)]
+    assert judge.drawn(request, fit).kind == "unchecked"
+    found = judge.drawn(request, [*fit[:5], fit[4], *fit[:6]])
+    assert (found.kind, found.position, found.gap) == ("mismatch", 5, None)

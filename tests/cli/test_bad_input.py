@@ -31,6 +31,7 @@ FILES = {
     "cut.jsonl": '{"prompt": "x"}\n{"prompt": \n',
     "column.jsonl": '{"prompt": "x"}\n{"pormpt": "y"}\n',
     "empty.jsonl": "\n\n",
+    "open.json": '{"type": ',
     "rows.jsonl": "[1]\n",
     "task.yaml": "name: mine\nversion: '1'\nsource: {file: gone.jsonl}\nrowz: 3\n",
     "own.jsonl": '{"prompt": "One and one is"}\n{"prompt": "Two and two is"}\n',
@@ -110,6 +111,27 @@ REFUSED = [
     ("run --load often", 2, "must be poisson:RATE", "specbench run --help"),
     ("run --load trace:gone.txt", 2, "trace gone.txt cannot be read", "specbench run --help"),
     ("run --memory-budget lots", 2, "must be a size above 0 such as 2GB", "specbench run --help"),
+    # grammars
+    (
+        "run --grammar jsn",
+        2,
+        "and grammars by name are: json; did you mean 'json'?",
+        "--grammar json",
+    ),
+    (
+        "run --grammar foreign/notes.txt",
+        2,
+        "its name must say what it is, by an ending",
+        "mv foreign",
+    ),
+    (
+        "run --grammar open.json",
+        2,
+        "--grammar open.json is not a JSON schema: ",
+        "docs/grammars.md",
+    ),
+    ("run --grammar json -m hf:vanilla", 2, "hf:vanilla is another program's", "drop --grammar"),
+    ("run --grammar ''", 2, "--grammar must", "specbench run --help"),
     # more machines
     ("run --executor slurm", 2, "'slurm' is not one of 'local', 'ray'", ""),
     ("run --executor ray --load poisson:2", 2, "drop load poisson:2", "specbench run --help"),

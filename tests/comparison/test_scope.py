@@ -100,6 +100,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
         ("verify", "config"),
         ("temperature", "config"),
         ("max_new_tokens", "config"),
+        ("grammar", "config"),
         ("target", "models"),
     ],
 )
@@ -108,7 +109,8 @@ def test_other_questions_are_nothing_to_compare(make_side, what, where):
         if where == "models":
             manifest["models"][what]["sha256"] = "ab"
         else:
-            manifest["config"]["effective"][what] = "block" if what == "verify" else 7
+            words = {"verify": "block", "grammar": "json 0123456789ab"}
+            manifest["config"]["effective"][what] = words.get(what, 7)
 
     with pytest.raises(UsageError, match=f"nothing of a and b can be compared:\n  {what} .* -> "):
         scope(make_side("a"), make_side("b", change=change))

@@ -16,6 +16,7 @@ from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.engine.types import Draft, Tokens
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify.grammar import GrammarMask, Masking
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
 CONFIGURED = {
@@ -368,3 +369,108 @@ def test_a_draft_with_the_targets_law_is_never_rejected(law_of_method, pair, kin
     session = open_session(target, target, prompt=PROMPT, sampling=SAMPLINGS["T=0.5"], budget=61)
     steps = list(Sps(SpsParams(length=4)).generate(session))
     assert [len(step.outcome.committed) for step in steps] == [5] * 12
+
+
+# ---- under a processor --------------------------------------------------------------------------
+
+
+def fitting(text):
+    """The tokens allowed behind a text, by all of it; 2 ends it."""
+    return ({0, 1}, {0, 1, 2}, {1, 2})[(len(text) + sum(text)) % 3]
+
+
+class Remainder:
+    """A matcher in plain Python of the texts that `fitting` allows."""
+
+    def __init__(self, text=()):
+        self.text = [*text]
+
+    def deep_copy(self):
+        return Remainder(self.text)
+
+    def try_consume_tokens(self, tokens):
+        fits = {*tokens} <= fitting(self.text)
+        self.text += tokens if fits else []
+        return int(fits)
+
+    def rollback(self, n):
+        del self.text[len(self.text) - n :]
+        return True
+
+    def compute_bitmask(self):
+        return bytes([sum(1 << token for token in fitting(self.text))])
+
+    def is_error(self):
+        return False
+
+
+def held(sampling):
+    return replace(sampling, processor=GrammarMask(Remainder(), [2]))
+
+
+def processed(table, output):
+    """A row of the target's table without what does not fit."""
+    before, last = (*PROMPT, *output)[-2:]
+    forbidden = torch.tensor([token not in fitting(output) for token in range(3)])
+    return table[before, last].masked_fill(forbidden, -math.inf)
+
+
+def processed_law(table, sampling, length=3):
+    """As `law_of_target`, of the texts that fit."""
+    law, due = defaultdict(float), [((), 1.0)]
+    while due:
+        output, weight = due.pop()
+        if len(output) == length or 2 in output:
+            law[output] += weight
+            continue
+        for token, p in enumerate(warp(processed(table, output), sampling).tolist()):
+            if p > 0:
+                due.append(((*output, token), weight * p))
+    return law
+
+
+# Of swift the share with more to draw takes as long as all the others.
+@pytest.mark.parametrize("make", [case for case in CASES if case.id != "swift-1-2-0.45"])
+def test_under_a_grammar_the_law_is_the_processed_targets(law_of_method, pair, make):
+    tables, sampling = pair("near"), narrowed(make, PLAIN)
+    law = law_of_method(make(), tables, held(sampling), budget=4, eos=(2,))
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
+    assert distance(law, processed_law(tables[0], sampling)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["sps", "pld"])
+def test_block_verification_has_the_processed_law_as_well(law_of_method, pair, name):
+    tables, sampling = pair("near"), Sampling("block", 0.8)
+    law = law_of_method(registry.build(name, {}), tables, held(sampling), budget=4, eos=(2,))
+    assert distance(law, processed_law(tables[0], sampling)) < 1e-9
+
+
+@METHODS
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, make, rule):
+    tables = pair("near")
+    sampling = held(Sampling() if rule == "greedy" else Sampling(rule, 0.9, seed=3))
+    session = open_session(*tables, prompt=PROMPT, sampling=sampling, budget=24, eos=(2,))
+    due, noise = [], session.noise(0, 24)
+    while len(due) < 24 and 2 not in due:
+        scores = processed(tables[0], due)
+        if rule == "coupled":
+            scores = warp(scores, sampling).log() + noise[len(due)]
+        due.append(int(scores.argmax()))
+    for _ in make().generate(session):
+        pass
+    assert session.output() == due
+
+
+def test_a_processor_that_forgets_the_path_is_found(law_of_method, pair, monkeypatch):
+    """What is read of the output alone, and not of the draft behind it."""
+    whole = Masking.__call__
+
+    def forgets(self, rows, output, tokens, parents=None):
+        root = whole(self, rows[:1], output, ())
+        return rows.masked_fill(root.isinf(), -math.inf)
+
+    tables = pair("near")
+    monkeypatch.setattr(Masking, "__call__", forgets)
+    law = law_of_method(Sps(SpsParams(length=2)), tables, held(PLAIN), budget=4, eos=(2,))
+    assert distance(law, processed_law(tables[0], PLAIN)) > 1e-3

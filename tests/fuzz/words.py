@@ -53,6 +53,7 @@ class Configs(Subject):
             "devices": {"target": "cpu:0", "draft": "cpu:1"},
             "load": "poisson:2",
             "memory_budget": "2GB",
+            "grammar": "json",
             "prefill_chunk": "64",
             "set": {"sps": {"length": 4}},
             "sweep": {"sps": {"length": [1, 2]}},

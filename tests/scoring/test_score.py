@@ -261,3 +261,29 @@ def test_of_a_chain_each_step_is_known_by_its_place():
     assert right_steps(reference, reference) == [True] * 3
     assert right_steps(reference, "3*4 = 13\n12-3  = 9\n#### 9\nmore") == [False, True, True]
     assert right_steps(reference, "12-3 = 9") == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "valid"),
+    [
+        ('{"a": [1, 2.5e3, "b", null, true]}', True),
+        (' "only a text" \n', True),
+        ('{"a": 1', False),
+        ('Here it is: {"a": 1}', False),
+        ('{"a": NaN}', False),
+        ("[" * 100_000, False),
+        ("", False),
+    ],
+)
+def test_valid_json_is_the_whole_answer_and_needs_no_reference(said, valid):
+    assert score(question("valid_json"), 1, said) == valid
+
+
+def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():
+    questions = load_task("json").questions
+    assert len(questions) == 24
+    assert Counter(each.category for each in questions) == dict.fromkeys(
+        ("extract", "convert", "call"), 8
+    )
+    assert {each.scorer for each in questions} == {"valid_json"}
+    assert all("one JSON object" in each.turns[0] for each in questions)

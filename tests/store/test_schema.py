@@ -62,6 +62,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
             "likelihood",
             "log_probs",
             "score",
+            "valid",
             "void",
         ),
         "error",

@@ -1,8 +1,8 @@
 """From logits to the law that a token is drawn from, and the keyed noise of coupled decoding.
 
-Warping order: temperature, top-k, top-p, softmax, as in transformers' generation. The greedy rule
-never
-divides by a temperature: it takes the argmax of the logits as they are.
+Warping order: temperature, top-k, top-p, softmax, as in transformers' generation, behind what a
+processor makes of the logits (`processor`). The greedy rule never divides by a temperature: it
+takes the argmax of the logits as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.verify.processor import Processor
+
 Rule = Literal["greedy", "rejection", "block", "coupled"]
 """How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax
 of log-probability plus keyed noise."""
@@ -25,6 +27,7 @@ class Sampling:
     """One run's decoding rule.
 
     temperature is 0 for greedy and above 0 otherwise; top_k 0 and top_p 1 switch the cuts off.
+    processor: what the target's logits are changed by; None: they stand as they are.
     """
 
     rule: Rule = "greedy"
@@ -32,6 +35,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    processor: Processor | None = None
 
     def __post_init__(self) -> None:
         if (self.rule == "greedy") != (self.temperature == 0.0):

@@ -116,7 +116,8 @@ class Guests:
             }
         )
         costs = self._run_dir.manifest.get("step_costs")
-        opening = Opening(config, plan.target, plan.draft, dict(plan.others), costs, rows)
+        models = plan.target, plan.draft, dict(plan.others)
+        opening = Opening(config, *models, costs, rows, plan.grammar)
         with self._run_dir.guarded(", ".join(names)):
             heads: dict[str, Any] = room.ask("open", opening)
         self._opened.add(room)

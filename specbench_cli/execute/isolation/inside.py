@@ -7,7 +7,7 @@ import pickle
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +33,7 @@ from specbench_cli.execute.cell import (
     warm_up,
 )
 from specbench_cli.execute.isolation import state
+from specbench_cli.execute.planning.grammar import Grammar
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.models.resolve import Checkpoint
@@ -45,7 +46,7 @@ MOST = 0.9
 @dataclass(frozen=True)
 class Opening:
     """What is needed to decode: the run's configuration, its models by role, what forwards cost,
-    and the rows, each as (method, label, parameters)."""
+    the rows, each as (method, label, parameters), and the grammar."""
 
     config: RunConfig
     target: Checkpoint
@@ -53,6 +54,7 @@ class Opening:
     others: dict[str, Checkpoint]
     costs: dict[str, Any] | None
     rows: tuple[tuple[str, str, dict[str, Any]], ...]
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,13 @@ class Inside:
             label: Arm(name, label, registry.build(name, passed), passed)
             for name, label, passed in opening.rows
         }
-        plan = Plan(
-            config, tuple(self.arms.values()), (), (), opening.target, opening.draft, opening.others
-        )
+        models = opening.target, opening.draft, opening.others
+        arms = tuple(self.arms.values())
+        plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)
         self.bench = Bench(plan)
         if opening.costs is not None:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
-        self.sampling = plan.sampling
+        self.sampling = replace(plan.sampling, processor=self.bench.processor)
         _limit_memory()
         self.code = state.seen(state.CODE)
         return self.bench.heads()

@@ -18,11 +18,12 @@ from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
+from specbench_cli.execute.planning.grammar import Grammar
 from specbench_cli.execute.planning.order import balanced
 from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.scoring.code import check_containment, compiles
-from specbench_cli.store.schema import GUARANTEES, PASSES_APART
+from specbench_cli.store.schema import GUARANTEES, LOSSLESS, PASSES_APART
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -100,6 +101,7 @@ class Plan:
     # How requests arrive, as typed, and when the questions do, in seconds; none: all are there.
     loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()  # what of the tasks is not asked, in words
+    grammar: Grammar | None = None  # that all outputs are held to
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -302,6 +304,7 @@ def make_plan(config: RunConfig) -> Plan:
     )
     for arm in arms:
         arm.guarantees  # noqa: B018  what it promises is known before anything is loaded
+    grammar = None if config.grammar is None else _held_to(config.grammar, config.rule, arms)
     bounds = [arm.label for arm in arms if arm.method.upper_bound]
     if bounds and config.verify in ("rejection", "block"):
         raise UsageError(
@@ -377,6 +380,7 @@ def make_plan(config: RunConfig) -> Plan:
         target=target,
         draft=resolve(draft) if needy and draft else None,
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
+        grammar=grammar,
     )
 
 
@@ -406,6 +410,26 @@ def _check_likes(config: RunConfig, arms: Sequence[Arm]) -> None:
                 f"{arm.label} is to let as many pass as {like!r} does: {why}",
                 hint=f"--set {arm.name}.rate=0.3 in place of `like`, or --controls none",
             )
+
+
+def _held_to(asked: str, rule: Rule, arms: Sequence[Arm]) -> Grammar:
+    """The grammar that is asked for, once it is seen that every row can be held to it; raises as
+    `Grammar.read` does."""
+    leave = "leave it out (-m sps,pld; specbench list methods), or drop --grammar"
+    peers = [arm.label for arm in arms if arm.method.peer]
+    if peers:
+        raise UsageError(
+            f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
+            f" would hold it to --grammar {asked}",
+            hint=leave,
+        )
+    lossy = [arm.label for arm in arms if arm.guarantees[rule] not in LOSSLESS]
+    if lossy:
+        raise UsageError(
+            f"{', '.join(lossy)} is lossy, and lets tokens stand that --grammar {asked} may forbid",
+            hint=f"{leave}; an accept rule is off by accept=exact",
+        )
+    return Grammar.read(asked)
 
 
 def _missing(

@@ -103,6 +103,7 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
         notes=[
             "Void cells' times are left out",
             *text.near_ties(summary),
+            *text.grammar(summary, facts),
             *text.controls(summary),
         ],
         overall=tables.overall(summary),

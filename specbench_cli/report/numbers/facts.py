@@ -21,6 +21,7 @@ class Facts:
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
+    grammar: the name of what outputs are held to; "" where they are to nothing.
     batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
         are there from the beginning.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
@@ -46,6 +47,7 @@ class Facts:
     noisy: bool
     aa_noise: float | None
     tuned: str
+    grammar: str = ""
     batch: int = 1
     load: str = ""
     runs: int = 1
@@ -79,6 +81,7 @@ class Facts:
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
+            grammar=(manifest.get("grammar") or {}).get("name", ""),
             batch=config.get("batch") or 1,
             load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
@@ -93,6 +96,11 @@ class Facts:
                 if (model or {}).get("engine", FUSED) != FUSED
             ),
         )
+
+    @property
+    def under(self) -> str:
+        """What outputs are held to, in words."""
+        return f"under grammar {self.grammar}"
 
     def through(self, role: str) -> str:
         """What a model's name is followed by: nothing, unless it ran through transformers' own
@@ -122,6 +130,8 @@ class Facts:
             models.append(f"draft {self.draft}{self.through('draft')}")
         work = [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
+        if self.grammar:
+            work.append(self.under)
         if self.device not in ("", "auto", "cpu"):
             work.append(self.device)
         if self.threads:

@@ -84,6 +84,8 @@ class Row:
     near_tie_explained, near_tie_expected, near_tie_p: see `standing.NearTies`.
     likelihood_deviations, likelihood_chance: of drawn outputs, see `standing.surprise`.
     log_likelihood_*, length_*: see `evidence.Evidence`.
+    complete, cut: under a grammar, outputs that came to its end, and those that the budget cut.
+        valid: of the complete ones, those that belong to it. Null where there is no grammar.
     target_forwards, draft_forwards: all of them. peak_bytes: the largest. score: mean.
     score_difference*: its score less vanilla's on the same questions, n_scored of them, with the
         95% interval. A lossy row without it has no speedup.
@@ -161,6 +163,9 @@ class Row:
     target_forwards: int | None
     draft_forwards: int | None
     peak_bytes: int | None
+    complete: int | None = None
+    cut: int | None = None
+    valid: int | None = None
     score: float | None
     score_difference: float | None
     score_difference_low: float | None
@@ -220,11 +225,12 @@ def make_row(
     scope: str | None = None,
     baseline: str = BASELINE,
     control: bool = False,
+    held: bool = False,
 ) -> Row:
     """The row of a label's cells (at least one); a broken one's speedups are withheld, and a lossy
     one's whose answers were not compared with vanilla's. accept: its accept rule, scope: how long
     its state lives, baseline: whose times its speedups are over, and control: whether others are
-    held against it, as the manifest has them."""
+    held against it, as the manifest has them. held: whether outputs are held to a grammar."""
     first, broken = cells[0], broken_why is not None
     worst = _worst_verdicts(cells)
     verdicts = Counter(worst.values())
@@ -329,6 +335,9 @@ def make_row(
         target_forwards=_total(r.target_forwards for r in cells),
         draft_forwards=_total(r.draft_forwards for r in cells),
         peak_bytes=max((r.peak_bytes for r in cells if r.peak_bytes is not None), default=None),
+        complete=sum(r.finish == "eos" for r in cells) if held else None,
+        cut=sum(r.finish == "length" for r in cells) if held else None,
+        valid=sum(r.valid is True for r in cells) if held else None,
         score=_mean([r.score for r in cells if r.score is not None]),
         score_difference=score.mean if score else None,
         score_difference_low=score.low if score else None,

@@ -153,6 +153,7 @@ def _rows(
             scope=told.get(label, {}).get("state_scope"),
             baseline=bases[label],
             control=bool(told.get(label, {}).get("control")),
+            held=manifest.get("grammar") is not None,
         )
         for label, own in cells.items()
     ]

@@ -31,7 +31,7 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
         _what(summary, facts, manifest),
         _forced(facts),
         _models(manifest, config),
-        _decoding(config),
+        _decoding(config, facts),
         _machine(manifest, config),
         _protocol(summary, facts, manifest),
         _quiet(summary, facts, manifest),
@@ -90,14 +90,15 @@ def _model(model: Mapping[str, Any]) -> str:
     return f"{model['label']} ({', '.join(facts)})" if facts else str(model["label"])
 
 
-def _decoding(config: Mapping[str, Any]) -> str:
+def _decoding(config: Mapping[str, Any], facts: Facts) -> str:
     rule = str(config.get("verify", ""))
     if rule not in _RULES:
         return ""
     heat = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
     cut = config.get("max_new_tokens")
+    held = f" {facts.under}" if facts.grammar else ""
     length = f", at most {cut} tokens a turn" if cut else ""
-    return f"Text was decoded {_RULES[rule]}{heat}, one request at a time{length}, seed" + (
+    return f"Text was decoded {_RULES[rule]}{heat}{held}, one request at a time{length}, seed" + (
         f" {config.get('seed', 0)}."
     )
 

@@ -89,6 +89,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.near_ties(summary),
         *text.evidence(summary),
         *text.learning(summary),
+        *text.grammar(summary, facts),
         *text.controls(summary),
         *text.warnings(summary, facts),
     ]

@@ -323,6 +323,25 @@ def at_what_cost(row: Row) -> str:
     return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
+def grammar(summary: Summary, facts: Facts) -> list[str]:
+    """How many outputs the grammar was completed in, a line for rows that are alike."""
+    told: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if row.complete is None or row.cut is None or row.valid is None:
+            continue
+        said = f"{row.complete} of {row.complete + row.cut} outputs complete"
+        if row.complete:
+            wrong = row.complete - row.valid
+            said += f", {wrong} of them INVALID" if wrong else ", all of them valid"
+        said += f"; {row.cut} cut by the budget" if row.cut else ""
+        told.setdefault(said, []).append(row.label)
+    whose = (labels if len(told) > 1 else ["each row"] for labels in told.values())
+    return [
+        f"{facts.under}: {', '.join(labels)}: {said}"
+        for labels, said in zip(whose, told, strict=True)
+    ]
+
+
 def controls(summary: Summary) -> list[str]:
     """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
     lines = []

@@ -1,0 +1,200 @@
+"""The grammar that a run's outputs are held to: what was asked for, read and checked before any
+weight is.
+
+A grammar is built in or a file, of a kind that its name ends with. Everything that knows
+grammars is llguidance's, an extra: `pip install 'specbench-cli[grammar]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.config.problems import did_you_mean
+from specbench_cli.engine.verify.grammar import GrammarMask
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.scoring.json import valid_json
+
+JSON = ".json"
+KINDS = {
+    JSON: "a JSON schema",
+    ".lark": "a Lark grammar",
+    ".gbnf": "a GBNF grammar",
+    ".regex": "a regular expression",
+}
+"""What a file holds, by the ending of its name; `grammar_from` of the library knows the endings but
+for the first as they are."""
+
+BUILT_IN = {
+    "json": json.dumps(
+        {
+            "x-guidance": {
+                "whitespace_flexible": False,
+                "item_separator": ", ?",
+                "key_separator": ": ?",
+            },
+            "type": "object",
+        }
+    )
+}
+"""JSON schemas by name. json: any object, in one line: a model that is left to write white space
+may write nothing else."""
+
+LIBRARY = "llguidance"
+_DIGITS = 12
+"""Of a checksum, as it is shown."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar that was read and is one.
+
+    Attributes:
+        name: one of `BUILT_IN`, or a file's, without its folder.
+        kind: one of `KINDS`.
+        text: what the file holds.
+    """
+
+    name: str
+    kind: str
+    text: str
+
+    @classmethod
+    def read(cls, asked: str) -> Grammar:
+        """A grammar as it is asked for: a name or a file.
+
+        Raises:
+            UsageError: there is none, or what is there is none. EnvironmentFault: the extra is not
+            installed.
+        """
+        known = ", ".join(BUILT_IN)
+        if asked in BUILT_IN:
+            found = cls(asked, JSON, BUILT_IN[asked])
+        else:
+            path = Path(asked).expanduser()
+            kinds = ", ".join(f"{ending} ({kind})" for ending, kind in KINDS.items())
+            if not path.is_file():
+                raise UsageError(
+                    f"--grammar {asked}: there is no such file, and grammars by name are:"
+                    f" {known}{did_you_mean(asked, [*BUILT_IN])}",
+                    hint=f"--grammar json, or a file that ends in {kinds}",
+                )
+            if path.suffix not in KINDS:
+                raise UsageError(
+                    f"--grammar {asked}: its name must say what it is, by an ending of {kinds}",
+                    hint=f"mv {asked} {path.with_suffix(JSON)}",
+                )
+            try:
+                found = cls(path.name, path.suffix, path.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as fault:
+                raise UsageError(
+                    f"--grammar {asked} cannot be read: {fault}",
+                    hint="specbench run --grammar json",
+                ) from fault
+        found._check(asked)
+        return found
+
+    def _check(self, asked: str) -> None:
+        """Raise UsageError unless the text is a grammar."""
+        matcher = _library().LLMatcher
+        try:
+            wrong, said = matcher.validate_grammar_with_warnings(self._compiled)
+        except ValueError as fault:
+            wrong, said = True, [str(fault)]
+        if wrong:
+            why = " ".join(" ".join(said).split())
+            raise UsageError(
+                f"--grammar {asked} is not {KINDS[self.kind]}: {why}",
+                hint="mend it; docs/grammars.md says what is understood",
+            )
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the text."""
+        return sha256(self.text.encode()).hexdigest()
+
+    @property
+    def library(self) -> str:
+        """What makes the masks, with its version."""
+        return f"{LIBRARY} {metadata.version(LIBRARY)}"
+
+    def __str__(self) -> str:
+        """Its name, and what tells it from another of that name."""
+        return f"{self.name} {self.sha256[:_DIGITS]}"
+
+    def facts(self) -> dict[str, str]:
+        """What the manifest keeps."""
+        return {"name": self.name, "sha256": self.sha256, "library": self.library}
+
+    def processor(self, tokenizer: Any, eos: Iterable[int], label: str) -> GrammarMask:
+        """What holds a target's outputs to it.
+
+        Args:
+            tokenizer: transformers' own, of the target; label: the target's name.
+            eos: the ids that end an output.
+        Raises:
+            UsageError: the target's tokens cannot write it.
+        """
+        ends = sorted(eos)
+        if not ends:
+            raise UsageError(
+                f"--grammar {self.name} says when an output is complete, and {label} has no token"
+                " that ends one",
+                hint="leave out --grammar, or choose a --target with an EOS in its config.json",
+            )
+        library = _library()
+        try:
+            words = importlib.import_module(f"{LIBRARY}.hf").from_tokenizer(
+                tokenizer, eos_token=ends[0]
+            )
+            matcher = library.LLMatcher(words, self._compiled)
+            why = matcher.get_error()
+        except (ValueError, TypeError, AttributeError, NotImplementedError) as fault:
+            why = str(fault) or type(fault).__name__
+        if why:
+            raise UsageError(
+                f"--grammar {self.name} cannot be written in the tokens of {label}:"
+                f" {' '.join(why.split())}",
+                hint="choose a --target with a fast tokenizer (tokenizer.json)",
+            )
+        return GrammarMask(matcher, ends)
+
+    def holds(self, text: str) -> bool:
+        """Whether a text belongs to it: read by itself, whatever tokens it came in."""
+        if self.kind == JSON and not valid_json(text):
+            return False
+        letters, fresh = _by_bytes(self._compiled)
+        matcher, tokens = fresh.deep_copy(), letters.tokenize_str(text)
+        read: int = matcher.try_consume_tokens(tokens)
+        return read == len(tokens) and bool(matcher.is_accepting())
+
+    @property
+    def _compiled(self) -> str:
+        """As the library writes grammars. Raises ValueError where it cannot be."""
+        kind = "json_schema" if self.kind == JSON else self.kind.removeprefix(".")
+        return str(_library().grammar_from(kind, self.text.strip("\n")))
+
+
+@lru_cache(maxsize=8)
+def _by_bytes(compiled: str) -> tuple[Any, Any]:
+    """A tokenizer whose tokens are bytes, and a matcher of these before the first."""
+    letters = _library().LLTokenizer("byte")
+    return letters, _library().LLMatcher(letters, compiled)
+
+
+def _library() -> Any:
+    """The library. Raises EnvironmentFault where it is not installed."""
+    try:
+        return importlib.import_module(LIBRARY)
+    except ModuleNotFoundError as fault:
+        raise EnvironmentFault(
+            f"--grammar needs the Python package {LIBRARY}, which is not installed",
+            hint="pip install 'specbench-cli[grammar]'",
+        ) from fault
