@@ -376,6 +376,25 @@ METHODS: dict[str, Entry] = {
         peer=True,
         source="transformers",
     ),
+    "engine:openvino": Entry(
+        "methods.engine_openvino:OpenVino",
+        "OpenVINO GenAI's plain decoding: the baseline of its other rows.",
+        peer=True,
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
+    "engine:openvino-draft": Entry(
+        "methods.engine_openvino:OpenVinoDraft",
+        "OpenVINO GenAI's speculative decoding with a draft model, of constant length.",
+        needs=("draft",),
+        peer=True,
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
+    "engine:openvino-lookup": Entry(
+        "methods.engine_openvino:OpenVinoLookup",
+        "OpenVINO GenAI's prompt lookup, which counts nothing.",
+        peer=True,
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
     "engine:http-vanilla": Entry(
         "methods.engine_http:HttpVanilla",
         "A server that decodes plainly: the baseline of engine:http.",
