@@ -43,6 +43,7 @@ class Entry:
         aliases: other names it answers to.
         needs: what it cannot run without.
         peer: whether it is somebody else's implementation, measured but not audited.
+        baseline: the method that its speedups are over: of another engine, that one's vanilla.
         guarantee: what it promises of its output; empty where only the class says.
         source: the paper or project that it comes from.
         origin: who registered it: "specbench", a distribution, or a file.
@@ -53,6 +54,7 @@ class Entry:
     aliases: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     peer: bool = False
+    baseline: str = "vanilla"
     guarantee: str = LOSSLESS
     source: str = ""
     origin: str = "specbench"
@@ -380,6 +382,7 @@ METHODS: dict[str, Entry] = {
         "methods.engine_openvino:OpenVino",
         "OpenVINO GenAI's plain decoding: the baseline of its other rows.",
         peer=True,
+        baseline="engine:openvino",
         source="github.com/openvinotoolkit/openvino.genai",
     ),
     "engine:openvino-draft": Entry(
@@ -387,24 +390,28 @@ METHODS: dict[str, Entry] = {
         "OpenVINO GenAI's speculative decoding with a draft model, of constant length.",
         needs=("draft",),
         peer=True,
+        baseline="engine:openvino",
         source="github.com/openvinotoolkit/openvino.genai",
     ),
     "engine:openvino-lookup": Entry(
         "methods.engine_openvino:OpenVinoLookup",
         "OpenVINO GenAI's prompt lookup, which counts nothing.",
         peer=True,
+        baseline="engine:openvino",
         source="github.com/openvinotoolkit/openvino.genai",
     ),
     "engine:http-vanilla": Entry(
         "methods.engine_http:HttpVanilla",
         "A server that decodes plainly: the baseline of engine:http.",
         peer=True,
+        baseline="engine:http-vanilla",
         source="any server with OpenAI's completions",
     ),
     "engine:http": Entry(
         "methods.engine_http:Http",
         "A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API.",
         peer=True,
+        baseline="engine:http-vanilla",
         source="any server with OpenAI's completions",
     ),
 }
@@ -584,6 +591,7 @@ def _describe(method: type[Method], origin: str) -> Entry:
         (method.__doc__ or "").strip().partition("\n")[0],
         needs=tuple(sorted(method.needs)),
         peer=method.peer,
+        baseline=method.baseline,
         guarantee="",
         origin=origin,
     )
