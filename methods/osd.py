@@ -20,10 +20,11 @@ from specbench_cli.api import (
     Pick,
     Session,
     Tokens,
+    Topics,
 )
 
-KEPT = "adam", "buffer"
-"""What the row's memory keeps: the optimizer, and what was not learnt yet."""
+ROUTER, DRAFT = "router", "draft of "
+"""What the row's memory keeps: what tells topics apart; a topic's optimizer and its buffer."""
 
 
 class OsdParams(MethodParams):
@@ -32,9 +33,9 @@ class OsdParams(MethodParams):
     length: int = Field(5, ge=1, description="draft tokens a step")
     every: int = Field(8, ge=1, description="requests between two updates")
     rate: float = Field(
-        1e-3, ge=0, description="learning rate (1e-4 in the paper's code, for 160M parameters); 0"
-        " keeps the draft as it is"
-    )  # fmt: skip
+        1e-3, ge=0, description="learning rate (1e-4 in the paper's code); 0: it stays as it is"
+    )
+    route: bool = Field(False, description="a draft for each category of the tasks")
 
 
 class Osd(Method):
@@ -45,15 +46,17 @@ class Osd(Method):
     norm(max(p - q, 0)).
     Differs from the paper's code: the loss is taken where the wrong token was predicted, not one
     place later, and only at rejected ones, not at the last token of every step; the target's law is
-    that of the verification, not computed again. One draft, not one for each topic.
+    that of the verification, not computed again. With `route` each topic has a draft, as there; its
+    code sorts questions beforehand, here a prompt is judged by earlier ones, whose topics, their
+    task's categories, are told after them.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen, and draw `length` tokens.
+    1. Feed the draft of the prompt's likeliest topic what it has not seen; draw `length` tokens.
     2. (engine) One target forward over the last committed token and the draft; verify; commit.
     3. Where a token was rejected keep its place, and the target's logits p there.
     4. Forget the draft's rows of rejected tokens.
     After each request:
-    5. Put the text with its places and logits into the buffer.
+    5. Put the text with its places and logits into the buffer of its topic's draft.
     6. After `every` requests: one update by the mean of KL(p || q) over all places; empty it.
     """
 
@@ -65,8 +68,9 @@ class Osd(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the row's own draft."""
-        self.model = session.trainable("draft")
+        """Prefill the row's own draft, that of the prompt's topic."""
+        topics = session.memory.setdefault(ROUTER, Topics())
+        self.model = session.trainable("draft", topics.of(session.tokens()))
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
         self.places, self.laws = list[int](), list[torch.Tensor]()
@@ -89,11 +93,14 @@ class Osd(Method):
 
     def learn(self, session: Session) -> None:
         """Steps 5 and 6."""
-        adam, buffer = KEPT
-        kept, weights = session.memory, self.model.module.parameters()
-        if adam not in kept:
-            kept[adam] = torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0)
-        waiting = kept.setdefault(buffer, [])
+        kept, request = session.memory, session.requests[0]
+        topic = request.topic if self.params.route else ""
+        model = session.trainable("draft", topic)
+        if DRAFT + topic not in kept:
+            weights = model.module.parameters()
+            kept[DRAFT + topic] = torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0), []
+        kept[ROUTER].learn(request.ids, topic)
+        adam, waiting = kept[DRAFT + topic]
         waiting.append((list(session.tokens()), self.places, self.laws))
         if len(waiting) < self.params.every:
             return
@@ -101,13 +108,13 @@ class Osd(Method):
         missed = sum(len(places) for _, places, _ in waiting)
         for ids, places, laws in waiting:
             if places:
-                rows = self.model.module(torch.tensor([ids], device=session.device)).logits[0]
+                rows = model.module(torch.tensor([ids], device=session.device)).logits[0]
                 q = rows[[place - 1 for place in places]].float().log_softmax(-1)
                 p = torch.stack(laws).float().log_softmax(-1)
                 says = q[0].isfinite()  # of a draft whose output is cut
                 far = functional.kl_div(q[:, says], p[:, says], reduction="sum", log_target=True)
                 (far / missed).backward()
         if missed:
-            kept[adam].step()
-            kept[adam].zero_grad()
+            adam.step()
+            adam.zero_grad()
         waiting.clear()

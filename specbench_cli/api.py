@@ -37,6 +37,9 @@ from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, RandomA
 from specbench_cli.engine.drafting.chains import draft_chains
 from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
 
+# A row that learns: which of its drafts a prompt is for, by its tokens.
+from specbench_cli.engine.learning import Topics
+
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
 # by rank (`fill`), or grows where the draft is sure of itself: `grow`, which is `expand` and then
 # `select`; `size_of` chooses how many nodes pay here, at `most` so many.
@@ -197,6 +200,7 @@ __all__ = [
     "SuffixTree",
     "Template",
     "Tokens",
+    "Topics",
     "Trained",
     "Transcript",
     "UsageError",

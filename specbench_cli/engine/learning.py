@@ -9,8 +9,10 @@ row alone: the run's own models are other rows' too, and one of them is the targ
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -156,6 +158,37 @@ def _name(source: Any) -> str:
 def _stamps(made: Any) -> tuple[tuple[str, int], ...]:
     """How often each of a copy's weights was written; a tensor counts that itself."""
     return tuple((name, weight._version) for name, weight in made.module.named_parameters())
+
+
+# ---- which copy it is ---------------------------------------------------------------------------
+
+
+class Topics:
+    """Which topic a prompt is of, by its tokens: naive Bayes over earlier prompts, whose topics are
+    told after them."""
+
+    def __init__(self) -> None:
+        self._prompts = Counter[str]()
+        self._tokens: dict[str, Counter[int]] = {}
+
+    def of(self, ids: Sequence[int]) -> str:
+        """The likeliest topic of a prompt; "" while none was told."""
+        if len(self._tokens) < 2:
+            return next(iter(self._tokens), "")
+        known = len(set().union(*self._tokens.values(), ids))
+
+        def likelihood(topic: str) -> float:
+            seen = self._tokens[topic]
+            every = math.log(seen.total() + known)  # each token counted once more, unseen ones too
+            said = sum(math.log(seen[token] + 1) - every for token in ids)
+            return math.log(self._prompts[topic]) + said
+
+        return max(self._tokens, key=likelihood)
+
+    def learn(self, ids: Sequence[int], topic: str) -> None:
+        """Take up a prompt whose topic is told."""
+        self._prompts[topic] += 1
+        self._tokens.setdefault(topic, Counter()).update(ids)
 
 
 # ---- when it happens ----------------------------------------------------------------------------

@@ -51,21 +51,29 @@ from specbench_cli.errors import MethodFault
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
-    reads the prompt otherwise (`Decoder.parted`) those that its text begins with."""
+    reads the prompt otherwise (`Decoder.parted`) those that its text begins with. `topic` is
+    its task's category, for what learns from it once it has ended."""
 
     prompt_id: str
     turn: int
     ids: tuple[int, ...]
     stop: StopRule
     source: Source | None = None
+    topic: str = ""
 
     @classmethod
     def of(
-        cls, target: Decoder, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule
+        cls,
+        target: Decoder,
+        prompt_id: str,
+        turn: int,
+        ids: Sequence[int],
+        stop: StopRule,
+        topic: str = "",
     ) -> Request:
         """A prompt as a target reads it."""
         text, source = target.parted(ids)
-        return cls(prompt_id, turn, text, stop, source)
+        return cls(prompt_id, turn, text, stop, source, topic)
 
     def state(self, decoder: Decoder, capacity: int) -> State:
         """A state of a decoder for this request."""
@@ -362,7 +370,7 @@ class Session:
             return made
         return Metered(made, self.harness.meter, role="draft", place=self._place)
 
-    def trainable(self, wanted: str | Trained = "draft") -> Any:
+    def trainable(self, wanted: str | Trained = "draft", topic: str = "") -> Any:
         """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
         module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
 
@@ -370,6 +378,8 @@ class Session:
         `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
         request is decoded by those that it began with.
 
+        Args:
+            topic: of a row that has a copy for each topic, whose it is.
         Raises:
             MethodFault: there is no such decoder, or it has no torch module.
         """
@@ -378,7 +388,7 @@ class Session:
         else:
             source = self._workspace.artifact(wanted)
         make = partial(trainable, source, self._workspace.decoders.values())
-        made = self.memory.copy_of(wanted, make)
+        made = self.memory.copy_of((wanted, topic), make)
         if wanted == "target":
             made.name = "target's copy"  # whose forwards are none of the target's
         if not isinstance(made, Decoder):

@@ -180,9 +180,11 @@ class Bench:
         """The one stop rule with a budget."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
-    def request(self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule) -> Request:
+    def request(
+        self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
+    ) -> Request:
         """A prompt as the target reads it."""
-        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop)
+        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def check_first_turns(self) -> None:
         """Raise UsageError if a question's first prompt is too long: before anything was measured.

@@ -422,7 +422,7 @@ class Pass:
         self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
         self._bench.workspace.reserve(len(prompt.ids) + budget)
         stop = self._bench.stop(budget)
-        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop)
+        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category)
 
     def _cell(
         self,

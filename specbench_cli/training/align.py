@@ -56,6 +56,8 @@ Begin = Literal["first", "last", "ends"]
 
 RECORD = "alignment.json"
 """What a draft's folder says of how it was trained, and of what it is worth."""
+FROZEN = ["embeddings", "output"]
+"""What a draft that is made of its target keeps of it, trained further too: its record says so."""
 ROUND = 100
 """Updates between two times that the draft answers anew; checkpoints come as often, so that an
 interrupted round begins from the weights that it had."""
@@ -244,6 +246,8 @@ class Aligner(HeadTrainer):
         self._tokenizer.save_pretrained(out, save_jinja_files=False)
         told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
         record = {**self._facts, **facts, "steps": step, "tokens": tokens, **size, **told}
+        if not model.model.embed_tokens.weight.requires_grad:
+            record["frozen"] = FROZEN
         (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def _exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
@@ -267,11 +271,25 @@ class Aligner(HeadTrainer):
                 )
             answers = chain.from_iterable(chat.ids[answer_of(chat) :] for chat in self._trained_on)
             cut(begun, most_frequent(answers, self.vocabulary, begun.config.vocab_size))
-        if self.layers:
+        if self.layers or self._keeps:
             begun.model.embed_tokens.requires_grad_(False)
             begun.lm_head.requires_grad_(False)
         begun.train()
         return begun
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the given draft was made with embeddings and output that are not trained."""
+        file = self._folder / RECORD
+        if self.pretrain or not file.is_file():
+            return False
+        try:
+            return bool(json.loads(file.read_text(encoding="utf-8")).get("frozen"))
+        except (ValueError, AttributeError) as fault:
+            raise UsageError(
+                f"{file} is no record of a draft's training",
+                f"rm {file}, and all of the draft is trained",
+            ) from fault
 
     def _made(self) -> LlamaForCausalLM:
         """Layers of the target between its embeddings and its output."""

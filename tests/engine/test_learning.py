@@ -14,7 +14,7 @@ from specbench_cli.api import Method, Trained
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import TableDecoder, random_table
 from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.engine.learning import Memory, learn, trainable
+from specbench_cli.engine.learning import Memory, Topics, learn, trainable
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import module_of
 from specbench_cli.engine.models.meter import Metered
@@ -167,6 +167,32 @@ def test_a_copy_that_was_made_since_is_as_it_was_at_first(make):
     memory.restore(saved)
     assert said(made).equal(before)
     assert (memory.version, dict(memory)) == (0, {})
+
+
+# ---- topics -------------------------------------------------------------------------------------
+
+
+def told(*prompts):
+    topics = Topics()
+    for topic, ids in prompts:
+        topics.learn(ids, topic)
+    return topics
+
+
+def test_a_prompt_is_of_the_topic_whose_prompts_had_its_tokens():
+    topics = told(("a", (1, 2, 3, 4)), ("b", (1, 7, 8, 8)))
+    assert [topics.of(ids) for ids in ((2, 3), (8, 9), (1, 7, 2, 8))] == ["a", "b", "b"]
+
+
+def test_of_one_topic_are_all_prompts_and_of_none_all_before_one_is_told():
+    assert Topics().of((1, 2)) == ""
+    assert told(("a", (1, 2))).of((8, 9)) == "a"
+
+
+def test_where_tokens_say_nothing_the_topic_that_is_asked_more_often_is_likelier():
+    one, other = ("a", (1, 2)), ("b", (2, 1))
+    assert told(one, other, other).of((1,)) == "b"
+    assert told(one, one, other).of((1,)) == "a"
 
 
 # ---- the hook -----------------------------------------------------------------------------------

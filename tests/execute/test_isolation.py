@@ -60,13 +60,16 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other
     specbench, plugin
 ):
     alone = specbench("sps", limit=4, category=["qa"], max_new_tokens=4)
-    path = plugin("ending", "os._exit(0)")
+    path = plugin("ending", "os._exit(len(session.requests[0].topic))")
     settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
     beside = specbench("sps", "ending", plugins=[path], isolation="process", **settings)
     for label in ("vanilla", "sps"):
         assert counters(beside, label) == counters(alone, label)
-    errors = [record.error for record in beside.by_label("ending")]
-    assert errors == ["ending: it ended its process (exit code 0)"] * 3  # of four prompts
+    ended = beside.by_label("ending")
+    assert [record.error for record in ended] == [
+        f"ending: it ended its process (exit code {len(record.category)})" for record in ended
+    ]
+    assert len(ended) == 3  # of four prompts
     assert beside.exit_code == ExitCode.BAD_ANSWER
     assert "ending failed 3 times in a row and is dropped" in "".join(beside.log.notes)
     assert beside.manifest["dropped"].keys() == {"ending"}
@@ -74,11 +77,14 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other
 
 
 def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(specbench, plugin):
-    outcome = specbench("failing", limit=5, max_new_tokens=2, plugins=[plugin("failing", "1 / 0")])
-    assert len(outcome.by_label("failing")) == 3
+    path = plugin("failing", "raise ValueError(session.requests[0].topic)")
+    outcome = specbench("failing", limit=5, max_new_tokens=2, plugins=[path])
+    failed = outcome.by_label("failing")
+    assert len(failed) == 3
+    assert all(record.category in record.error for record in failed)  # it was told its topic
     assert len(outcome.by_label("vanilla")) == len(outcome.prompts) > 3
     assert outcome.manifest["status"] == "finished"
-    assert outcome.manifest["dropped"]["failing"].startswith("ZeroDivisionError")
+    assert outcome.manifest["dropped"]["failing"].startswith("ValueError")
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 

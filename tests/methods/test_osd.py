@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM
 
-from methods.osd import KEPT, Osd, OsdParams
+from methods.osd import DRAFT, Osd, OsdParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.models.load import cut, load_decoder, module_in
@@ -33,16 +33,16 @@ def space(folders):
     return Workspace({role: load_decoder(path, name=role) for role, path in folders.items()}, 64)
 
 
-def opened(space, memory=None, number=0):
+def opened(space, memory=None, number=0, topic=""):
     stop = StopRule(frozenset(), 24)
     prompt = tuple(token + number for token in PROMPT)
-    request = Request(f"r/{number}", 0, prompt, stop)
+    request = Request(f"r/{number}", 0, prompt, stop, topic=topic)
     return Session(space, request, Sampling(), memory=memory)
 
 
-def answered(space, method, memory=None, number=0):
+def answered(space, method, memory=None, number=0, topic=""):
     """A request that has ended, and where a token was rejected in it."""
-    session, rejected = opened(space, memory, number), []
+    session, rejected = opened(space, memory, number, topic), []
     for step in method.generate(session):
         if step.outcome.origin[-1] == "recovered":
             rejected.append(len(session.tokens()) - 1)
@@ -73,7 +73,7 @@ def test_the_draft_changes_after_so_many_requests_and_never_before(space):
         session, _ = answered(space, method, memory, number)
         learn(method, session)
         seen.append(weights(memory))
-        assert len(memory[KEPT[1]]) == (number + 1) % 2
+        assert len(memory[DRAFT][1]) == (number + 1) % 2
     same = [all(torch.equal(a[n], b[n]) for n in a) for a, b in pairwise(seen)]
     assert same == [False, True, False]
 
@@ -143,3 +143,49 @@ def test_a_text_that_comes_again_is_learnt_and_stays_vanillas_and_a_rate_of_0_le
         missed.append(len(rejected))
     assert missed[0] == 22 and missed[-1] <= left, missed
     assert (len(set(missed)) == 1) == (rate == 0)
+
+
+def test_a_topic_has_one_draft_which_its_prompts_alone_teach_and_no_request_sees_change(space):
+    method, memory, drafted = Osd(OsdParams(length=3, every=1, route=True)), Memory(), []
+    for number in range(6):
+        topic, of_topic = "ab"[number % 2], 90 * (number % 2)
+        before = versions(space, memory)
+        session, rejected = answered(space, method, memory, of_topic, topic)
+        drafting = method.model.decoder
+        drafted += [t for t in TOPICS if session.trainable("draft", t).decoder is drafting]
+        assert changed(before, versions(space, memory)) == [] and rejected
+        learn(method, session)
+        assert changed(before, versions(space, memory)) == [topic]
+        vanilla = answered(space, Vanilla(Vanilla.Params()), number=of_topic)[0]
+        assert session.tokens() == vanilla.tokens()
+    # Nothing was told before the first, and nothing of b before the second.
+    assert drafted == ["", "a", "a", "b", "a", "b"]
+
+
+TOPICS = ("", "a", "b")
+
+
+def versions(space, memory):
+    """The weights of each topic's draft."""
+    session = opened(space, memory)
+    modules = {each: session.trainable("draft", each).module for each in TOPICS}
+    return {
+        topic: {name: weight.clone() for name, weight in module.state_dict().items()}
+        for topic, module in modules.items()
+    }
+
+
+def changed(before, after):
+    """The topics whose draft is another."""
+    return [
+        topic
+        for topic in TOPICS
+        if not all(torch.equal(before[topic][name], after[topic][name]) for name in after[topic])
+    ]
+
+
+def test_without_routes_a_row_has_one_draft_whatever_topics_are_told(space):
+    method, memory = Osd(OsdParams(length=3, every=1)), Memory()
+    for topic in ("a", "b", "a"):
+        learn(method, answered(space, method, memory, topic=topic)[0])
+    assert len(memory.copies) == 1

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,16 @@ def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     assert loss.item() == pytest.approx(-torch.stack(said).mean().item(), rel=1e-2)
 
 
+@pytest.mark.parametrize("text", ["[]", "{"])
+def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
+    text: str, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    place = shutil.copytree(pair[1], tmp_path / "draft")
+    (place / align.RECORD).write_text(text)
+    with pytest.raises(UsageError, match="is no record of a draft"):
+        aligner(tmp_path, (pair[0], place))._begun()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -312,24 +323,34 @@ def test_several_losses_make_a_table_from_one_pre_trained_draft(
     words = ["draft", *options, "--loss", "ce", "--loss", "lk", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     rows = json.loads((tmp_path / "alignment.json").read_text())
-    assert [(row["loss"], row["seeds"], row["alpha sd"]) for row in rows] == [
+    assert [(row["loss"], row["seeds"], row["alpha low"]) for row in rows] == [
         ("ce", 1, None),
         ("lk", 1, None),
     ]
     assert rows[0]["alpha before"] == rows[1]["alpha before"]
     assert 1 <= rows[0]["mat"] <= 6
+    assert rows[0]["mat over first"] == 0
+    assert (tmp_path / "alignment.svg").stat().st_size > 5_000
     facts = json.loads((tmp_path / "seed-0" / "lk" / "alignment.json").read_text())
     assert facts["start"] == "pre-trained for 2" and facts["loss"] == "lk"
 
 
-def test_a_row_of_the_table_is_a_mean_over_seeds_and_how_far_they_lie_apart() -> None:
-    said = [
-        (Aligned(0, 1.5, [], 0.4, 1.0), Aligned(9, mat, [], alpha, 1.5))
-        for mat, alpha in ((2.0, 0.5), (3.0, 0.7))
-    ]
-    row = _row("kl", 100, said)
+def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students_t_gives() -> None:
+    of = {
+        loss: [
+            (Aligned(0, 1.5, [], 0.4, 1.0), Aligned(9, mat, [], alpha, 1.5)) for mat, alpha in ends
+        ]
+        for loss, ends in {"kl": ((2.0, 0.5), (3.0, 0.7)), "tvd": ((2.5, 0.6), (3.6, 0.8))}.items()
+    }
+    row = _row("kl", 100, of["kl"], of["kl"])
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
-    assert row["mat sd"] == pytest.approx(0.7071, abs=1e-4) and row["mbsu sd"] == 0
+    half = 12.706 * 0.7071 / math.sqrt(2)  # of two values
+    assert row["mat low"] == pytest.approx(2.5 - half, abs=1e-3)
+    assert row["mbsu low"] == row["mbsu high"] == 1.5
+    other = _row("tvd", 100, of["tvd"], of["kl"])
+    assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
+    assert other["alpha over first low"] == other["alpha over first high"] == 0.1
+    assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)
 
 
 def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(

@@ -1,7 +1,9 @@
 """`specbench train draft`: a draft model aligned with its target, by one loss or by several."""
 
 import json
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +18,13 @@ from specbench_cli.errors import UsageError
 if TYPE_CHECKING:
     from specbench_cli.training.align import Aligned
 
+    Said = Sequence[tuple[Aligned, Aligned]]  # of each seed, before and after
+
 
 BEGIN = "first"
 """As which layers of the target a draft begins, unless asked otherwise."""
+FIGURES = ("alpha", "mat", "mbsu")
+"""What a draft is worth."""
 
 
 class Loss(StrEnum):
@@ -176,7 +182,8 @@ def draft(
 
     The target answers questions like those of training first, once a seed, which OUT/seed-N keeps.
     OUT gets a folder for each loss and seed, for --draft of [bold]specbench run[/bold], and
-    OUT/alignment.json: acceptance and MAT before and after, on held-out questions, by loss.
+    OUT/alignment.json: acceptance and MAT before and after, on held-out questions, by loss, with
+    95% intervals over seeds, also of how far a loss is over the first one.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.align import Aligner, alignment
@@ -199,6 +206,7 @@ def draft(
     own = draft or found.draft
     problems = [] if smoke else load_gsm8k(data)
     rows: list[dict[str, object]] = []
+    worth: dict[str, Said] = {}
     for each in dict.fromkeys(loss):
         said: list[tuple[Aligned, Aligned]] = []
         for seed in range(seeds):
@@ -232,18 +240,57 @@ def draft(
             shared.finish({name: result}, folder, {name: result.mat})
             before, after = result.mat[0], result.mat[-1]
             said.append((before, after))
-        rows.append(_row(name, result.curve[-1].tokens, said))
+        worth[name] = said
+        rows.append(_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
     (out / "alignment.json").write_text(text, encoding="utf-8")
+    if len(worth) > 1:
+        _draw(worth, out / "alignment.svg")
     output.rows(rows)
 
 
-def _row(name: str, tokens: int, said: "list[tuple[Aligned, Aligned]]") -> dict[str, object]:
-    """A loss in the table: its mean over seeds, and how far seeds lie apart."""
+def _row(name: str, tokens: int, said: "Said", first: "Said") -> dict[str, object]:
+    """A loss in the table: its mean over seeds, and how far it is over the first loss, seed by
+    seed, each with its interval."""
     row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(said)}
-    for figure in ("alpha", "mat", "mbsu"):
-        before, after = ([getattr(one, figure) for one in ends] for ends in zip(*said, strict=True))
+    for figure in FIGURES:
+        before, after, of_first = (
+            [getattr(each, figure) for each in ends]
+            for ends in (*zip(*said, strict=True), [ends[1] for ends in first])
+        )
         row[f"{figure} before"] = round(mean(before), 4)
-        row[figure] = round(mean(after), 4)
-        row[f"{figure} sd"] = round(stdev(after), 4) if len(after) > 1 else None
+        over = [ours - theirs for ours, theirs in zip(after, of_first, strict=True)]
+        for what, values in ((figure, after), (f"{figure} over first", over)):
+            row[what] = round(mean(values), 4)
+            half = _half(values)
+            row[f"{what} low"] = None if half is None else round(mean(values) - half, 4)
+            row[f"{what} high"] = None if half is None else round(mean(values) + half, 4)
     return row
+
+
+def _half(values: Sequence[float]) -> float | None:
+    """Half of the interval of a mean, by Student's t; None of one value."""
+    from scipy.stats import t
+
+    from specbench_cli.stats.bootstrap import LEVEL
+
+    n = len(values)
+    return float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / n**0.5 if n > 1 else None
+
+
+def _draw(worth: Mapping[str, "Said"], path: Path) -> None:
+    """Alpha and MAT by loss: each seed, their mean with its interval, and where they began."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axes, what in zip(figure.subplots(1, 2), FIGURES, strict=False):
+        for at, said in enumerate(worth.values()):
+            after = [getattr(end, what) for _, end in said]
+            axes.plot([at] * len(after), after, ".", color="0.6", zorder=1)
+            axes.errorbar(at + 0.2, mean(after), _half(after), fmt="o", color="C0", capsize=3)
+        begun = mean(getattr(begin, what) for said in worth.values() for begin, _ in said)
+        axes.axhline(begun, color="0.4", lw=0.8, ls="--", label="before")
+        axes.set_xticks(range(len(worth)), list(worth), rotation=30)
+        axes.set_ylabel("MAT" if what == "mat" else what)
+        axes.legend(fontsize="x-small")
+    figure.savefig(path)

@@ -177,8 +177,9 @@ class Inside:
             assert self.sampling is not None
             prompt = asked.prompt
             self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
+            stop = self.bench.stop(asked.budget)
             request = self.bench.request(
-                prompt.prompt_id, prompt.turn, prompt.ids, self.bench.stop(asked.budget)
+                prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category
             )
             self.cells[key] = Cell(
                 self.arms[label],
