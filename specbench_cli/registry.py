@@ -46,6 +46,7 @@ class Entry:
         aliases: other names it answers to.
         needs: what it cannot run without.
         peer: whether it is somebody else's implementation, measured but not audited.
+        baseline: the method that its speedups are over: of another engine, that one's vanilla.
         guarantee: what it promises of its output; empty where only the class says.
         source: the paper or project that it comes from.
         origin: who registered it: "specbench", a distribution, or a file.
@@ -56,6 +57,7 @@ class Entry:
     aliases: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     peer: bool = False
+    baseline: str = "vanilla"
     guarantee: str = LOSSLESS
     source: str = ""
     origin: str = "specbench"
@@ -434,16 +436,40 @@ METHODS: dict[str, Entry] = {
         peer=True,
         source="transformers",
     ),
+    "engine:openvino": Entry(
+        "methods.engine_openvino:OpenVino",
+        "OpenVINO GenAI's plain decoding: the baseline of its other rows.",
+        peer=True,
+        baseline="engine:openvino",
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
+    "engine:openvino-draft": Entry(
+        "methods.engine_openvino:OpenVinoDraft",
+        "OpenVINO GenAI's speculative decoding with a draft model, of constant length.",
+        needs=("draft",),
+        peer=True,
+        baseline="engine:openvino",
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
+    "engine:openvino-lookup": Entry(
+        "methods.engine_openvino:OpenVinoLookup",
+        "OpenVINO GenAI's prompt lookup, which counts nothing.",
+        peer=True,
+        baseline="engine:openvino",
+        source="github.com/openvinotoolkit/openvino.genai",
+    ),
     "engine:http-vanilla": Entry(
         "methods.engine_http:HttpVanilla",
         "A server that decodes plainly: the baseline of engine:http.",
         peer=True,
+        baseline="engine:http-vanilla",
         source="any server with OpenAI's completions",
     ),
     "engine:http": Entry(
         "methods.engine_http:Http",
         "A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API.",
         peer=True,
+        baseline="engine:http-vanilla",
         source="any server with OpenAI's completions",
     ),
 }
@@ -623,6 +649,7 @@ def _describe(method: type[Method], origin: str) -> Entry:
         (method.__doc__ or "").strip().partition("\n")[0],
         needs=tuple(sorted(method.needs)),
         peer=method.peer,
+        baseline=method.baseline,
         guarantee="",
         origin=origin,
     )

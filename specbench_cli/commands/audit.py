@@ -106,14 +106,21 @@ def audit(
 def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     """The methods asked for, by canonical name, each once."""
     plugged = [name for file in plugins for name in registry.load_plugin(file)]
+    known = registry.entries()
+    own = [name for name, entry in known.items() if entry.baseline == "vanilla"]
     if every:
         if methods:
             raise UsageError("--all audits every method; drop the names", "specbench audit --all")
-        return list(registry.entries())
+        return own
     words = [word for given in methods for word in given.split(",") if word.strip()]
     names = [registry.resolve(word) for word in words] or plugged
     if not names:
         raise UsageError("no method to audit", "specbench audit METHOD, --all or --plugin FILE")
+    if elsewhere := [name for name in names if name not in own]:
+        raise UsageError(
+            f"{', '.join(elsewhere)} decodes by another engine, which has none of the small models",
+            "specbench run: every output of it is held against vanilla's",
+        )
     return list(dict.fromkeys(names))
 
 

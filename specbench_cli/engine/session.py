@@ -182,6 +182,20 @@ class Harness:
         """Logits of what became of `brings`, as of `score`."""
         return self._session._scoring.take(out)
 
+    def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
+        """Time of a step of so many sequences, whose target forward has so many rows in all, but
+        for its drafting: with what the host does. In the unit of `verify_cost`.
+
+        Args:
+            even: whether they have as many rows each; what it costs to draft some that do not is in
+                it, too.
+        """
+        return self._session._workspace.cost("target", rows, sequences, even)
+
+    def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
+        """Time of a token more of each of so many sequences' chains, with what the host does."""
+        return model.portion * self._session._workspace.cost(model.name, sequences, sequences)
+
     @property
     def taps(self) -> Sequence[int]:
         """The target's layers that `Session.tap` asked for."""
@@ -407,20 +421,6 @@ class Session:
         """Time of a draft model's or head's forward, in that of a target forward over one row; of
         a part of the target, its share of a whole forward's."""
         return model.portion * self._workspace.cost(model.name, rows)
-
-    def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
-        """Time of a step of so many sequences, whose target forward has so many rows in all, but
-        for its drafting: with what the host does. In the unit of `verify_cost`.
-
-        Args:
-            even: whether they have as many rows each; what it costs to draft some that do not is in
-                it, too.
-        """
-        return self._workspace.cost("target", rows, sequences, even)
-
-    def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
-        """Time of a token more of each of so many sequences' chains, with what the host does."""
-        return model.portion * self._workspace.cost(model.name, sequences, sequences)
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""

@@ -474,7 +474,7 @@ def rule_of(
             if model is None:
                 raise MethodFault(f"length {params.length!r} needs to know which model drafts")
             rule = Synergy if params.length == "synergy" else SmartSpec
-            draft = partial(session.drafting_cost, model)
-            return rule(session, most, params.acceptance, session.step_cost, draft)
+            draft = partial(session.harness.drafting_cost, model)
+            return rule(session, most, params.acceptance, session.harness.step_cost, draft)
         case length:
             return Fixed(length)

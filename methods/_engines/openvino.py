@@ -1,0 +1,156 @@
+"""A decoder as an OpenVINO model: transformers' module, traced once, whose keys and values become
+state, as OpenVINO GenAI wants it. In float32 throughout, its cache included."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specbench_cli.api import EnvironmentFault
+
+PRECISE = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+"""As our own decoding is; OpenVINO's own defaults hold keys and values in 8 bits."""
+_TRACED = 2, 3
+"""Tokens and rows of state that a module is traced with: two numbers that occur nowhere else."""
+
+_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def check_installed(name: str) -> None:
+    """Raise EnvironmentFault where OpenVINO GenAI is not installed."""
+    if find_spec("openvino_genai") is None:
+        raise EnvironmentFault(
+            f"{name} decodes by OpenVINO GenAI, which is not installed",
+            "pip install 'specbench-cli[openvino]'",
+        )
+
+
+def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
+    """GenAI's pipeline of transformers' modules, on the processor, with as many threads as torch.
+
+    Args:
+        tokenizer: theirs; GenAI wants it though it is given ids.
+        draft: the module that drafts, if one does.
+        properties: more of OpenVINO's.
+    """
+    genai = import_module("openvino_genai")
+    shared = PRECISE | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    if draft is not None:
+        properties["draft_model"] = genai.draft_model(exported(tokenizer, draft), "CPU", **shared)
+    return genai.LLMPipeline(exported(tokenizer, module), "CPU", **shared, **properties)
+
+
+def exported(tokenizer: Any, module: Any) -> str:
+    """The folder of a module's OpenVINO model and tokenizer, made at first use; it goes with the
+    module, or at the program's end."""
+    if module not in _folders:
+        folder = tempfile.mkdtemp(prefix="specbench-openvino-")
+        finalize(module, shutil.rmtree, folder, ignore_errors=True)
+        core, own = import_module("openvino"), import_module("openvino_tokenizers")
+        encoder, decoder = own.convert_tokenizer(tokenizer, with_detokenizer=True)
+        models = {"model": _stateful(module), "tokenizer": encoder, "detokenizer": decoder}
+        for name, model in models.items():
+            core.save_model(model, Path(folder, f"openvino_{name}.xml"), compress_to_fp16=False)
+        module.config.save_pretrained(folder)
+        _folders[module] = folder
+    return _folders[module]
+
+
+class _Rows:
+    """A cache of transformers' that holds what it is given, and joins what is new to that."""
+
+    is_compileable = False
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows = list(rows)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self.rows[0].shape[-2]
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        for at, new in ((2 * layer, keys), (2 * layer + 1, values)):
+            self.rows[at] = torch.cat((self.rows[at], new), -2)
+        return self.rows[2 * layer], self.rows[2 * layer + 1]
+
+
+class _Traced(nn.Module):
+    """A causal module as a function of its cache: logits, and the cache after."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache, at = _Rows(past), torch.arange(attention_mask.shape[1])
+        unseen = at[None, None, None, :] > position_ids[:, None, :, None]
+        mask = torch.zeros(unseen.shape).masked_fill(unseen, torch.finfo(torch.float32).min)
+        said = self.module(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return said.logits, *cache.rows
+
+
+def _stateful(module: Any) -> Any:
+    """The OpenVINO model: ids, mask, positions and beams in, logits out, the cache within."""
+    core, ops = import_module("openvino"), import_module("openvino.opset13")
+    transformations = import_module("openvino._offline_transformations")
+    config, (n, before) = module.config, _TRACED
+    heads = config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    past = [torch.zeros(1, heads, before, width) for _ in range(2 * config.num_hidden_layers)]
+    ids = torch.ones(1, n, dtype=torch.int64)
+    example = (ids, torch.ones(1, before + n, dtype=torch.int64), before + ids.cumsum(1) - 1, *past)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of branches on shapes, which are the same for all texts
+        model = core.convert_model(_Traced(module), example_input=example)
+    state = {f"past.{at}": f"present.{at}" for at in range(len(past))}
+    inputs = ["input_ids", "attention_mask", "position_ids", *state]
+    for port, name in zip(model.inputs, inputs, strict=True):
+        port.get_tensor().set_names({name})
+        shape = [-1, heads, -1, width] if name in state else [-1, -1]
+        port.get_node().set_partial_shape(core.PartialShape(shape))
+    for port, name in zip(model.outputs, ["logits", *state.values()], strict=True):
+        port.get_tensor().set_names({name})
+    beams = ops.parameter(core.PartialShape([-1]), core.Type.i32, name="beam_idx")
+    beams.output(0).get_tensor().set_names({"beam_idx"})
+    model.add_parameters([beams])
+    batch = ops.constant(0, dtype=np.int64)
+    for name in state:
+        port = model.input(name)
+        readers = port.get_target_inputs()
+        own = ops.gather(port, beams, batch)
+        for reader in readers:
+            reader.replace_source_output(own.output(0))
+    model.validate_nodes_and_infer_types()
+    transformations.apply_make_stateful_transformation(model, state)
+    sequences = ops.gather(ops.shape_of(model.input("input_ids"), "i64"), [0], batch)
+    sizes = (ops.constant(np.array([size], dtype=np.int64)) for size in (heads, 0, width))
+    empty = ops.broadcast(ops.constant(np.float32(0)), ops.concat([sequences, *sizes], 0))
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            node.set_arguments([empty])
+    model.validate_nodes_and_infer_types()
+    return model
