@@ -97,7 +97,7 @@ def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
     rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
     by_load = ("synergy", "smartspec")
     assert words[3:10] == [f"length={rule} max=2" for rule in (*rules, *by_load)]
-    accepting = ("threshold", "typical", "random")
+    accepting = ("threshold", "typical", "lenient", "random")
     assert words[10:] == [f"length=2 max=2 accept={rule}" for rule in accepting]
 
 
