@@ -19,16 +19,16 @@ from specbench_cli.api import (
     AcceptRule,
     Draft,
     Field,
+    Fixed,
     Method,
     MethodFault,
     MethodParams,
     Outcome,
-    Pick,
     Places,
     Random,
     Session,
-    Tokens,
     Trained,
+    draft_chains,
 )
 
 
@@ -120,11 +120,8 @@ class Judge(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        x, picks = session.since(self.state.length()), list[Pick]()
-        while len(picks) < min(limit, self.params.length):
-            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
-            x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        length = Fixed(self.params.length)
+        return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: the last committed token has no row yet."""

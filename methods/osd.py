@@ -14,13 +14,13 @@ from torch.nn import functional
 from specbench_cli.api import (
     Draft,
     Field,
+    Fixed,
     Method,
     MethodParams,
     Outcome,
-    Pick,
     Session,
-    Tokens,
     Topics,
+    draft_chains,
 )
 
 ROUTER, DRAFT = "router", "draft of "
@@ -77,11 +77,8 @@ class Osd(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        x, picks = session.since(self.state.length()), list[Pick]()
-        while len(picks) < min(limit, self.params.length):
-            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
-            x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        length = Fixed(self.params.length)
+        return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Steps 3 and 4."""

@@ -15,13 +15,13 @@ from specbench_cli.api import (
     AcceptRule,
     Draft,
     Field,
+    Fixed,
     Method,
     MethodParams,
     Outcome,
-    Pick,
     Session,
-    Tokens,
     Typical,
+    draft_chains,
 )
 
 
@@ -78,11 +78,8 @@ class TypicalAcceptance(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        x, picks = session.since(self.state.length()), list[Pick]()
-        while len(picks) < min(limit, self.params.length):
-            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
-            x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        length = Fixed(self.params.length)
+        return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: the last committed token has no row yet."""

@@ -50,7 +50,7 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
 from specbench_cli.engine.drafting.chains import draft_chains
-from specbench_cli.engine.drafting.lengths import Length, LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.lengths import Fixed, Length, LengthParams, LengthRule, rule_of
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
 from specbench_cli.engine.learning import Topics
@@ -161,6 +161,7 @@ __all__ = [
     "FeatureHead",
     "Features",
     "Field",
+    "Fixed",
     "FusedDecoder",
     "FusedStack",
     "Grown",
