@@ -32,6 +32,7 @@ import time
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -172,14 +173,12 @@ class Lengths:
         self.of = lambda **own: kind(kind.Params(**own))
         self.fixed = {0: vanilla} | {k: self.of(length=k) for k in range(1, longest + 1)}
 
-    def alpha(self) -> float:
-        """The share of tested tokens that stood, of a pass of its own."""
-        stood = tested = 0
-        batch = Batch(self.bench.workspace, self.requests, Sampling(), size=max(self.sizes))
-        for step in self.fixed[3].generate_batch(batch):
-            stood += len(step.outcome.path)
-            tested += step.outcome.tested
-        return stood / tested
+    def alpha(self, size: int) -> float:
+        """The share of tested tokens that stood, of a pass of its own over groups of a size, as far
+        as they are measured: behind an EOS, which ends nothing here, drafts fare worse."""
+        groups = range(0, len(self.requests) - size + 1, size)
+        found = [full(self.bench, self.fixed[3], self.requests[at : at + size]) for at in groups]
+        return sum(each.stood for each in found) / sum(each.tested for each in found)
 
     def costs(self) -> StepCosts:
         """What forwards cost here, as a run of a policy measures it."""
@@ -192,7 +191,7 @@ class Lengths:
 
     def find(self, rounds: int, to: str | None) -> None:
         """Predict, measure, compare, print."""
-        alpha, costs = self.alpha(), self.costs()
+        costs = self.costs()
         self.bench.workspace.costs = cache(costs)
 
         def target(sequences: int, rows: int, even: bool = True) -> float:
@@ -201,22 +200,22 @@ class Lengths:
         def draft(sequences: int) -> float:
             return costs("draft", sequences, sequences)
 
-        own = {"acceptance": alpha, "max": self.longest}
-        rows = {
-            **{str(k): method for k, method in self.fixed.items()},
-            **{rule: self.of(length=rule, **own) for rule in ("synergy", "smartspec")},
-        }
         sys.stdout.write(
-            f"acceptance {alpha:.3f}; a target forward over one row {costs.target_ns / 1e6:.2f} ms;"
-            f" of it a step of one {target(1, 1):.3f}, its draft token {draft(1):.3f}; noisy:"
-            f" {costs.noisy}\n"
+            f"a target forward over one row {costs.target_ns / 1e6:.2f} ms; of it a step of one"
+            f" {target(1, 1):.3f}, its draft token {draft(1):.3f}; noisy: {costs.noisy}\n"
         )
-        heads = [f"K={name}" if name.isdigit() else name for name in rows]
-        heads = ["batch", *heads, "K* measured", "predicted", "predicted / best", "synergy / best"]
+        heads = ["batch", "acceptance", *(f"K={k}" for k in self.fixed), "synergy", "smartspec"]
+        heads += ["K* measured", "predicted", "predicted / best", "synergy / best"]
         heads += ["smartspec / best", "smartspec / vanilla"]
         sys.stdout.write(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}\n")
         found, due = {}, {}
         for size in self.sizes:
+            alpha = self.alpha(size)
+            own = {"acceptance": alpha, "max": self.longest}
+            rows = {
+                **{str(k): method for k, method in self.fixed.items()},
+                **{rule: self.of(length=rule, **own) for rule in ("synergy", "smartspec")},
+            }
             spent = found[size] = self.measured(size, rows, rounds)
             each = {name: sum(times) for name, times in spent.items()}
             best = str(min(self.fixed, key=lambda k: each[str(k)]))
@@ -225,7 +224,7 @@ class Lengths:
             ratios = [ratio(top, spent[name]) for name in (said, "synergy", "smartspec")]
             ratios.append(ratio(spent["0"], spent["smartspec"]))
             rates = [f"{1 / np.mean(times):.0f}" for times in spent.values()]
-            line = [str(size), *rates, best, said, *ratios]
+            line = [str(size), f"{alpha:.2f}", *rates, best, said, *ratios]
             sys.stdout.write(f"| {' | '.join(line)} |\n")
             sys.stdout.flush()
             due[size] = {
@@ -249,12 +248,12 @@ class Lengths:
             group, due = self.requests[first : first + size], None
             for name in rows if number % 2 else reversed(rows):
                 gc.collect()
-                found, per_token = full(self.bench, rows[name], group)
-                due = due or found
-                if found != due:
+                found = full(self.bench, rows[name], group)
+                due = due or found.outputs
+                if found.outputs != due:
                     sys.exit(f"other ids: {name} at batch {size}")
                 if number:  # the first round warms up
-                    spent[name].append(per_token)
+                    spent[name].append(found.per_token)
         return {name: np.array(times) for name, times in spent.items()}
 
     def best_of_others(self, spent: dict[str, np.ndarray]) -> np.ndarray:
@@ -301,20 +300,34 @@ def ratio(one: np.ndarray, other: np.ndarray) -> str:
     return f"{one.sum() / other.sum():.2f} [{low:.2f}, {high:.2f}]"
 
 
-def full(bench: Bench, method: object, requests: list[Request]) -> tuple[list[list[int]], float]:
-    """Outputs of requests that are decoded together, and the seconds a token took until the first
-    of them ended."""
+class Full(NamedTuple):
+    """Requests that were decoded together; all but the outputs until the first of them ended.
+
+    per_token: seconds. stood, tested: draft tokens.
+    """
+
+    outputs: list[list[int]]
+    per_token: float
+    stood: int
+    tested: int
+
+
+def full(bench: Bench, method: object, requests: list[Request]) -> Full:
+    """Decode requests together."""
     batch = Batch(bench.workspace, requests, Sampling())
     texts = [session.harness.text for session in batch.sessions]
     ended: object = None
-    ns = tokens = 0
+    ns = tokens = stood = tested = 0
     for step in method.generate_batch(batch):  # type: ignore[attr-defined]
         if ended is None or ended is step.forwards:  # of one step all have the same
             ns = batch.meter.clock.now() - max(text.first_ns for text in texts)
             tokens = sum(text.position - 1 for text in texts)  # each one's first is prefill's
+            stood += len(step.outcome.path)
+            tested += step.outcome.tested
             if any(text.finish for text in texts):
                 ended = step.forwards
-    return [list(session.output()) for session in batch.sessions], ns / tokens / 1e9
+    outputs = [list(session.output()) for session in batch.sessions]
+    return Full(outputs, ns / tokens / 1e9, stood, tested)
 
 
 def decoded(
