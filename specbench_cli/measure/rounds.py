@@ -462,14 +462,16 @@ class Round:
         )
 
     def _batch(self, decoding: Together, n: int) -> BatchSample:
-        """Decode n sequences of one prompt together; keep their forwards' times."""
+        """Decode n sequences together; keep their forwards' times."""
         stop = StopRule(frozenset(), NEW_TOKENS)
-        requests = [Request(f"probe {at}", 1, self._prompt, stop) for at in range(n)]
+        # Of unlike lengths, as those of users are: attention takes equally long ones at once.
+        texts = [self._prompt[at % SHORT :] for at in range(n)]
+        requests = [Request(f"probe {at}", 1, text, stop) for at, text in enumerate(texts)]
         batch = Batch(self._workspace, requests, Sampling(), size=n)
         steps = list(decoding(batch))
         batch.meter.resolve()
-        texts = [session.harness.text for session in batch.sessions]
-        first, last = max(text.first_ns for text in texts), max(text.last_ns for text in texts)
+        said = [session.harness.text for session in batch.sessions]
+        first, last = max(text.first_ns for text in said), max(text.last_ns for text in said)
         zero = batch.meter.clock.zero_ns
         forwards = [
             Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns)
