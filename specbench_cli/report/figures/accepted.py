@@ -10,7 +10,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.cells import Cells
 
 if TYPE_CHECKING:
