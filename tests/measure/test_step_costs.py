@@ -9,7 +9,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import step_costs as module
 from specbench_cli.measure.costs import Curve
-from specbench_cli.measure.rounds import StepSample
+from specbench_cli.measure.whole_steps import StepSample
 from specbench_cli.measure.step_costs import StepCosts, quick
 
 SURE = [-0.05 * n for n in range(63)]
