@@ -56,6 +56,7 @@ USUAL = "vanilla,sps,pld,hf:vanilla,hf:assisted"
 CANDIDATES = "8"
 """What `--tune` without a number means."""
 
+
 def _option(
     panel: str,
     metavar: str | None,

@@ -411,6 +411,7 @@ class Round:
             ns=host / rounds,
         )
 
+
 def _turn(
     drafters: Sequence[Drafter | Reader], place: int, places: int
 ) -> Sequence[Drafter | Reader]:

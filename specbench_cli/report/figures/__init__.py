@@ -21,8 +21,8 @@ from specbench_cli.report.figures import (
     targets,
     waterfall,
 )
-from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.panels import panels
 from specbench_cli.report.numbers.pairing import decode
 from specbench_cli.report.numbers.row import Speedup
