@@ -67,7 +67,7 @@ def run(
         SpecbenchError: what else the command line would have ended with.
     """
     from specbench_cli.commands._progress import RunProgress, make_progress
-    from specbench_cli.commands.run import NOISE, told_how_to_go_on
+    from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
     from specbench_cli.execute.isolation.rooms import vet

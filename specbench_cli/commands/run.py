@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from specbench_cli import output, registry
+from specbench_cli.commands.running.matrix import begin, carry_out
+from specbench_cli.commands.running.one import NOISE, measured, told_how_to_go_on, written
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
-from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError, not_written
+from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import apart
 
 if TYPE_CHECKING:
-    from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute.planning.plan import Plan
     from specbench_cli.execute.run import Result
-    from specbench_cli.execute.view import RunView
     from specbench_cli.report.reading import Reading
-    from specbench_cli.store.run_dir import RunDir
 
 EXAMPLES = (
     "specbench run",
@@ -57,14 +55,6 @@ USUAL = "vanilla,sps,pld,hf:vanilla,hf:assisted"
 
 CANDIDATES = "8"
 """What `--tune` without a number means."""
-
-NOISE = (
-    "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
-    " timed, so those times are void and speedups are missing; outputs and verdicts stand",
-    "close other programs (specbench doctor measures them) and run again; or keep such times,"
-    " labelled noisy: --allow-noise",
-)
-"""What is said, and what to do, where a run ends with exit code 3."""
 
 
 def _option(
@@ -446,9 +436,9 @@ def run(
             return ExitCode.OK
         begun = None if resume is None else folder(str(resume))
         if is_matrix(asked) if begun is None else matrix.is_matrix(begun):
-            place = begun or _begun(asked, sources, out)
+            place = begun or begin(asked, sources, out)
             with told_how_to_go_on(place, view, part=False):
-                results, reading = _matrix(place, view, force, in_turn)
+                results, reading = carry_out(place, view, force, in_turn)
         else:
             if begun is not None:
                 plan, run_dir = execute.reopen(begun, view, part=part, force=force)
@@ -456,105 +446,20 @@ def run(
                 plan, run_dir = execute.start(asked, sources, out, view)
             place, fresh = run_dir.path, begun is None
             with told_how_to_go_on(place, view, part):
-                made = _measured(
+                made = measured(
                     plan, run_dir, view, place, force, in_turn, only_pass=only_pass, fresh=fresh
                 )
             if part:
                 raise typer.Exit(apart.DONE + made.exit_code)
             results = [made]
             with told_how_to_go_on(place, view, part=False):
-                reading = _written(place, view)
+                reading = written(place, view)
     with (
         told_how_to_go_on(place, view, part=False),
         suppress(BrokenPipeError),  # a reader who has seen enough of what is finished
     ):
         _show(reading, place, form)
     return _told(results, reading)
-
-
-def _begun(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
-    """The folder of a matrix that is begun; each of its runs can be planned."""
-    from specbench_cli.execute import run as execute
-    from specbench_cli.execute.planning.matrix import pairs
-    from specbench_cli.store import matrix
-    from specbench_cli.store.run_dir import new_path
-
-    runs = pairs(asked)
-    for each in runs.values():
-        execute.dry(each)  # what one of them lacks is said before another is measured
-    path = out or new_path("matrix", asked.model_dump(mode="json"))
-    order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.Order(order, sources))
-    return path
-
-
-def _matrix(
-    whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[Result], Reading]:
-    """Do what a matrix's runs lack, one run after another, and read them as one."""
-    from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute import run as execute
-    from specbench_cli.report import outputs
-    from specbench_cli.report.reading import read_matrix
-    from specbench_cli.store import matrix
-    from specbench_cli.store.run_dir import RunDir
-
-    order = matrix.ordered(whole)
-    results: list[Result] = []
-    try:
-        for path in matrix.members(whole):
-            plan: Plan | None
-            fresh = not RunDir.holds_run(path)
-            if fresh and order is not None:
-                config = RunConfig.model_validate_json(order.runs[path.name])
-                plan, run_dir = execute.start(config, order.sources, path, view)
-            else:
-                plan, run_dir = execute.reopen(path, view, force=force)
-            made = _measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
-            results.append(made)
-            if plan is not None:
-                _written(path, view)
-    except SpecbenchError:
-        matrix.discard(whole)
-        raise
-    matrix.done(whole)
-    reading = read_matrix(whole)
-    outputs.write(reading, whole, ("csv", "md"))
-    return results, reading
-
-
-def _measured(
-    plan: Plan | None,
-    run_dir: RunDir,
-    view: RunView,
-    place: Path,
-    force: bool,
-    in_turn: Path | None,
-    *,
-    only_pass: int | None = None,
-    fresh: bool,
-) -> Result:
-    """Do what a run lacks (`execute.run`), which is found again as `place`."""
-    from specbench_cli.execute import run as execute
-    from specbench_cli.store.run_dir import RunDir, remember
-
-    try:
-        return execute.run(
-            plan,
-            run_dir,
-            view,
-            only_pass=only_pass,
-            fresh=fresh,
-            force=force,
-            in_turn=in_turn,
-        )
-    except apart.Unfinished as fault:
-        if fault.told and plan is not None and plan.config.repeats == 1:
-            raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
-        raise
-    finally:
-        if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
-            remember(place)
 
 
 def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
@@ -575,34 +480,6 @@ def _vet(plugin: str) -> None:
     from specbench_cli.execute.isolation.rooms import vet
 
     vet(plugin)
-
-
-@contextmanager
-def told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
-    """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
-    part of one, whoever ordered it says so."""
-    command = apart.resumption(path)
-    try:
-        yield
-    except KeyboardInterrupt as stopped:
-        if part:
-            raise typer.Exit(ExitCode.INTERRUPTED) from stopped
-        view.note(f"to go on: {command}")
-        raise
-    except BrokenPipeError as fault:
-        output.drop_stdout()
-        raise EnvironmentFault("nobody reads stdout any more", command) from fault
-    except OSError as fault:
-        raise not_written(fault, command) or fault from fault
-
-
-def _written(folder: Path, view: RunView) -> Reading:
-    """Write the files that belong to a finished run."""
-    from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir
-
-    view.stage("writing the report")
-    return outputs.write_outputs(RunDir.open(folder))
 
 
 def _show(reading: Reading, folder: Path, form: output.Format) -> None:

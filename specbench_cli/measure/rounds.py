@@ -21,29 +21,21 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from specbench_cli.engine import host
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.drafting.chains import draft_chains
-from specbench_cli.engine.drafting.lengths import Fixed
-from specbench_cli.engine.loop import draft_and_verify_batch
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.types import Draft, Features, Input, Out, Outcome, Step, Tokens
+from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, rows_of
 from specbench_cli.engine.workspace import Workspace
+from specbench_cli.measure.whole_steps import StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
 """Of the sessions that time the host."""
 
-SHORT = 16
-"""Tokens of the shortest prompt whose steps are timed: reading it is no part of them."""
-
-UNLIKE = (1, 3)
-"""Draft tokens of sequences in turn, where lengths differ."""
 
 Decoding = Callable[[Session], Iterable[Step]]
 """What decodes a session: a method's `generate`."""
@@ -116,17 +108,6 @@ class BatchSample(NamedTuple):
     drafts: float
     nodes: float
     ns: float
-
-
-class StepSample(NamedTuple):
-    """A step: its sequences, the draft tokens of each, ns that drafting them took, ns of all else
-    that was done until the next step; where lengths differ, their mean."""
-
-    sequences: int
-    length: float
-    drafting: int
-    rest: int
-    even: bool = True
 
 
 class Visited(NamedTuple):
@@ -268,63 +249,6 @@ class Reader:
             rows = head(rows, self._ids[:n], level).rows
 
 
-class Stepper:
-    """Drafts chains of given lengths, a step after another, and notes when.
-
-    Args:
-        drafts: whether a draft model drafts them, or they are the prompt's first tokens.
-        lengths: of the steps that are timed, a length for each sequence.
-        marks: shared with the others of its batch; of each step when it began, and when all was
-            drafted.
-    """
-
-    def __init__(
-        self, drafts: bool, lengths: Sequence[Sequence[int]], marks: list[tuple[int, int]]
-    ) -> None:
-        self._drafts, self._lengths, self._marks = drafts, lengths, marks
-
-    def start(self, session: Session) -> None:
-        """Prefill the draft."""
-        if self._drafts:
-            self._model = session.draft()
-            self._state = session.new_state(self._model)
-            self._model.forward(session.since(0), self._state, logits_at=None)
-
-    def schedule(
-        self, members: Sequence[tuple[Stepper, Session]], size: int
-    ) -> Sequence[tuple[Stepper, Session]]:
-        """All of them."""
-        return members
-
-    def propose(self, session: Session, limit: int) -> Draft:
-        """For a sequence alone."""
-        return self.propose_batch([(self, session)])[0]
-
-    def propose_batch(self, members: Sequence[tuple[Stepper, Session]]) -> list[Draft]:
-        """Chains of the next lengths; behind the last ones plain steps."""
-        clock, at = members[0][1].harness.meter.clock, len(self._marks)
-        lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
-        began = clock.now()
-        if self._drafts and any(lengths):
-            sequences = [(session, method._state) for method, session in members]
-            drafts = draft_chains(self._model, sequences, [*map(Fixed, lengths)])
-            host.numbers(drafts[-1].tokens)  # they are there
-        else:
-            texts = (session.tokens() for _, session in members)
-            drafts = [
-                session.chain(text[:length])
-                for (_, session), text, length in zip(members, texts, lengths, strict=True)
-            ]
-        self._marks.append((began, clock.now()))
-        return drafts
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Forget what the draft has of rejected tokens."""
-        if self._drafts:
-            kept = min(self._state.position(), len(session.tokens()) - 1)
-            self._state.rollback(0, kept)
-
-
 class Round:
     """All points once.
 
@@ -380,7 +304,9 @@ class Round:
             for name, n in rng.sample(batches, len(batches)):
                 self.samples.batches[name, n].append(self._batch(self._together[name], n))
             for n in rng.sample(self._grid.steps, len(self._grid.steps)):
-                self.samples.steps += self._steps(n, rng)
+                self.samples.steps += time_steps(
+                    self._workspace, n, self._grid.lengths, self._prompt, self._sampling, rng
+                )
         finally:
             gc.enable()
 
@@ -486,38 +412,6 @@ class Round:
             nodes=sum(step.draft.nodes for step in steps if step.draft) / rounds,
             ns=host / rounds,
         )
-
-    def _steps(self, n: int, rng: random.Random) -> list[StepSample]:
-        """A step of n sequences with each length of their drafts, and one with unlike lengths,
-        after one that warms up."""
-        shared = [(length,) * n for length in self._grid.lengths]
-        unlike = [tuple(UNLIKE[at % len(UNLIKE)] for at in range(n))] if n > 1 else []
-        lengths = [(0,) * n, *rng.sample([*shared, *unlike], len(shared) + len(unlike))]
-        draft = self._workspace.decoders.get("draft")
-        drafts = draft is not None and draft.vocab_size == self._target.vocab_size
-        stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in lengths))
-        # Texts that differ, in their lengths too: attention takes equally long ones at once.
-        requests = [
-            Request(f"probe {at}", 1, self._prompt[at % SHORT :][: SHORT + at], stop)
-            for at in range(n)
-        ]
-        batch = Batch(self._workspace, requests, self._sampling, size=n)
-        marks: list[tuple[int, int]] = []
-        steppers = [Stepper(drafts, lengths, marks) for _ in requests]
-        for _ in draft_and_verify_batch(steppers, batch):
-            if len(marks) > len(lengths):
-                break
-        timed = list(zip(lengths, marks, marks[1:], strict=False))[1:]
-        return [
-            StepSample(
-                n,
-                sum(own) / n,
-                drafted - began if drafts else 0,
-                end - drafted,
-                even=len({*own}) == 1,
-            )
-            for own, (began, drafted), (end, _) in timed
-        ]
 
 
 def _turn(

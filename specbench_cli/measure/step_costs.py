@@ -22,7 +22,8 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs, Curve, Line, along
 from specbench_cli.measure.probe import LEAST, Windows, curves, measure
-from specbench_cli.measure.rounds import Grid, StepSample
+from specbench_cli.measure.rounds import Grid
+from specbench_cli.measure.whole_steps import StepSample
 
 MIDDLING = 256
 """Rows before the forwards, or as many as the models have room for."""

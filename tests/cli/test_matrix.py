@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands import run as command
+from specbench_cli.commands.running import one
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -24,14 +24,14 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 @pytest.fixture(scope="module")
 def stopped(call_here):
     """A matrix that was stopped behind its first run."""
-    written = command._written
+    written = one.written
 
     def interrupted(folder, view):
         written(folder, view)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_written", interrupted)
+        patch.setattr(one, "written", interrupted)
         return app._run(ASKED)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import differences, short_names
-from specbench_cli.report.figures import style, targets
+from specbench_cli.report.figures import targets
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.numbers.forced import by_target
 from specbench_cli.report.outputs import write

@@ -18,11 +18,11 @@ from specbench_cli.report.figures import (
     prompts,
     seen,
     speedup,
-    style,
     targets,
     waterfall,
 )
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 

@@ -10,8 +10,8 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.panels import panels
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.panels import panels
 from specbench_cli.report.numbers.pairing import decode
 from specbench_cli.report.numbers.row import Speedup
 from specbench_cli.report.numbers.speedups import speedups

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.labels import Word, write_beside
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.labels import Word, write_beside
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.speedups import BASELINE
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.timeline.lanes import Lanes, Span, lanes_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
-from specbench_cli.report.figures import style
-from specbench_cli.report.figures.labels import Word, write_beside
-from specbench_cli.report.figures.style import INK, MUTED
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.report.figures.drawing.style import INK, MUTED
 from specbench_cli.report.pareto import Point, Sweep, is_number, is_ranked
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.panels import panels
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.panels import panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

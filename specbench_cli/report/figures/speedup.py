@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli.report.figures import style
-from specbench_cli.report.figures.style import INK, MUTED
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.style import INK, MUTED
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.numbers.summary import Summary

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.numbers.forced import ByTarget, by_target
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.terminal import text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench_cli.config.numbers import short
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.scaling.laws import Law
 from specbench_cli.report.scaling.points import FIGURES, SIZES
 

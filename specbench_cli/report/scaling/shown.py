@@ -12,7 +12,7 @@ from typing import Any
 from specbench_cli import output
 from specbench_cli.config.numbers import short
 from specbench_cli.report import markdown_table
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.scaling.figure import draw
 from specbench_cli.report.scaling.laws import Law, Said
 from specbench_cli.report.scaling.points import FIGURES, SIZES, Point

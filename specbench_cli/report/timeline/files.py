@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.lanes import draw_lanes
 from specbench_cli.report.numbers.comparison import Comparison
 from specbench_cli.report.numbers.speedups import BASELINE

@@ -12,8 +12,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from specbench_cli.report.figures import style
 from specbench_cli.report.figures.cells import Cells
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.store.schema import ForwardKind, Trace
 

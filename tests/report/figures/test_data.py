@@ -17,9 +17,9 @@ from specbench_cli.report.figures import (
     lengths,
     prompts,
     seen,
-    style,
     waterfall,
 )
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.timeline.lanes import lanes_of
 
 

@@ -14,9 +14,10 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from specbench_cli.report.figures import cost, pareto, prompts, speedup, style, waterfall
+from specbench_cli.report.figures import cost, pareto, prompts, speedup, waterfall
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.labels import Word, write_beside
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.labels import Word, write_beside
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.pareto import sweep_of

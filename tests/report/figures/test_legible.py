@@ -16,9 +16,9 @@ from specbench_cli.report.figures import (
     prompts,
     seen,
     speedup,
-    style,
     waterfall,
 )
+from specbench_cli.report.figures.drawing import style
 
 
 def seen_of(cells):

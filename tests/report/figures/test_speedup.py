@@ -8,7 +8,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
-from specbench_cli.report.figures import speedup, style
+from specbench_cli.report.figures import speedup
+from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.numbers.summary import summarise
 
 

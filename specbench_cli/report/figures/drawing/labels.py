@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specbench_cli.report.figures import style
+from specbench_cli.report.figures.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

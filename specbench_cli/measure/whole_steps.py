@@ -1,0 +1,140 @@
+"""Whole steps of several sequences, timed one after another: what no sum of single forwards says.
+
+Each of a batch's sequences drafts a chain of a given length and the target verifies all of them at
+once. Lengths change from step to step; a step lasts until the next one begins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specbench_cli.engine import host
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.drafting.chains import draft_chains
+from specbench_cli.engine.drafting.lengths import Fixed
+from specbench_cli.engine.loop import draft_and_verify_batch
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.types import Draft, Outcome
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+
+SHORT = 16
+"""Tokens of the shortest prompt whose steps are timed: reading it is no part of them."""
+
+UNLIKE = (1, 3)
+"""Draft tokens of sequences in turn, where lengths differ."""
+
+
+class StepSample(NamedTuple):
+    """A step: its sequences, the draft tokens of each, ns that drafting them took, ns of all else
+    that was done until the next step; where lengths differ, their mean."""
+
+    sequences: int
+    length: float
+    drafting: int
+    rest: int
+    even: bool = True
+
+
+class Stepper:
+    """Drafts chains of given lengths, a step after another, and notes when.
+
+    Args:
+        drafts: whether a draft model drafts them, or they are the prompt's first tokens.
+        lengths: of the steps that are timed, a length for each sequence.
+        marks: shared with the others of its batch; of each step when it began, and when all was
+            drafted.
+    """
+
+    def __init__(
+        self, drafts: bool, lengths: Sequence[Sequence[int]], marks: list[tuple[int, int]]
+    ) -> None:
+        self._drafts, self._lengths, self._marks = drafts, lengths, marks
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        if self._drafts:
+            self._model = session.draft()
+            self._state = session.new_state(self._model)
+            self._model.forward(session.since(0), self._state, logits_at=None)
+
+    def schedule(
+        self, members: Sequence[tuple[Stepper, Session]], size: int
+    ) -> Sequence[tuple[Stepper, Session]]:
+        """All of them."""
+        return members
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """For a sequence alone."""
+        return self.propose_batch([(self, session)])[0]
+
+    def propose_batch(self, members: Sequence[tuple[Stepper, Session]]) -> list[Draft]:
+        """Chains of the next lengths; behind the last ones plain steps."""
+        clock, at = members[0][1].harness.meter.clock, len(self._marks)
+        lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
+        began = clock.now()
+        if self._drafts and any(lengths):
+            sequences = [(session, method._state) for method, session in members]
+            drafts = draft_chains(self._model, sequences, [*map(Fixed, lengths)])
+            host.numbers(drafts[-1].tokens)  # they are there
+        else:
+            texts = (session.tokens() for _, session in members)
+            drafts = [
+                session.chain(text[:length])
+                for (_, session), text, length in zip(members, texts, lengths, strict=True)
+            ]
+        self._marks.append((began, clock.now()))
+        return drafts
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Forget what the draft has of rejected tokens."""
+        if self._drafts:
+            kept = min(self._state.position(), len(session.tokens()) - 1)
+            self._state.rollback(0, kept)
+
+
+def time_steps(
+    workspace: Workspace,
+    n: int,
+    lengths: Sequence[int],
+    prompt: tuple[int, ...],
+    sampling: Sampling,
+    rng: random.Random,
+) -> list[StepSample]:
+    """A step of n sequences with each length of their drafts, and one with unlike lengths, after
+    one that warms up.
+
+    Args:
+        prompt: at least `SHORT` ids, of which the sequences' prompts are parts.
+        rng: of the order.
+    """
+    shared = [(length,) * n for length in lengths]
+    unlike = [tuple(UNLIKE[at % len(UNLIKE)] for at in range(n))] if n > 1 else []
+    order = [(0,) * n, *rng.sample([*shared, *unlike], len(shared) + len(unlike))]
+    draft = workspace.decoders.get("draft")
+    drafts = draft is not None and draft.vocab_size == workspace.decoders["target"].vocab_size
+    stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in order))
+    # Texts that differ, in their lengths too: attention takes equally long ones at once.
+    requests = [
+        Request(f"probe {at}", 1, prompt[at % SHORT :][: SHORT + at], stop) for at in range(n)
+    ]
+    batch = Batch(workspace, requests, sampling, size=n)
+    marks: list[tuple[int, int]] = []
+    steppers = [Stepper(drafts, order, marks) for _ in requests]
+    for _ in draft_and_verify_batch(steppers, batch):
+        if len(marks) > len(order):
+            break
+    timed = list(zip(order, marks, marks[1:], strict=False))[1:]
+    return [
+        StepSample(
+            n,
+            sum(own) / n,
+            drafted - began if drafts else 0,
+            end - drafted,
+            even=len({*own}) == 1,
+        )
+        for own, (began, drafted), (end, _) in timed
+    ]
