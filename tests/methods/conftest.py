@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
@@ -203,7 +203,10 @@ class Watched(Session):
 @pytest.fixture(scope="session")
 def open_session(family: Family) -> Callable[..., Watched]:
     """A session on prompt i; `draft` names a model of the family, or is one; `alone`: the role of
-    the model that decodes by itself."""
+    the model that decodes by itself.
+
+    Its workspace is its own, so that what a test sets there is for that test; the states and the
+    trained modules in it are shared."""
     workspaces: dict[object, Workspace] = {}
 
     def make(
@@ -227,7 +230,7 @@ def open_session(family: Family) -> Callable[..., Watched]:
             )
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
-        workspace = workspaces[draft].alone(alone)
+        workspace = replace(workspaces[draft].alone(alone))
         return Watched(workspace, request, sampling or Sampling(), **rest)
 
     return make

@@ -50,6 +50,7 @@ def test_run_without_costs_says_what_the_method_must_say(open_session, make):
     with pytest.raises(MethodFault, match="knows no costs") as caught:
         list(make().generate(session))
     assert "uses_costs" in caught.value.hint
+    assert open_session(0)._workspace.costs is not None  # of that session alone
 
 
 @METHODS

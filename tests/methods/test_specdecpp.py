@@ -40,19 +40,16 @@ def run(session, head=None, **params):
     """The steps of a decoding with a head; None: a random one."""
     if head is not None:
         session._workspace.make = lambda wanted: head
-        session._workspace._artifacts.clear()
     return list(SpecDecPP(SpecDecPPParams(**params)).generate(session))
 
 
 @pytest.fixture
-def open_with(open_session, family):
-    """A session whose workspace is its own."""
+def open_with(open_session):
+    """A session whose trained modules are its own."""
 
     def make(prompt, sampling, **rest):
         session = open_session(prompt, sampling, **rest)
-        decoders = session._workspace.decoders
-        session._workspace.make = lambda wanted: wanted.kind.random(decoders)
-        session._workspace._artifacts.clear()
+        session._workspace._artifacts = {}
         return session
 
     return make
