@@ -101,6 +101,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
         ("temperature", "config"),
         ("max_new_tokens", "config"),
         ("grammar", "config"),
+        ("contrast", "config"),
         ("target", "models"),
     ],
 )
