@@ -15,7 +15,7 @@ LIMITS = {"beta": (0.0, 10.0), "keep": (0.0, 1.0), "below": (0.0, 1.0), "floor":
 FORM = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
 
 
-def contrast(value: Any) -> Any:
+def contrasting(value: Any) -> Any:
     """All settings of a contrast.
 
     Args:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from specbench_cli.config.arrivals import Arrivals
-from specbench_cli.config.contrast import contrast
+from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
@@ -159,7 +159,7 @@ class RunConfig(BaseModel):
     top_k: Number = Field(0, ge=0)
     verify: Verify
     grammar: str | None = Field(None, min_length=1)
-    contrast: Annotated[dict[str, float] | None, BeforeValidator(contrast)] = None
+    contrast: Annotated[dict[str, float] | None, BeforeValidator(contrasting)] = None
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)

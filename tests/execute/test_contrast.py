@@ -14,7 +14,7 @@ from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-ASKED = {"beta": 1.0, "keep": 0.3}
+ASKED = {"beta": 3.0, "keep": 0.1, "below": 1.0}
 OFF = {"beta": 0.0, "floor": 0.0}
 
 
@@ -42,7 +42,7 @@ def test_vanilla_is_the_contrast_in_a_loop_of_transformers(specbench):
     asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
     for record in outcome.by_label("vanilla"):
         prompt, found = list(asked[record.prompt_id]), []
-        keep = max(1, round(0.3 * (len(prompt) - 1)))
+        keep = max(1, round(ASKED["keep"] * (len(prompt) - 1)))
         for token in record.output_ids:
             with torch.no_grad():
                 rows = [
@@ -78,11 +78,11 @@ def test_drawn_outputs_are_judged_by_the_contrasted_law(specbench):
 
 def test_the_manifest_has_all_of_it_and_the_header_says_so(specbench):
     outcome = specbench(contrast=ASKED, limit=1)
-    held = {"beta": 1.0, "keep": 0.3, "below": 0.45, "floor": 0.1}
+    held = {**ASKED, "floor": 0.1}
     assert outcome.manifest["config"]["effective"]["contrast"] == held
     reading = read(RunDir.open(outcome.path))
     header = " ".join(reading.facts.header({"mini": 1}, 100))
-    assert "contrast beta=1,keep=0.3,below=0.45,floor=0.1" in header
+    assert "contrast beta=3,keep=0.1,below=1,floor=0.1" in header
 
 
 @pytest.mark.parametrize(
