@@ -99,6 +99,51 @@ def test_the_random_row_has_the_rate_that_was_measured(finished):
     }  # fmt: skip
 
 
+STEPS = {
+    "specreason": {"threshold": 6.0, "cap": 8},
+    "atts": {"alpha": 0.5, "cap": 8, "known": 4},
+    "speculative-thinking": {"reflect": ["e"], "cap": 8, "probe": 4},
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rule_over_steps_brings_itself_with_a_coin(name):
+    found = controlled(config_of(name)).methods
+    assert [row.label for row in found] == [
+        "vanilla", name, "draft-alone", "sps", f"random for {name}",
+    ]  # fmt: skip
+    assert (found[-1].name, found[-1].params) == (name, {"like": name})
+    set_ = {"name": name, "label": "mine", "params": {"cap": 8}}
+    assert controlled(config_of(set_)).methods[-1].params == {"cap": 8, "like": "mine"}
+    own = {"name": name, "label": "coin", "params": {"rate": 0.3}}
+    assert labels(config_of(name, own)) == ["vanilla", name, "coin", "draft-alone", "sps"]
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory):
+    """A run of rules over steps with what they bring."""
+    folder, view = tmp_path_factory.mktemp("runs") / "run", Silent()
+    rows = [{"name": name, "params": params} for name, params in STEPS.items()]
+    plan, run_dir = execute.start(config_of(*rows, tasks=["chains"]), {}, folder, view)
+    return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+
+
+@pytest.mark.parametrize("name", ["specreason", "atts"])
+def test_the_coins_rate_is_the_share_of_steps_that_stood(stepped, name):
+    rows = {row.label: row for row in read(stepped).summary.rows}
+    counts = [record.extra for record in stepped.records() if record.label == name]
+    judged, stood = (sum(each[what] for each in counts) for what in ("spans", "stood"))
+    rate = stepped.manifest["rates"][name]
+    assert rows[name].rule_rate == stood / judged
+    assert 0 < rate < 1
+    # ATTS learns which chunks are strange from prompt to prompt; the others judge as they did.
+    assert rate == pytest.approx(stood / judged, abs=0.5 if name == "atts" else 1e-4)
+    control = rows[f"random for {name}"]
+    assert control.control and control.params["rate"] == rate
+    assert control.accept_rule == f"random(rate={rate:g})"
+    assert rows[name].over_random is not None
+
+
 def test_the_draft_alone_is_recorded_without_the_target(finished):
     own = [record for record in finished.records() if record.label == "draft-alone"]
     for record in own:

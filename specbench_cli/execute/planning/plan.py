@@ -312,8 +312,8 @@ def make_plan(config: RunConfig) -> Plan:
         lets = "lets tokens stand that the contrasted target may not say"
         _check_held("--contrast", config.rule, arms, lets)
     if config.grammar is not None:
-        asked = f"--grammar {config.grammar}"
-        _check_held(asked, config.rule, arms, f"lets tokens stand that {asked} may forbid")
+        option = f"--grammar {config.grammar}"
+        _check_held(option, config.rule, arms, f"lets tokens stand that {option} may forbid")
         grammar = Grammar.read(config.grammar)
     bounds = [arm.label for arm in arms if arm.method.upper_bound]
     if bounds and config.verify in ("rejection", "block"):
