@@ -62,8 +62,7 @@ class Atts(Method):
     target's. Alpha is the rate at which chunks are rejected that are exchangeable with those that
     it was calibrated on, first chunks of prompts; later ones and other tasks' are not.
     Differs from the authors' code: a rejected chunk is replaced, not followed, by the target's own,
-    of which it keeps what that would say; the p-value is conformal, theirs is a rank; it calibrates
-    on the run's first prompts.
+    of which it keeps what that would say; p-values are no ranks, of the run's first prompts.
     """
 
     name: ClassVar[str] = "atts"
@@ -78,7 +77,7 @@ class Atts(Method):
     @property
     def accept(self) -> SpanRule:
         """What lets a chunk stand as a whole."""
-        return Conformal(alpha=self.params.alpha)
+        return self.params.ruled(Conformal(alpha=self.params.alpha))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
@@ -94,11 +93,13 @@ class Atts(Method):
         """2. A chunk stands, or falls, by its p-value among the known scores."""
         if spans.replacing or not draft.nodes:
             return spans.settle(draft, rows)
-        known, score = session.memory.setdefault("scores", []), -mean_log_prob(rows, draft)
-        grade = p_value(score, known)
-        if not spans.graded and len(known) < self.params.known:
-            insort(known, score)
-        rule = self.accept.judge(grade)
+        rule = self.accept
+        if (grade := rule.toss(session.random, rows)) is None:
+            known, score = session.memory.setdefault("scores", []), -mean_log_prob(rows, draft)
+            grade = p_value(score, known)
+            if not spans.graded and len(known) < self.params.known:
+                insort(known, score)
+        rule = rule.judge(grade)
         return spans.settle(draft, rows, rule, spans=1, stood=rule.stands, grade=grade)
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:

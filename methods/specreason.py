@@ -16,7 +16,6 @@ from specbench_cli.api import (
     Draft,
     Field,
     Method,
-    RandomSpan,
     Session,
     SpanParams,
     SpanRule,
@@ -48,12 +47,11 @@ class SpecReasonParams(SpanParams):
     """Parameters of `SpecReason`."""
 
     threshold: float = Field(7.0, ge=0, description="least grade of a step that stands; off: 10")
-    grade: Literal["likelihood", "digit", "average", "random"] = Field(
+    grade: Literal["likelihood", "digit", "average"] = Field(
         "likelihood",
-        description="9 x the geometric mean of p; asked for; mean of what may be answered; a coin",
+        description="9 x the geometric mean of p; asked for; mean of what may be answered",
     )
     question: str = Field("\nHow right is that, from 0 to 9? ", description="digit, average: asked")
-    rate: float = Field(0.5, ge=0, le=1, description="random: share of the steps that stand")
     first: int = Field(0, ge=0, description="steps that the target writes before any is drafted")
     length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
 
@@ -79,9 +77,7 @@ class SpecReason(Method):
     @property
     def accept(self) -> SpanRule:
         """What lets a step stand as a whole."""
-        grade, threshold = self.params.grade, self.params.threshold
-        coin = grade == "random" and threshold <= BEST
-        return RandomSpan(rate=self.params.rate) if coin else Grade(threshold=threshold)
+        return self.params.ruled(Grade(threshold=self.params.threshold))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
@@ -107,8 +103,8 @@ class SpecReason(Method):
 
     def grade(self, session: Session, spans: Spans, step: Draft, rows: Tensor) -> float:
         """A step's grade, 0 to 9; 0 where the target does not answer with a digit."""
-        if isinstance(self.accept, RandomSpan):
-            return self.accept.toss(session.random, rows)
+        if (tossed := self.accept.toss(session.random, rows)) is not None:
+            return tossed
         if self.params.grade not in ASKS:
             return BEST * math.exp(mean_log_prob(rows, step))
         row = spans.ask(self.question) if self.question else rows[-1]

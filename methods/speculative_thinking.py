@@ -81,7 +81,7 @@ class SpeculativeThinking(Method):
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a paragraph after another."""
-        params, stands = self.params, Assisted().judge(1.0)
+        params, stands, coin = self.params, Assisted().judge(1.0), self.params.coin
         doubts, limit, excess = 0, params.limit, params.excess
         spans = Spans(session, params.delimiter, params.cap)
         session.prefill()
@@ -105,11 +105,14 @@ class SpeculativeThinking(Method):
             # 3. It goes on for a probe, which is thrown away if it neither affirms nor doubts.
             probe = spans.draft(params.probe)
             said = spans.words.spelt(host.numbers(probe.tokens)).decode(errors="replace")
-            if not params.polarity(said) and not params.always:
-                spans.discard(probe)
+            calm = not params.polarity(said) and not params.always
+            if coin is not None:
+                calm = coin.toss(session.random, session.verified()) > 0
+            if calm:
+                spans.discard(probe, spans=1, stood=1)
                 continue
             # 4. If it does, the target writes in its place, and more where it verifies.
-            yield spans.settle(probe, session.score(probe), takeovers=1)
+            yield spans.settle(probe, session.score(probe), takeovers=1, spans=1)
             yield from spans.target(params.length, params.probe - len(spans.written))
             said = spans.words.spelt(spans.written).decode(errors="replace")
             doubts += params.polarity(said) < 0

@@ -44,7 +44,7 @@ from specbench_cli.engine.verify.random import Random
 
 # Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
 # as a whole if its rule says so; a ledger has what each wrote, and what became of it.
-from specbench_cli.engine.spans.judge import RandomSpan, SpanRule, mean_log_prob
+from specbench_cli.engine.spans.judge import SpanRule, mean_log_prob
 from specbench_cli.engine.spans.spans import SpanParams, Spans
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
@@ -203,7 +203,6 @@ __all__ = [
     "Preparer",
     "Random",
     "RandomAccept",
-    "RandomSpan",
     "Rollouts",
     "Rule",
     "Runs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-CLAIMS = frozenset({"law", "tokens", "generator", "model", "embedded"})
+CLAIMS = frozenset({"law", "tokens", "grammar", "generator", "model", "embedded"})
 """Checks of what a method promises of its output: one that fails makes it BROKEN. The others leave
 the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
 

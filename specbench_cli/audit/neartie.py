@@ -13,6 +13,8 @@ that very output, width alone explains the near-tie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +79,30 @@ def width_explains(
         steps: its steps.
         drafts: what was proposed in each.
     """
+    read = partial(_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
+    scores = read(request)
+    if (contrast := sampling.contrast) is not None:
+        weak = replace(request, ids=contrast.weakened(request.ids))
+        scores = contrast.contrasted(scores, read(weak))
+    if sampling.processor is not None:
+        scores = sampling.processor.along(scores, ids)
+    if sampling.rule != "greedy":
+        noise = Noise(
+            sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device
+        )
+        scores = log_warp(scores, sampling) + noise.rows(0, scores.shape[0])
+    choices: list[int] = scores.argmax(-1).tolist()
+    return choices == ids
+
+
+def _by_width(
+    decoder: Decoder,
+    request: Request,
+    ids: list[int],
+    steps: Steps,
+    drafts: Sequence[Drafted] | None,
+) -> Tensor:
+    """Logits [n, V] that each of an output's n tokens was chosen from, read in steps' blocks."""
     n_prompt = len(request.ids)
     widths = [
         max(nodes + 1, kept) for nodes, kept in zip(steps.nodes, steps.committed, strict=True)
@@ -111,13 +137,4 @@ def width_explains(
         rows.append(logits[path[missing.shape[1] :]])
         state.commit(0, path)
         end += kept
-    scores = torch.cat(rows)
-    if sampling.processor is not None:
-        scores = sampling.processor.along(scores, ids)
-    if sampling.rule != "greedy":
-        noise = Noise(
-            sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device
-        )
-        scores = log_warp(scores, sampling) + noise.rows(0, scores.shape[0])
-    choices: list[int] = scores.argmax(-1).tolist()
-    return choices == ids
+    return torch.cat(rows)

@@ -12,6 +12,7 @@ from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.checks.embedded import check_embedded
+from specbench_cli.audit.checks.grammar import check_grammar
 from specbench_cli.audit.checks.law import check_law
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.recurrent import check_recurrent
@@ -27,6 +28,7 @@ TABLE_CHECKS: dict[str, Check] = {
     DECLARATIONS: check_declarations,
     "law": check_law,
     "tokens": check_tokens,
+    "grammar": check_grammar,
     "order": check_order,
     "batch": check_batch,
     "states": check_conduct,

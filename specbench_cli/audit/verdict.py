@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
@@ -50,6 +50,10 @@ class NotFinite(ArithmeticError):
     def __init__(self, at: int) -> None:
         super().__init__(f"output token {at}: the target's logits are not finite")
         self.at = at
+
+
+Both = tuple[Tensor, Tensor | None]
+"""Logits [n, V] behind a prompt, and behind its weakened form; None without a contrast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +158,11 @@ class Judge:
         """
         if not ends_rightly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
-        rows = self._rows(request, ids)
+        both = self._reads(request, ids)
+        rows = self._processed(self._mixed(both), ids)
         if self._choices(request, rows) == list(ids):
             return Verdict("reference", gap=0.0)
-        gaps = self._gaps(request, rows, ids)
+        gaps = self._least_gaps(request, both, ids)
         gap = max(gaps)
         if gap <= self._allowed:
             return Verdict("reference", gap=gap)
@@ -174,11 +179,15 @@ class Judge:
         """
         if not ends_rightly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
-        scores, law = self._law(self._rows(request, ids))
+        read = self._reads(request, ids)
+        scores, law = self._law(self._processed(self._mixed(read), ids))
         chosen = _column(ids, scores)
         if bool(law.gather(-1, chosen).isfinite().all()):
             return Verdict("unchecked")
-        beyond = self._beyond(scores, chosen).tolist()
+        beyond = _least(
+            self._beyond(self._law(self._processed(rows, ids))[0], chosen).tolist()
+            for rows in self._around(read)
+        )
         gap = max(beyond)
         if gap <= self._allowed:
             return Verdict("unchecked")
@@ -189,9 +198,10 @@ class Judge:
 
         Scores are logits (greedy) or log p_warped + noise (coupled). Of a token within the
         tolerance of a top-k or top-p cut nobody can say on which side it is: it may be chosen, and
-        need not be beaten. One beyond the cut lacks its distance to the cut, if that is more.
+        need not be beaten. One beyond the cut lacks its distance to the cut, if that is more. So
+        with a contrast's borders: of what the readings on both sides of them say, the least counts.
         """
-        return self._gaps(request, self._rows(request, ids), ids)
+        return self._least_gaps(request, self._reads(request, ids), ids)
 
     def chances(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Of each position of an output of vanilla's, the chance at most that another program, as
@@ -221,10 +231,11 @@ class Judge:
             return Reading([])
         drawn = self._sampling.draws
         if drawn or self._decoder is None:
-            plain = self._plain(request, ids)
+            both = self._reads(request, ids)
         else:
-            plain = _finite(_read(self._decoder, request, ids, len(ids)))
-        rows, chosen = self._processed(plain, ids), _column(ids, plain)
+            both = self._both(request, partial(_read, self._decoder, ids=ids, n=len(ids)))
+        plain, _ = both
+        rows, chosen = self._processed(self._mixed(both), ids), _column(ids, plain)
         heat = self._sampling.temperature
         law = self._law(rows)[1] if heat else rows.log_softmax(-1)
         own = law.gather(-1, chosen)
@@ -239,7 +250,9 @@ class Judge:
         """The tolerance in units of decision scores."""
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
-        return self._tolerance.value / (self._sampling.temperature or 1.0)
+        contrast = self._sampling.contrast
+        grown = 1.0 if contrast is None else contrast.stretch
+        return grown * self._tolerance.value / (self._sampling.temperature or 1.0)
 
     @cached_property
     def _oracle(self) -> Oracle:
@@ -249,18 +262,24 @@ class Judge:
         """What the worse of two tokens after the same text lacks of the best, by transformers'
         reading and by the engine's."""
         text = [*before, tokens[0]]  # of which the last token's row alone is read
-        readings = [self._oracle.logits([*request.ids, *before], request.source, 1)]
+        readers: list[Callable[[Request], Tensor]] = [partial(self._said, ids=text, n=1)]
         if self._decoder is not None:
-            readings.append(_read(self._decoder, request, text, 1))
-        readings = [_finite(row, len(before)) for row in readings]
-        if (processor := self._sampling.processor) is not None:
-            readings = [processor.begin()(row, before, ()) for row in readings]
-        return max(
-            gap
-            for row in readings
-            for token in tokens
-            for gap in self._gaps(request, row, [token], len(before))
-        )
+            readers.append(partial(_read, self._decoder, ids=text, n=1))
+        readings = [self._both(request, read, len(before)) for read in readers]
+        processor = self._sampling.processor
+        found = []
+        for reading in readings:
+            around = self._around(reading)
+            if processor is not None:
+                around = [processor.begin()(row, before, ()) for row in around]
+            for token in tokens:
+                lacks = (self._gaps(request, row, [token], len(before)) for row in around)
+                found += _least(lacks)
+        return max(found)
+
+    def _least_gaps(self, request: Request, both: Both, ids: Sequence[int]) -> list[float]:
+        around = (self._processed(rows, ids) for rows in self._around(both))
+        return _least(self._gaps(request, rows, ids) for rows in around)
 
     def _gaps(
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
@@ -308,19 +327,49 @@ class Judge:
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Logits [n, V], float32, that each of the n tokens was chosen from, processed. Raises
         NotFinite."""
-        return self._processed(self._plain(request, ids), ids)
+        return self._processed(self._mixed(self._reads(request, ids)), ids)
 
     def _processed(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
         return rows if processor is None else processor.along(rows, ids)
 
-    def _plain(self, request: Request, ids: Sequence[int]) -> Tensor:
-        """Logits [n, V], float32, behind the texts that the n tokens follow.
+    def _reads(self, request: Request, ids: Sequence[int]) -> Both:
+        """As `_both`, of transformers' own module, behind the texts that the n tokens follow."""
+        return self._both(request, partial(self._said, ids=ids, n=len(ids)))
+
+    def _said(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
+        """Logits [n, V], float32, that transformers' module gives for the last n of some tokens."""
+        return self._oracle.logits([*request.ids, *ids[:-1]], request.source, n)
+
+    def _both(self, request: Request, read: Callable[[Request], Tensor], first: int = 0) -> Both:
+        """What a model says to a request, and to its weakened prompt under a contrast; [n, V] each,
+        from output position `first` on.
 
         Raises:
-            NotFinite: they are not finite.
+            NotFinite: logits are not finite.
         """
-        return _finite(self._oracle.logits([*request.ids, *ids[:-1]], request.source, len(ids)))
+        contrast, plain = self._sampling.contrast, _finite(read(request), first)
+        if contrast is None:
+            return plain, None
+        weak = replace(request, ids=contrast.weakened(request.ids))
+        return plain, _finite(read(weak), first)
+
+    def _mixed(self, both: Both) -> Tensor:
+        """The logits that the target decides by, before a processor."""
+        contrast, (plain, weak) = self._sampling.contrast, both
+        if contrast is None or weak is None:
+            return plain
+        return contrast.contrasted(plain, weak)
+
+    def _around(self, both: Both) -> list[Tensor]:
+        """The same, on both sides of a contrast's borders, which rounding may move."""
+        contrast, (plain, weak) = self._sampling.contrast, both
+        if contrast is None or weak is None:
+            return [plain]
+        self._allowed  # noqa: B018  the tolerance is measured
+        assert self._tolerance is not None
+        near = contrast.around(plain.shape[-1], self._tolerance.value)
+        return [each.contrasted(plain, weak) for each in (contrast, *near)]
 
 
 def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:
@@ -405,6 +454,11 @@ def _finite(rows: Tensor, first: int = 0) -> Tensor:
     if bool(bad.any()):
         raise NotFinite(first + int(bad.nonzero()[0, 0]))
     return rows
+
+
+def _least(readings: Iterable[Sequence[float]]) -> list[float]:
+    """Of several readings of the same positions, the least at each."""
+    return [min(each) for each in zip(*readings, strict=True)]
 
 
 def _column(ids: Sequence[int], rows: Tensor) -> Tensor:

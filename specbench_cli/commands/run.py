@@ -194,6 +194,15 @@ def run(
             "none",
         ),
     ] = None,
+    contrast: Annotated[
+        str | None,
+        _Decoding(
+            "SETTINGS",
+            "Where the target is unsure, contrast it with itself behind less of the prompt (USCD):"
+            " beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of these; for all methods.",
+            "none",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         str | None, _Decoding("N", "Longest output.", "the task's, 64 in the short run")
     ] = None,
@@ -363,6 +372,7 @@ def run(
         "top_k": top_k,
         "verify": verify,
         "grammar": grammar,
+        "contrast": contrast,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,

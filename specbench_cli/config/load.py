@@ -35,14 +35,15 @@ DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """What is measured when no method is named."""
 
 DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
-"""Of these, what can decode several prompts together, and what can be held to a grammar."""
+"""Of these, what can decode several prompts together, and what can be held to a grammar or a
+contrast."""
 
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
 
 CIRCUMSTANCES = frozenset(
     (
-        "batch prefill_chunk load memory_budget grammar seed threads device devices dtype"
+        "batch prefill_chunk load memory_budget grammar contrast seed threads device devices dtype"
         " allow_noise isolation executor timeout_per_prompt"
     ).split()
 )
@@ -125,7 +126,8 @@ def compose(
     if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
         short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
         given = Given(short) | given
-    together = not given.fields.keys().isdisjoint(("load", "memory_budget", "grammar"))
+    held = ("load", "memory_budget", "grammar", "contrast")
+    together = not given.fields.keys().isdisjoint(held)
     together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
     given.fields.setdefault("methods", Sourced(named or list(usual), "default"))

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
@@ -132,6 +133,7 @@ class RunConfig(BaseModel):
     `devices` are for methods whose workers compute at once; all others use `device` and
     `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of
     a batch's others. `grammar`: what all outputs are held to, a built-in one's name or a file.
+    `contrast`: what the target's logits are contrasted by, all of its settings.
     `judge`: which of vanilla's outputs transformers' own module is asked about: a sample, or
     all. `controls`: whether lossy rows bring theirs. `isolation`: whether plug-ins decode in a
     process of their own, or in the run's. `executor`: who measures: this machine, or the workers
@@ -157,6 +159,7 @@ class RunConfig(BaseModel):
     top_k: Number = Field(0, ge=0)
     verify: Verify
     grammar: str | None = Field(None, min_length=1)
+    contrast: Annotated[dict[str, float] | None, BeforeValidator(contrasting)] = None
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)
@@ -262,6 +265,15 @@ class RunConfig(BaseModel):
         if why := next((words for words, given in alone.items() if given), None):
             raise ValueError(
                 f"executor {self.executor} deals prompts to several machines; drop {why}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_knows_of_all_states(self) -> RunConfig:
+        if self.contrast is not None and self.memory_budget is not None:
+            raise ValueError(
+                f"memory_budget {self.memory_budget} does not know of the state that a contrast's"
+                " weakened prompts take: drop memory_budget, or contrast"
             )
         return self
 

@@ -92,7 +92,9 @@ class Batch:
         self._loans: dict[Session, Loans] = {}
         self._waiting = deque(self.sessions)
         if self._seats:  # so that the states' memory is there before the clock runs
-            workspace.loans(self._seats)(target, 0)
+            lend = workspace.loans(self._seats)
+            for _ in range(1 if sampling.contrast is None else 2):
+                lend(target, 0)
 
     # ---- the schedule ---------------------------------------------------------------------------
 

@@ -92,9 +92,12 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
             rows = batch.score(pairs)
+            outcomes = [
+                session.verify(draft, logits, *_accept(method))
+                for (method, session), draft, logits in zip(members, drafts, rows, strict=True)
+            ]
             forwards = batch.forwards()
-            for (method, session), draft, logits in zip(members, drafts, rows, strict=True):
-                outcome = session.verify(draft, logits, *_accept(method))
+            for (method, session), draft, outcome in zip(members, drafts, outcomes, strict=True):
                 # 4. Commit.
                 committed = session.commit(outcome)
                 counts = method.observe(session, committed)

@@ -43,6 +43,7 @@ from specbench_cli.engine.verify.choosing import Chooser, Pick
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.weakened import Weakened
 from specbench_cli.engine.workers.drafter import Brief, Drafter
 from specbench_cli.engine.workers.transport import Hiring, Worker
 from specbench_cli.engine.workspace import Workspace
@@ -140,6 +141,16 @@ class Harness:
         session._lend = lend
         state = session.new_state(session.target)
         session._scoring = Scoring(session.target, state, self.text, session._place or 0)
+        if (contrast := session.sampling.contrast) is not None:
+            request, target = session.requests[0], session.target
+            session._weakened = Weakened(
+                contrast,
+                target,
+                lend(target.decoder, 0),
+                request.ids,
+                request.stop.max_new_tokens,
+                session._place or 0,
+            )
 
     def left(self) -> None:
         """Let go of the last step's logits and of the noise, which would be held as long as the
@@ -213,6 +224,8 @@ class Harness:
         session._scoring.keep(range(n))
         first = session._decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
+        if session._weakened is not None:
+            session._weakened.commit(first)
         self.forwards()  # these are no step's
 
 
@@ -256,6 +269,7 @@ class Session:
         self.memory = Memory() if memory is None else memory
         processor = sampling.processor
         self._processing = None if processor is None else processor.begin()
+        self._weakened: Weakened | None = None
         self._noise = Noise(
             sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
         )
@@ -340,6 +354,8 @@ class Session:
         self._drafts.slack = nodes
         rows = nodes if beside is None else beside.room(nodes)
         self._scoring.state = self.new_state(self.target, rows)
+        if self._weakened is not None:
+            self._weakened.seat(self._lend(self.target.decoder, nodes))
         return beside
 
     def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
@@ -357,7 +373,8 @@ class Session:
             request.turn,
             self._pass,
             request.ids,
-            replace(self.sampling, processor=None),  # what drafts there is not processed
+            # What drafts there is not processed.
+            replace(self.sampling, processor=None, contrast=None),
             self._workspace.capacity,
             self.target.vocab_size,
             request.source,
@@ -637,7 +654,7 @@ class Session:
 
         Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
         bonus follows where all of them stand.
-        Where the run has a processor (`Sampling.processor`) it is applied here.
+        Where the run has a contrast or a processor (`Sampling`) it is applied here.
 
         Args:
             accept: what stands beside what the lossless rule takes; None: nothing.
@@ -680,6 +697,8 @@ class Session:
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]
         self._scoring.keep((0, *(node + 1 for node in nodes)))
+        if self._weakened is not None:
+            self._weakened.commit(committed)
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
@@ -760,7 +779,9 @@ class Session:
         return outcome
 
     def _processed(self, draft: Draft, rows: Tensor) -> Tensor:
-        """Rows as the run's processor makes them of the text that leads to each."""
+        """Rows as the run's contrast and its processor make them of the text that leads to each."""
+        if self._weakened is not None:
+            rows = self._weakened.contrasted(draft, rows)
         if self._processing is None:
             return rows
         try:

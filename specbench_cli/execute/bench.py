@@ -85,6 +85,12 @@ class Bench:
         for role, decoder in decoders.items():
             decoder.translation = words[role]
         _encoding(decoders, checkpoints)
+        if config.contrast is not None and decoders["target"].parted(())[1] is not None:
+            raise UsageError(
+                f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
+                " its prompts beside it",
+                hint="choose a --target that reads text alone, or drop --contrast",
+            )
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(lambda role: module_of(decoders[role]))

@@ -160,9 +160,22 @@ RULE_RATE = _figure(
     "rule rate",
     "rule_rate",
     text.percent,
-    "share of the rejected levels that the accept rule let pass",
+    "share of the rejected levels, or of the judged steps, that the accept rule let pass",
     when=_known("rule_rate"),
 )
+_WRITTEN = {
+    "draft kept": ("draft_kept", "tokens of the draft's that stand in the outputs"),
+    "draft discarded": ("draft_discarded", "tokens of the draft's that do not"),
+    "target kept": ("target_kept", "tokens of the target's that do"),
+    "target discarded": ("target_discarded", "tokens of the target's that do not"),
+    "method's own": ("method_kept", "words that no model wrote"),
+    "scored": ("scored", "tokens that the target read to judge them"),
+}
+LEDGER = tuple(
+    _figure(heading, name, _whole, meaning, when=_known(name))
+    for heading, (name, meaning) in _WRITTEN.items()
+)
+"""Who wrote the tokens of lossy rows, and what became of them."""
 RULE = _figure("accept rule", "accept_rule", _or_none, align="l", when=_known("accept_rule"))
 WORK = _figure("work", "work", meaning=text.WORK, when=text.has_partial)
 TOKENS = _figure("tok/s", "tokens_per_s", _whole, "tokens / wall time")
@@ -280,7 +293,7 @@ LOSSY = (
 """Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, *LEDGER, VALID, OUTPUT, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (
@@ -292,8 +305,8 @@ COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, MAT, ACCEPT, RELAXED,
-    RULE_RATE, RULE, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET,
-    DRAFT,
+    RULE_RATE, RULE, *LEDGER, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY,
+    TARGET, DRAFT,
 )  # fmt: skip
 DETAIL = (
     METHOD,

@@ -108,9 +108,16 @@ def _family(name: str, rows: Sequence[Row]) -> list[str]:
 def _figures_of(rows: Sequence[Row]) -> list[str]:
     """How fast and at what cost; rows of another kind in tables of their own."""
     kinds = text.sections(rows)
-    return [
+    parts = [
         _parted(rows, kinds, partial(_rows, chosen)) for chosen in (columns.SPEED, columns.COST)
     ]
+    told = [row for row in rows if row.draft_kept is not None]
+    if told:
+        parts += [_LEDGER, _rows((columns.METHOD, *columns.LEDGER), told)]
+    return parts
+
+
+_LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
 
 
 def _rows(chosen: Sequence[Column], rows: Sequence[Row]) -> str:

@@ -64,6 +64,7 @@ class _Effective(TypedDict, total=False):
     top_k: Count
     verify: Name
     grammar: Name | None
+    contrast: dict[Name, Finite] | None
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]

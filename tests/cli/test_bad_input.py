@@ -132,6 +132,14 @@ REFUSED = [
     ),
     ("run --grammar json -m hf:vanilla", 2, "hf:vanilla is another program's", "drop --grammar"),
     ("run --grammar ''", 2, "--grammar must", "specbench run --help"),
+    # contrasts
+    ("run --contrast lots", 2, "--contrast must be beta=0.5,keep=0.5", "specbench run --help"),
+    ("run --contrast alpha=1", 2, "names 'alpha'; known are beta, keep", "specbench run --help"),
+    ("run --contrast beta=nan", 2, "has beta=nan; must be a number from 0 to 10", "specbench run"),
+    ("run --contrast beta=1,beta=2", 2, "names beta twice", "specbench run --help"),
+    ("run --contrast beta=1 -m hf:vanilla", 2, "is another program's", "drop --contrast"),
+    ("run --contrast beta=1 -m typical", 2, "typical, ", "drop --contrast"),
+    ("run --contrast beta=1 --memory-budget 2GB", 2, "does not know of the state", "specbench run"),
     # more machines
     ("run --executor slurm", 2, "'slurm' is not one of 'local', 'ray'", ""),
     ("run --executor ray --load poisson:2", 2, "drop load poisson:2", "specbench run --help"),

@@ -101,6 +101,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
         ("temperature", "config"),
         ("max_new_tokens", "config"),
         ("grammar", "config"),
+        ("contrast", "config"),
         ("target", "models"),
     ],
 )
@@ -109,7 +110,7 @@ def test_other_questions_are_nothing_to_compare(make_side, what, where):
         if where == "models":
             manifest["models"][what]["sha256"] = "ab"
         else:
-            words = {"verify": "block", "grammar": "json 0123456789ab"}
+            words = {"verify": "block", "grammar": "json 0123456789ab", "contrast": {"beta": 1.0}}
             manifest["config"]["effective"][what] = words.get(what, 7)
 
     with pytest.raises(UsageError, match=f"nothing of a and b can be compared:\n  {what} .* -> "):

@@ -179,9 +179,9 @@ CASES = {
     "specreason": [
         ({"cap": 4}, each_graded),
         ({"cap": 4, "grade": "digit", "length": 2}, each_graded),
-        ({"cap": 4, "grade": "random"}, each_graded),
+        ({"cap": 4, "rate": 0.5}, each_graded),
     ],
-    "atts": [({"cap": 4, "length": 2}, each_graded)],
+    "atts": [({"cap": 4, "length": 2}, each_graded), ({"cap": 4, "rate": 0.5}, each_graded)],
     "speculative-thinking": [
         ({"cap": 4}, each_drafted),
         ({"cap": 4, "writer": "target", "length": 2}, each_drafted),

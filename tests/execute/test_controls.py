@@ -1,5 +1,7 @@
 """The controls of lossy rows: brought by the run, at the rate that was measured, or left out."""
 
+import json
+
 import pytest
 
 from specbench_cli.config.run import RunConfig
@@ -97,6 +99,88 @@ def test_the_random_row_has_the_rate_that_was_measured(finished):
     assert {label for label, row in rows.items() if row.control} == {
         "draft-alone", "random for typical",
     }  # fmt: skip
+
+
+STEPS = {
+    "specreason": {"threshold": 6.0, "cap": 8},
+    "atts": {"alpha": 0.5, "cap": 8, "known": 4},
+    "speculative-thinking": {"reflect": ["e"], "cap": 8, "probe": 4},
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_rule_over_steps_brings_itself_with_a_coin(name):
+    found = controlled(config_of(name)).methods
+    assert [row.label for row in found] == [
+        "vanilla", name, "draft-alone", "sps", f"random for {name}",
+    ]  # fmt: skip
+    assert (found[-1].name, found[-1].params) == (name, {"like": name})
+    set_ = {"name": name, "label": "mine", "params": {"cap": 8}}
+    assert controlled(config_of(set_)).methods[-1].params == {"cap": 8, "like": "mine"}
+    own = {"name": name, "label": "coin", "params": {"rate": 0.3}}
+    assert labels(config_of(name, own)) == ["vanilla", name, "coin", "draft-alone", "sps"]
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory):
+    """A run of rules over steps with what they bring."""
+    folder, view = tmp_path_factory.mktemp("runs") / "run", Silent()
+    rows = [{"name": name, "params": params} for name, params in STEPS.items()]
+    plan, run_dir = execute.start(config_of(*rows, tasks=["chains"]), {}, folder, view)
+    return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+
+
+@pytest.mark.parametrize("name", ["specreason", "atts"])
+def test_the_coins_rate_is_the_share_of_steps_that_stood(stepped, name):
+    rows = {row.label: row for row in read(stepped).summary.rows}
+    counts = [record.extra for record in stepped.records() if record.label == name]
+    judged, stood = (sum(each[what] for each in counts) for what in ("spans", "stood"))
+    rate = stepped.manifest["rates"][name]
+    assert rows[name].rule_rate == stood / judged
+    assert 0 < rate < 1
+    # ATTS learns which chunks are strange from prompt to prompt; the others judge as they did.
+    assert rate == pytest.approx(stood / judged, abs=0.5 if name == "atts" else 1e-4)
+    control = rows[f"random for {name}"]
+    assert control.control and control.params["rate"] == rate
+    assert control.accept_rule == f"random(rate={rate:g})"
+    assert rows[name].over_random is not None
+
+
+def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
+    from specbench_cli.report.html.page import write_html
+    from specbench_cli.report.markdown import write_markdown
+    from specbench_cli.report.outputs import write
+
+    reading = read(stepped)
+    rows = {row.label: row for row in reading.summary.rows}
+    for name in STEPS:
+        own, records = rows[name], [r for r in stepped.records() if r.label == name]
+        written = own.draft_kept + own.target_kept + (own.method_kept or 0)
+        assert written == sum(record.n_tokens for record in records)
+        assert own.scored == sum(record.extra["scored"] for record in records) > 0
+        for what in ("draft_discarded", "target_discarded"):
+            assert getattr(own, what) == sum(r.extra.get(what, 0) for r in records)
+    assert rows["sps"].draft_kept is rows["draft-alone"].draft_kept is None
+    write_markdown(reading, tmp_path, [])
+    page = (tmp_path / "report.md").read_text()
+    assert "Ledger of lossy rows" in page and "| draft discarded |" in page
+    write_html(reading, tmp_path, figures=[])
+    assert "draft discarded" in (tmp_path / "report.html").read_text()
+    write(reading, tmp_path, ["json"])
+    (told,) = (
+        row
+        for row in json.loads((tmp_path / "summary.json").read_text())["rows"]
+        if (row["family"], row["label"]) == ("all", "specreason")
+    )
+    assert told["draft_kept"] == rows["specreason"].draft_kept
+
+
+def test_a_rule_over_tokens_has_a_ledger_by_its_steps(finished):
+    rows = {row.label: row for row in read(finished).summary.rows}
+    own, records = rows["typical"], [r for r in finished.records() if r.label == "typical"]
+    assert own.draft_kept + own.target_kept == sum(record.n_tokens for record in records)
+    assert own.draft_kept + own.draft_discarded == sum(sum(r.steps.nodes) for r in records)
+    assert own.scored is None and rows["sps"].draft_kept is None
 
 
 def test_the_draft_alone_is_recorded_without_the_target(finished):

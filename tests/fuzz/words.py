@@ -54,6 +54,7 @@ class Configs(Subject):
             "load": "poisson:2",
             "memory_budget": "2GB",
             "grammar": "json",
+            "contrast": {"beta": 0.5},
             "prefill_chunk": "64",
             "set": {"sps": {"length": 4}},
             "sweep": {"sps": {"length": [1, 2]}},

@@ -100,6 +100,22 @@ def test_at_alpha_0_every_chunk_stands(space, requests):
         assert list(session.harness.text.origin[1:-1]).count("plain") == 0
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_with_a_coin_so_many_chunks_stand_and_nothing_is_learnt_of_them(space, requests, rate):
+    judged = stood = 0
+    for request in requests[:24]:
+        session = Session(space, request, GREEDY)
+        for step in decode(session, rate=rate, cap=3):
+            judged += step.extra.get("spans", 0)
+            stood += step.extra.get("stood", 0)
+        assert not session.memory.get("scores")
+    assert abs(stood / judged - rate) <= (0.2 if 0 < rate < 1 else 0)
+    assert Atts(AttsParams(rate=rate)).guarantee("greedy") == (
+        "quality_only" if rate else "exact_tokens"
+    )
+    assert Atts(AttsParams(rate=rate, alpha=1)).guarantee("greedy") == "exact_tokens"
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda s: s.rule)
 def test_texts_are_the_same_alone_together_and_behind_a_barrier(space, requests, sampling):
     alone, forwards = [], {}

@@ -82,9 +82,8 @@ def test_off_it_says_so_and_on_it_promises_nothing():
     off = SpecReason(SpecReasonParams(threshold=9.5))
     assert (off.guarantee("greedy"), off.guarantee("rejection")) == ("exact_tokens", "exact_law")
     assert SpecReason().guarantee("greedy") == "quality_only"
-    assert (
-        SpecReason(SpecReasonParams(grade="random", rate=0)).guarantee("greedy") == "exact_tokens"
-    )
+    assert SpecReason(SpecReasonParams(rate=0)).guarantee("greedy") == "exact_tokens"
+    assert SpecReason(SpecReasonParams(rate=0.5, threshold=10)).accept.off
 
 
 def test_with_a_threshold_of_0_the_text_is_the_drafts_but_for_its_ends(opened):
@@ -128,13 +127,17 @@ def test_the_first_steps_are_the_targets(opened):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
-@pytest.mark.parametrize("grade", ["likelihood", "digit", "average", "random"])
+@pytest.mark.parametrize(
+    "grade",
+    [*({"grade": each} for each in ("likelihood", "digit", "average")), {"rate": 0.5}],
+    ids=lambda grade: str(*grade.values()),
+)
 def test_the_ledger_balances_and_is_the_texts(opened, sampling, grade):
     total = Counter()
     for number in range(4):
         session = opened(number, sampling)
         counts = Counter()
-        for step in decode(session, grade=grade, threshold=5, length=2, cap=4):
+        for step in decode(session, **grade, threshold=5, length=2, cap=4):
             counts.update(step.extra)
         assert set(open_tokens(counts).values()) == {0}
         assert counts["draft_kept"] + counts["target_kept"] == BUDGET

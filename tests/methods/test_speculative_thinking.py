@@ -99,3 +99,26 @@ def test_the_ledger_has_probes_that_were_thrown_away_and_words_of_the_methods_ow
         assert kept == BUDGET
         total += counts
     assert total["takeovers"] and total["draft_discarded"] and total["method_kept"]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_with_a_coin_it_takes_over_as_often_as_that_says_whatever_is_said(opened, rate):
+    judged = 0
+    for number in range(6):
+        total = Counter()
+        for step in decode(opened(number), rate=rate, limit=50):
+            total.update(step.extra)
+        judged += total["spans"]
+        assert total["stood"] == rate * total["spans"]
+        assert total["takeovers"] == (1 - rate) * total["spans"]
+        assert set(open_tokens(total).values()) == {0}
+    assert judged
+
+
+def test_of_what_was_judged_each_stood_or_was_taken_over(opened):
+    total = Counter()
+    for number in range(8):
+        for step in decode(opened(number)):
+            total.update(step.extra)
+    assert total["spans"] == total["stood"] + total["takeovers"]
+    assert total["stood"] and total["takeovers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
 from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.tree import Tree
 
@@ -128,6 +130,21 @@ def chance_of_who_left(self: Harness, lend: Callable[[Decoder, int], State]) -> 
 
 
 # ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------
+
+
+_masked = Masking.__call__
+
+
+def masks_of_the_root(
+    masking: Masking,
+    rows: Tensor,
+    output: Sequence[int],
+    tokens: Sequence[int],
+    parents: tuple[int, ...] | None = None,
+) -> Tensor:
+    """All nodes of a draft masked as what follows the output."""
+    forbidden = _masked(masking, torch.zeros_like(rows[:1]), output, ()).isinf()
+    return rows.masked_fill(forbidden, -math.inf)
 
 
 def all_accepted(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:

@@ -78,6 +78,33 @@ class EmitsUnverified(Sps):
         session.verify = verify_all_but_the_end  # type: ignore[method-assign]
 
 
+class DecidesForItself(Sps):
+    """Where tokens are chosen, compares its draft with the target's own rows, whatever else the run
+    asks of outputs: right without a grammar, which it passes over."""
+
+    def start(self, session: Session) -> None:
+        """See `Sps`."""
+        super().start(session)
+        if session.sampling.draws:
+            return
+
+        def by_itself(draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
+            due = session.scores(rows, len(session.output())).argmax(-1).tolist()
+            ids, stand = draft.tokens.tolist(), 0
+            while stand < len(ids) and ids[stand] == due[stand]:
+                stand += 1
+            last: Origin = "recovered" if stand < len(ids) else "bonus" if ids else "plain"
+            origin: list[Origin] = ["accepted"] * stand
+            return Outcome(
+                tuple(range(stand)),
+                (*ids[:stand], due[stand]),
+                (*origin, last),
+                min(stand + 1, len(ids)),
+            )
+
+        session.verify = by_itself  # type: ignore[method-assign]
+
+
 class CallsItselfExact(Sps):
     """Takes an accept rule and promises what it would without."""
 

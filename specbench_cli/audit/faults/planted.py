@@ -42,6 +42,7 @@ from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify import decide, sampling
 from specbench_cli.engine.verify import siblings as verify_tree
+from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
 
@@ -225,6 +226,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault("one number for a window's first two", "law", _pearl(parallel.TestsTwoWithOneNumber)),
     Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
     Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
+    Fault("a grammar passed over", "grammar", _sps(methods.DecidesForItself)),
+    Fault(
+        "all nodes masked as the root",
+        "grammar",
+        _sps(),
+        _instead(Masking, "__call__", engine.masks_of_the_root),
+    ),
     Fault("a lossy rule that calls itself exact", "tokens", _lossy(methods.CallsItselfExact)),
     Fault(
         "relaxed tokens told as accepted",

@@ -31,6 +31,14 @@ class SpanRule(AcceptRule):
     def enough(self, grade: float) -> bool:
         """Whether a span of that grade stands."""
 
+    def toss(self, random: Random, like: Tensor) -> float | None:
+        """A span's grade by a coin, where that is what decides; None: the method finds one.
+
+        Args:
+            like: says dtype and device.
+        """
+        return None
+
     def judge(self, grade: float) -> Self:
         """The rule for the span at hand."""
         return replace(self, stands=self.enough(grade))
@@ -52,7 +60,7 @@ class RandomSpan(SpanRule):
     name: ClassVar[str] = "random"
 
     def toss(self, random: Random, like: Tensor) -> float:
-        """A span's grade: 1 with probability `rate`, else 0; `like` says dtype and device."""
+        """1 with probability `rate`, else 0; see `SpanRule`."""
         return float(host.number(random.bernoulli(like.new_full((1,), self.rate)).sum()))
 
     def enough(self, grade: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
+from specbench_cli.engine.spans.judge import RandomSpan, SpanRule
 from specbench_cli.engine.spans.ledger import Author, Ledger
 from specbench_cli.engine.spans.split import Delimiter
 from specbench_cli.engine.types import Draft, Step, Tokens
@@ -22,12 +24,32 @@ Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n"
 
 
 class SpanParams(MethodParams):
-    """Parameters of a method that writes span by span: a base of its own."""
+    """Parameters of a method that writes span by span: a base of its own.
+
+    The coin is its control: as many spans stand, whatever they say.
+    """
 
     delimiter: Delimiting = Field(
         "\n", description="text that ends a span; empty: the cap alone does"
     )
     cap: int = Field(64, ge=1, description="tokens of a span at most")
+    rate: float | None = Field(
+        None, ge=0, le=1, description="share of what is judged that stands, by a coin: a control"
+    )
+    like: str | None = Field(
+        None, description="the row whose rate, as measured, takes the place of `rate`"
+    )
+
+    @property
+    def coin(self) -> RandomSpan | None:
+        """What judges in the method's place, if anything does."""
+        if self.rate is None and self.like is None:
+            return None
+        return RandomSpan(rate=self.rate or 0.0)
+
+    def ruled(self, own: SpanRule) -> SpanRule:
+        """What judges: the coin, if there is one and the method's own rule is not off."""
+        return own if own.off else self.coin or own
 
 
 class Spans:
@@ -56,6 +78,7 @@ class Spans:
         self._state = session.new_state(self._model)
         self._model.forward(session.since(0), self._state, logits_at=None)
         self.ledger, self.begun, self.graded = Ledger(), 0, 0
+        self._untold = Counter[str]()
         self.ledger.generated("target", 1)  # prefill's token, with which the first span begins
         self.ledger.settled("target", 1, 0)
         self.begin()
@@ -134,8 +157,9 @@ class Spans:
 
     # ---- what becomes of it ---------------------------------------------------------------------
 
-    def discard(self, draft: Draft) -> None:
-        """Throw a draft away that nobody has read."""
+    def discard(self, draft: Draft, **counts: int) -> None:
+        """Throw a draft away that nobody has read; `counts` are told with the next step."""
+        self._untold.update(counts)
         self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
         self.ledger.settled("draft", 0, draft.nodes)
 
@@ -167,4 +191,7 @@ class Spans:
         if accept is not None:
             self.ledger.scored(draft.nodes)
             self.graded, self._judged = self.graded + 1, True
+        for name, n in self._untold.items():
+            counts[name] = counts.get(name, 0) + n
+        self._untold.clear()
         return session.step(draft, committed, **self.ledger.news(), **counts)

@@ -1,8 +1,8 @@
 """From logits to the law that a token is drawn from, and the keyed noise of coupled decoding.
 
 Warping order: temperature, top-k, top-p, softmax, as in transformers' generation, behind what a
-processor makes of the logits (`processor`). The greedy rule never divides by a temperature: it
-takes the argmax of the logits as they are.
+contrast and a processor make of the logits (`contrast`, `processor`). The greedy rule never divides
+by a temperature: it takes the argmax of the logits as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.verify.contrast import Contrast
 from specbench_cli.engine.verify.processor import Processor
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
@@ -27,7 +28,8 @@ class Sampling:
     """One run's decoding rule.
 
     temperature is 0 for greedy and above 0 otherwise; top_k 0 and top_p 1 switch the cuts off.
-    processor: what the target's logits are changed by; None: they stand as they are.
+    contrast: what the target's logits are put together of; None: they stand as they are.
+    processor: what they are changed by behind that; None: by nothing.
     """
 
     rule: Rule = "greedy"
@@ -36,6 +38,7 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     processor: Processor | None = None
+    contrast: Contrast | None = None
 
     def __post_init__(self) -> None:
         if (self.rule == "greedy") != (self.temperature == 0.0):

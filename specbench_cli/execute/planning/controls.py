@@ -2,7 +2,8 @@
 
 Target alone is vanilla, which every run has. The draft alone says what quality costs no target, the
 lossless method that drafts alike what speed costs no quality. Random acceptance, at the rate that
-was measured of the row itself, says whether its rule knows anything.
+was measured of the row itself, says whether its rule knows anything: of single tokens, or of whole
+steps where a rule decides on these.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.spans.spans import SpanParams
 from specbench_cli.engine.verify.accept import AcceptParams, RandomAccept
 from specbench_cli.execute.planning.plan import REFERENCE, like_of
 from specbench_cli.store.schema import LOSSLESS
 
-DRAFT_ALONE, RANDOM = "draft-alone", "random-accept"
+DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
     """Whether a row of it is there for lossy ones to be held against."""
-    return method.control or isinstance(method.accept, RandomAccept)
+    coin = isinstance(method.params, SpanParams) and method.params.coin is not None
+    return method.control or coin or isinstance(method.accept, RandomAccept)
 
 
 def controlled(config: RunConfig) -> RunConfig:
@@ -62,6 +65,10 @@ def _wanted(
         yield row.name, f"{row.name} exact", rest
         if rated:
             yield row.name, random, {**rest, "accept": "random", "like": row.label}
+    elif isinstance(method.params, SpanParams):
+        yield PLAIN, PLAIN, {}
+        if rated:
+            yield row.name, random, {**row.params, "like": row.label}
     elif method.relative is not None:
         yield method.relative, method.relative, _shared(method, method.relative)
         if rated:

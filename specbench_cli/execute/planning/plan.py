@@ -15,6 +15,7 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
+from specbench_cli.engine.verify.contrast import Contrast
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
@@ -113,7 +114,9 @@ class Plan:
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         asked = self.config
-        return Sampling(asked.rule, asked.temperature, asked.top_k, asked.top_p, asked.seed)
+        contrast = None if asked.contrast is None else Contrast(**asked.contrast)
+        drawn = asked.temperature, asked.top_k, asked.top_p, asked.seed
+        return Sampling(asked.rule, *drawn, contrast=contrast)
 
     @property
     def parallel(self) -> bool:
@@ -304,7 +307,14 @@ def make_plan(config: RunConfig) -> Plan:
     )
     for arm in arms:
         arm.guarantees  # noqa: B018  what it promises is known before anything is loaded
-    grammar = None if config.grammar is None else _held_to(config.grammar, config.rule, arms)
+    grammar = None
+    if config.contrast is not None:
+        lets = "lets tokens stand that the contrasted target may not say"
+        _check_held("--contrast", config.rule, arms, lets)
+    if config.grammar is not None:
+        option = f"--grammar {config.grammar}"
+        _check_held(option, config.rule, arms, f"lets tokens stand that {option} may forbid")
+        grammar = Grammar.read(config.grammar)
     bounds = [arm.label for arm in arms if arm.method.upper_bound]
     if bounds and config.verify in ("rejection", "block"):
         raise UsageError(
@@ -412,24 +422,28 @@ def _check_likes(config: RunConfig, arms: Sequence[Arm]) -> None:
             )
 
 
-def _held_to(asked: str, rule: Rule, arms: Sequence[Arm]) -> Grammar:
-    """The grammar that is asked for, once it is seen that every row can be held to it; raises as
-    `Grammar.read` does."""
-    leave = "leave it out (-m sps,pld; specbench list methods), or drop --grammar"
+def _check_held(asked: str, rule: Rule, arms: Sequence[Arm], why: str) -> None:
+    """See that every row can be held to a setting of the target's law. Raises UsageError.
+
+    Args:
+        asked: the option, as typed.
+        why: lossy rows cannot; what they do.
+    """
+    option = asked.split()[0]
+    leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
     peers = [arm.label for arm in arms if arm.method.peer]
     if peers:
         raise UsageError(
             f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
-            f" would hold it to --grammar {asked}",
+            f" would hold it to {asked}",
             hint=leave,
         )
     lossy = [arm.label for arm in arms if arm.guarantees[rule] not in LOSSLESS]
     if lossy:
         raise UsageError(
-            f"{', '.join(lossy)} is lossy, and lets tokens stand that --grammar {asked} may forbid",
+            f"{', '.join(lossy)} is lossy, and {why}",
             hint=f"{leave}; an accept rule is off by accept=exact",
         )
-    return Grammar.read(asked)
 
 
 def _missing(

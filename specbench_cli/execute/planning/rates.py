@@ -1,4 +1,5 @@
-"""How many of the rejected tokens accept rules let pass, measured before their controls begin."""
+"""How many of the rejected tokens, or of the steps, rules let pass, measured before their controls
+begin."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 from specbench_cli import registry
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
+from specbench_cli.engine.spans.spans import SpanParams
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import limited, one_line, staffed
 from specbench_cli.execute.manifest import rows
@@ -51,9 +53,10 @@ def _at(arm: Arm, rates: dict[str, float]) -> Arm:
 
 def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
     """Of the levels that the lossless rule rejected, the share that a row's accept rule let pass;
-    0 where it rejected none."""
+    of a rule over steps, of those that it judged. 0 where there was none."""
     workspace, memory = bench.workspace, Memory()
-    relaxed = rejected = 0
+    by_step = isinstance(arm.method.params, SpanParams)
+    passed = asked = 0
     for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
         ids, budget = bench.prompt(question.turns[:1], ()), plan.budget(question)
         workspace.reserve(len(ids) + budget)
@@ -64,7 +67,11 @@ def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
             limited(plan.config.timeout_per_prompt),
         ):
             for step in arm.method.generate(session):
-                words = step.outcome.origin
-                relaxed += words.count("relaxed")
-                rejected += step.outcome.tested - words.count("accepted")
-    return round(relaxed / rejected, 4) if rejected else 0.0
+                words, counts = step.outcome.origin, step.extra
+                if by_step:
+                    passed += counts.get("stood", 0)
+                    asked += counts.get("spans", 0)
+                else:
+                    passed += words.count("relaxed")
+                    asked += step.outcome.tested - words.count("accepted")
+    return round(passed / asked, 4) if asked else 0.0

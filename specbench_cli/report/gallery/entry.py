@@ -167,8 +167,8 @@ def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
         words.append(", ".join(f"{role} on {place}" for role, place in devices.items()))
     if facts.threads:
         words.append(f"{facts.threads} threads")
-    if facts.grammar:
-        words.append(facts.under)
+    if facts.law:
+        words.append(facts.law)
     if facts.batch > 1:
         words.append(f"batch {facts.batch}")
     if facts.load:

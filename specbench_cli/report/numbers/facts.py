@@ -22,6 +22,7 @@ class Facts:
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
     grammar: the name of what outputs are held to; "" where they are to nothing.
+    contrast: what the target's logits are contrasted by, as typed; "" where by nothing.
     batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
         are there from the beginning.
     runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
@@ -48,6 +49,7 @@ class Facts:
     aa_noise: float | None
     tuned: str
     grammar: str = ""
+    contrast: str = ""
     batch: int = 1
     load: str = ""
     runs: int = 1
@@ -82,6 +84,7 @@ class Facts:
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
             grammar=(manifest.get("grammar") or {}).get("name", ""),
+            contrast=",".join(f"{k}={v:g}" for k, v in (config.get("contrast") or {}).items()),
             batch=config.get("batch") or 1,
             load=config.get("load") or "",
             runs=len(manifest.get("runs") or [None]),
@@ -101,6 +104,12 @@ class Facts:
     def under(self) -> str:
         """What outputs are held to, in words."""
         return f"under grammar {self.grammar}"
+
+    @property
+    def law(self) -> str:
+        """What is part of the target's law beside temperature and cuts, in words; "" if nothing."""
+        contrast = f"contrast {self.contrast}" if self.contrast else ""
+        return ", ".join(filter(None, (contrast, self.under if self.grammar else "")))
 
     def through(self, role: str) -> str:
         """What a model's name is followed by: nothing, unless it ran through transformers' own
@@ -130,8 +139,8 @@ class Facts:
             models.append(f"draft {self.draft}{self.through('draft')}")
         work = [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
-        if self.grammar:
-            work.append(self.under)
+        if self.law:
+            work.append(self.law)
         if self.device not in ("", "auto", "cpu"):
             work.append(self.device)
         if self.threads:

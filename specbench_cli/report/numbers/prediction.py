@@ -200,6 +200,8 @@ def _unpredictable(
         return "failed"
     if record.forwards is None or record.steps is None:
         return "its forwards are not metered"
+    if _config(manifest).get("contrast") is not None:
+        return "its target read a second prompt beside each, and the probe times forwards of one"
     if record.batch is not None:
         return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
     models = {kind.model for kind in record.forwards.kinds}

@@ -20,6 +20,12 @@ TEXT = "text"
 """What a record counts (`extra`) where an output's ids are those of its text, tokenised here: the
 engine that made it told none."""
 
+_AUTHORS = ("draft", "target", "method")
+LEDGER = (*(f"{who}_{fate}" for who in _AUTHORS for fate in ("kept", "discarded")), "scored")
+"""What a record counts of who wrote its tokens, and what became of them."""
+JUDGED, STOOD = "spans", "stood"
+"""What a record counts of a rule over steps: those that it judged, and of them those that stood."""
+
 _CONTROL = "random("
 """How the manifest writes the accept rule that lets pass at random."""
 COMPARED = ("greedy", "coupled")
@@ -64,7 +70,12 @@ class Row:
         which trees have more of than levels. node_yield: accepted / nodes.
     accept_rule: what lets draft tokens stand that the lossless rule rejects, with its numbers; null
         where nothing does. relaxed: the share of tokens that stand so, none of which is among the
-        accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed.
+        accepted. rule_rate: of the levels that the lossless rule rejected, the share that passed;
+        of a rule over steps, of those that it judged.
+    draft_*, target_*, method_*: of a method that keeps a ledger, or an accept rule, tokens that
+        each wrote, kept in the text or discarded; scored: what the target read to judge them, a
+        question included. Null of other rows, of who writes nothing, and where single tokens are
+        judged also of scored.
     control: whether it is there for lossy rows to be held against.
     state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
         not keep it.
@@ -129,6 +140,13 @@ class Row:
     accept_rule: str | None
     relaxed: float | None
     rule_rate: float | None
+    draft_kept: int | None = None
+    draft_discarded: int | None = None
+    target_kept: int | None = None
+    target_discarded: int | None = None
+    method_kept: int | None = None
+    method_discarded: int | None = None
+    scored: int | None = None
     reuse_rate: float | None
     discard_rate: float | None
     verification_rate: float | None
@@ -296,7 +314,8 @@ def make_row(
         node_yield=_ratio(accepted, nodes),
         accept_rule=accept,
         relaxed=_ratio(relaxed, _sum(s.committed for s in lossy)),
-        rule_rate=_ratio(relaxed, _sum(s.tested for s in lossy) - _sum(s.accepted for s in lossy)),
+        rule_rate=_rule_rate(cells, relaxed, lossy),
+        **_ledger(cells),
         reuse_rate=_reuse_rate(cells),
         discard_rate=discarded,
         verification_rate=verified,
@@ -423,6 +442,33 @@ def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
             if word == "accepted":
                 yield level
         at += committed
+
+
+def _ledger(cells: Sequence[Record]) -> dict[str, Any]:
+    """Tokens by who wrote them and what became of them: as the method counts them, or where an
+    accept rule is on as the steps say."""
+    told = [r.extra for r in cells if r.extra and r.extra.keys() >= {"target_kept"}]
+    if told:
+        totals = {name: int(sum(each.get(name, 0) for each in told)) for name in LEDGER}
+        return {k: n for k, n in totals.items() if n or not k.startswith("method")}
+    known = [(r.steps, r.n_tokens or 0) for r in cells if r.steps is not None]
+    known = [(steps, n) for steps, n in known if steps.relaxed is not None]
+    if not known:
+        return {}
+    stood = sum(sum(steps.accepted) + sum(steps.relaxed or ()) for steps, _ in known)
+    return {
+        "draft_kept": stood,
+        "draft_discarded": sum(sum(steps.nodes) for steps, _ in known) - stood,
+        "target_kept": sum(n for _, n in known) - stood,
+    }
+
+
+def _rule_rate(cells: Sequence[Record], relaxed: int, lossy: Sequence[Steps]) -> float | None:
+    """Of what a lossy rule was asked about, the share that passed."""
+    judged, stood = (sum((r.extra or {}).get(name, 0) for r in cells) for name in (JUDGED, STOOD))
+    if judged:
+        return stood / judged
+    return _ratio(relaxed, _sum(s.tested for s in lossy) - _sum(s.accepted for s in lossy))
 
 
 def _shares(timed: Iterable[Record]) -> tuple[float | None, float | None, float | None]:

@@ -96,7 +96,8 @@ def _decoding(config: Mapping[str, Any], facts: Facts) -> str:
         return ""
     heat = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
     cut = config.get("max_new_tokens")
-    held = f" {facts.under}" if facts.grammar else ""
+    held = f" with contrast {facts.contrast}" if facts.contrast else ""
+    held += f" {facts.under}" if facts.grammar else ""
     length = f", at most {cut} tokens a turn" if cut else ""
     return f"Text was decoded {_RULES[rule]}{heat}{held}, one request at a time{length}, seed" + (
         f" {config.get('seed', 0)}."

@@ -351,7 +351,7 @@ def controls(summary: Summary) -> list[str]:
         own = [r for r in summary.rows if r.params.get("like") == row.label]
         off = [r for r in own if abs(r.params.get("rate", 0.0) - row.rule_rate) > _AS_MANY]
         lines += [
-            f"{r.label} was to let {percent(r.params.get('rate'))} of the rejected levels pass, and"
+            f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
             f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
             for r in off
         ]
@@ -361,15 +361,21 @@ def controls(summary: Summary) -> list[str]:
         if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
             continue
         name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
-        how = (
-            f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
-            if rule
-            else f"a row of {name} whose accept rule is RandomAccept({rate}), or of random-accept"
-        )
+        if rule:
+            how = f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
+        elif "rate" in row.params:
+            how = f"a second row of {name} with rate={rate} (--config)"
+        else:
+            how = f"a row of {name} whose accept rule is RandomAccept({rate}), or of random-accept"
         lines.append(
-            f"no control lets as many pass as {row.label}, {rate} of the rejected levels: add {how}"
+            f"no control lets as many pass as {row.label}, {rate} of {_judged(row)}: add {how}"
         )
     return lines
+
+
+def _judged(row: Row) -> str:
+    """What a row's accept rule is asked about; one over steps has a rate among its parameters."""
+    return "the judged steps" if "rate" in row.params else "the rejected levels"
 
 
 _AS_MANY = 0.05

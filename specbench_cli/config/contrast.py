@@ -1,0 +1,58 @@
+"""The contrast that a run's target is decoded with: `--contrast`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULTS = {"beta": 0.5, "keep": 0.5, "below": 0.45, "floor": 0.1}
+"""What is taken where it is not given. Our own choice, none of the paper's constants."""
+
+LIMITS = {"beta": (0.0, 10.0), "keep": (0.0, 1.0), "below": (0.0, 1.0), "floor": (0.0, 1.0)}
+"""The least and the greatest value of each."""
+
+FORM = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
+
+
+def contrasting(value: Any) -> Any:
+    """All settings of a contrast.
+
+    Args:
+        value: `KEY=VALUE,KEY=VALUE` as text, the same as a mapping, or None.
+
+    Raises:
+        ValueError: neither, or a key or value that is not allowed; the message says what is.
+    """
+    if value is None:
+        return None
+    pairs = _pairs(value) if isinstance(value, str) else value
+    if not isinstance(pairs, Mapping) or not pairs:
+        raise ValueError(f"must be {FORM}, got {value!r}")
+    for key in pairs:
+        if key not in DEFAULTS:
+            raise ValueError(f"names {str(key)!r}; known are {', '.join(DEFAULTS)}: {FORM}")
+    return {key: _within(key, pairs.get(key, usual)) for key, usual in DEFAULTS.items()}
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise ValueError(f"must be {FORM}, got {text!r}")
+        if key in found:
+            raise ValueError(f"names {key} twice; must be {FORM}")
+        found[key] = value
+    return found
+
+
+def _within(key: str, value: Any) -> float:
+    least, most = LIMITS[key]
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not least <= number <= most:
+        raise ValueError(f"has {key}={value}; must be a number from {least:g} to {most:g}")
+    return number
