@@ -31,7 +31,7 @@ from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, rows_of
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.whole_steps import StepSample, time_steps
+from specbench_cli.measure.whole_steps import SHORT, StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
 """Of the sessions that time the host."""
