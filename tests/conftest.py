@@ -1,4 +1,7 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests.
+
+torch is imported where it is used: the process that only deals tests out to others needs none.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,6 @@ from hypothesis import settings
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A processor each: threads of two workers on the same ones would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import torch
-from safetensors.torch import load_file, save_file
 
 from specbench_cli.measure import quiet
 from specbench_cli.models.aliases import HERE, Alias, aliases
@@ -69,6 +69,8 @@ def _seldom_thawed() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def _small_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By the names of the shipped pair: its draft, and that draft's first layer alone."""
+    from safetensors.torch import load_file, save_file
+
     draft = HERE / "embedded" / "embedded-1m"
     folder = tmp_path_factory.mktemp("small") / "first-layer"
     shutil.copytree(draft, folder)
@@ -271,6 +273,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
     folder`; `noise` is added to each matrix, as a share of its spread; `shard` is the largest size
     of a weight file ("100KB"), `config` overrides the family's configuration.
     """
+    import torch
+
     made: dict[str, Path] = {}
 
     def make(

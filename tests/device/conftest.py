@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from specbench_cli import registry
 from specbench_cli.audit.cases import nominal_costs
@@ -91,7 +91,7 @@ class FarMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
+        leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         given = {id(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)}
         if not given and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
@@ -118,8 +118,8 @@ class FarMode(TorchDispatchMode):
             if not self.loading:
                 raise
             return tree_map(_lifted, _done(func, args, kwargs))
-        shadows = tree_leaves(_done(func, args, kwargs))
-        for fake, shadow in zip(tree_leaves(out), shadows, strict=True):
+        shadows = _leaves(_done(func, args, kwargs))
+        for fake, shadow in zip(_leaves(out), shadows, strict=True):
             if not isinstance(fake, FakeTensor) or id(fake) in given:
                 continue
             if fake.device != FAR:
@@ -136,9 +136,12 @@ class FarMode(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         fakes = {
-            id(leaf.shadow): leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "shadow")
+            id(leaf.shadow): leaf for leaf in _leaves((args, kwargs)) if hasattr(leaf, "shadow")
         }
-        return tree_map(lambda out: self._wrapped(out, fakes), _done(func, args, kwargs))
+        out = _done(func, args, kwargs)
+        if isinstance(out, list | tuple):
+            return type(out)(self._wrapped(each, fakes) for each in out)
+        return self._wrapped(out, fakes)
 
     def _wrapped(self, out: Any, fakes: Mapping[int, FakeTensor]) -> Any:
         """A shadow as a tensor on the device; of what an operation wrote in place, the same."""
@@ -151,6 +154,22 @@ class FarMode(TorchDispatchMode):
             fake: Any = FakeTensor(self._fake, meta, FAR)
         fake.shadow = out
         return fake
+
+
+def _leaves(given: Any) -> list[Any]:
+    """All that is in lists, tuples and dictionaries: an operation is given nothing else that holds
+    anything, and torch's own trees, which know more, take most of the time."""
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, list | tuple):
+        return [given]
+    found = []
+    for part in given:
+        if isinstance(part, list | tuple | dict):
+            found += _leaves(part)
+        else:
+            found.append(part)
+    return found
 
 
 def _done(func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """`specbench train eagle`, `eagle3` and `mtp` on a tiny target: what is left, and what stops do."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+    target: Path,
+    curves: Callable[[], AbstractContextManager[object]],
+) -> Path:
     out = tmp_path_factory.mktemp("heads")
-    for kind in SCHEDULES:
+    *others, last = SCHEDULES
+    for kind in others:
         run(kind, out, target)
+    with curves():
+        run(last, out, target)
     return out
 
 

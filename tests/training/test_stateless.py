@@ -1,6 +1,8 @@
 """Heads without a state in training: what each level learns, what is left, what is refused."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,12 +192,15 @@ def test_the_command_leaves_a_head_that_the_method_takes(tmp_path: Path, folder:
     assert curves["mat"][-1]["step"] == curves["steps"] == 4
 
 
-def test_heads_are_compared_at_an_equal_budget(tmp_path: Path, folder: Path) -> None:
+def test_heads_are_compared_at_an_equal_budget(
+    tmp_path: Path, folder: Path, curves: Callable[[], AbstractContextManager[object]]
+) -> None:
     options = ("--out", str(tmp_path), "--target", str(folder), "--smoke", "--device", "cpu")
     names = ("medusa", "linear", "hydra")
-    asked = CliRunner().invoke(
-        app, ["compare", *names, "--plugin", str(FILE), *options], catch_exceptions=False
-    )
+    with curves():
+        asked = CliRunner().invoke(
+            app, ["compare", *names, "--plugin", str(FILE), *options], catch_exceptions=False
+        )
     assert asked.exit_code == 0
     rows = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["head"] for row in rows] == ["embedded-medusa", "embedded-linear", "embedded-hydra"]

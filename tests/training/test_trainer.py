@@ -3,6 +3,8 @@
 import json
 import shutil
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,10 +46,16 @@ def trainer(out: Path) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoke(
+    tmp_path_factory: pytest.TempPathFactory,
+    curves: Callable[[], AbstractContextManager[object]],
+) -> Path:
     out = tmp_path_factory.mktemp("family")
-    for command in COMMANDS:
+    *others, last = COMMANDS
+    for command in others:
         train(command, out)
+    with curves():
+        train(last, out)
     return out
 
 
