@@ -22,7 +22,7 @@ from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Beside, Partial, Scoring
+from specbench_cli.engine.scoring import Beside, Halted, Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -631,6 +631,27 @@ class Session:
     def end_score(self) -> Tensor:
         """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
         return self._scoring.end()
+
+    def halt_score(self, draft: Draft, layer: int) -> Halted:
+        """A `score` that halts behind its first `layer` layers. It goes on (`to`), is looked at
+        (`says`, `look`), and ends in one of two ways: `end_score` runs what is left, `leave_score`
+        leaves that out.
+
+        Raises:
+            MethodFault: as `begin_score`; or the target's features are kept (`tap`).
+        """
+        x = self._drafts.rows(draft, self._scoring.ready())
+        return self._scoring.halt(x, draft, layer)
+
+    def leave_score(self, *, copy: bool) -> None:
+        """End what `halt_score` began at the layer where it is: what was said there last (`look`)
+        goes to `verify` in place of the target's own logits, which no lossless method does.
+
+        Args:
+            copy: whether the layers that are left out take keys and values of the rows as they are,
+                at these layers' weights; else later tokens do not see these places there.
+        """
+        self._scoring.leave(copy=copy)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
