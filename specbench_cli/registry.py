@@ -143,6 +143,13 @@ METHODS: dict[str, Entry] = {
         guarantee=LOSSY,
         source="arXiv:2501.19309",
     ),
+    "specee": Entry(
+        "methods.specee:SpecEE",
+        "SpecEE: the target leaves out its last layers where a draft's tokens settle early.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2504.08850",
+    ),
     "random-accept": Entry(
         "methods.random_accept:RandomAcceptance",
         "Random accept: a rejected draft token passes by the toss of a coin; a control of rules.",

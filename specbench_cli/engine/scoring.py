@@ -151,7 +151,7 @@ class Halted:
         return torch.arange(end - n, end, device=self._ran.hidden.device)[None]
 
     def _how_at(self, layer: int) -> dict[str, Any]:
-        """Positions and mask at a layer: where rows were left out, they do not follow from these."""
+        """Positions and mask at a layer, whose rows do not tell them where some were left out."""
         n = self._ran.hidden.shape[1]
         if self._state.length(0, layer) + n == self._state.length():
             return self._how
@@ -163,7 +163,7 @@ class Halted:
                 f"{self._target.name} has no exit behind layer {layer}: it has {self._last} layers",
                 f"choose one of 1 to {self._last}",
             )
-        if layer <= self.layer:
+        if layer < self.layer:
             raise MethodFault(
                 f"a forward of {self._target.name} that has run {self.layer} layers does not go"
                 f" back to layer {layer}"
