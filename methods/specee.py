@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from methods._artifacts.exits import ExitPredictors, seen
+from methods._artifacts.exits import ExitPredictors, looked_at, seen
 from specbench_cli.api import (
     Draft,
     Field,
@@ -87,11 +87,9 @@ class SpecEE(Method):
         while session.finish is None:
             out = model.forward(session.since(state.length()), state)
             ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
-            recent = exits if len(exits) == self.params.recent else ()
-            layers = {*self.predictors.layers, *(at + off for at in recent for off in (-2, 0, 2))}
-            layers &= {*range(1, session.target.n_layers)}  # 2.
+            layers = looked_at(self.predictors.layers, exits, session.target.n_layers)  # 2.
             draft = session.chain(())
-            rows, left = self._scored(session, draft, sorted(layers), ids)  # 3. to 5.
+            rows, left = self._scored(session, draft, layers, ids)  # 3. to 5.
             committed = session.commit(session.verify(draft, rows))
             exits.extend([left] if left else ())
             yield session.step(draft, committed, exits=int(left > 0), exit_layers=left)

@@ -7,7 +7,8 @@ few candidates.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -32,6 +33,14 @@ def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
     local = logits.softmax(-1)
     change = local if before is None else local - before
     return torch.cat((logits, local, change), -1), local
+
+
+def looked_at(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
+    """The layers that are looked at: some always, and once there were as many exits as `exits`
+    holds, those of the last ones, two before and two behind."""
+    recent = exits if len(exits) == exits.maxlen else ()
+    around = {at + off for at in recent for off in (-2, 0, 2)}
+    return sorted({*always, *around} & {*range(1, n_layers)})
 
 
 class ExitPredictors(Artifact):
