@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.drafts import Drafts, Seen, check_rows
 from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
@@ -427,6 +428,15 @@ class Session:
         self._scoring.tap(taps)
 
     # ---- the text -------------------------------------------------------------------------------
+
+    @property
+    def words(self) -> Vocabulary:
+        """What the target's ids stand for, as bytes (`spelt`), and how a text is cut into them.
+
+        Raises:
+            MethodFault: its tokenizer spells in a way that is not known here.
+        """
+        return self._workspace.vocabulary()
 
     def tokens(self) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
