@@ -20,7 +20,6 @@ from specbench_cli.api import (
     Metered,
     Method,
     MethodParams,
-    Origin,
     Outcome,
     Rule,
     Session,
@@ -48,18 +47,17 @@ class Cdsl(Method):
     """CDSL: a draft stands if it helps to hold the wanted words; else the next token looks ahead.
 
     Lossy: a token that leads to more of the words takes the place of the target's. The reward is
-    the share of the words that the output holds; once it holds all, or where none are wanted, all
-    is as in `sps`, as at weight 0. A hard constraint is the target's law (`--grammar`), which that
-    decodes exactly.
+    the share of the words that the output holds; once it holds all, at weight 0, and where no words
+    are wanted, it is `sps`. (A hard constraint, `--grammar`, is the target's law: `sps` is exact.)
     Differs from the paper, whose table of cases was not at hand: this one is the harness's. Rewards
     are of words alone. `mode=cdlh` is the baseline (CDLH): the target looks ahead for each token.
 
     One step:
-    1. The draft writes `length` tokens; the target reads them in one forward; those that the
-       lossless rule takes are y, and behind them comes the target's own token.
-    2. If y is not empty and has added `margin` to the reward, all of that is committed.
-    3. Else each of the target's `width` likeliest next tokens x is looked ahead from: the draft
-       goes on behind it, greedily, for `length` tokens w. That of the greatest
+    1. The draft writes `length` tokens (in the baseline none); one target forward reads them; those
+       that the lossless rule takes are y, and behind them comes the target's own token.
+    2. If y is not empty and has added `margin` to the reward, which never falls, that is committed.
+    3. Else each of the target's `width` likeliest next tokens x is looked ahead from: the draft (or
+       the target, on its own rows) goes on greedily by `length` tokens w. The x of the greatest
        log p(x) + weight reward(text x w) is committed.
     """
 
@@ -81,26 +79,22 @@ class Cdsl(Method):
         params, model = self.params, session.draft()
         prompt = session.words.spelt(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
-        state = session.new_state(model)
+        state, length = session.new_state(model), [Fixed(params.length)]
         model.forward(session.since(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
             held = self.reward(session, ())
             lacks = params.weight > 0 and held < 1
-            # 1. The baseline drafts nothing while words are missing.
             alone = lacks and params.mode == "cdlh"
-            chains = draft_chains(model, [(session, state)], [Fixed(0 if alone else params.length)])
-            rows = session.score(draft := chains[0])
+            chains = [] if alone else draft_chains(model, [(session, state)], length)
+            rows = session.score(draft := chains[0] if chains else session.chain(()))  # 1.
             outcome = session.verify(draft, rows)
-            # 2. The reward of words never falls.
             gained = self.reward(session, outcome.committed) - held
-            ahead = lacks and (not outcome.path or gained < params.margin)
+            ahead = lacks and (not outcome.path or gained < params.margin)  # 2.
             if ahead:
-                # 3. By the draft; in the baseline by the target, on its own rows.
                 by = (session.partial(), session.state) if alone else (model, state)
-                token = self.looked_ahead(session, rows[:1], *by)
-                origin: Origin = "recovered" if draft.nodes else "plain"
-                outcome = Outcome((), (token,), (origin,), int(draft.nodes > 0))
+                token, falls = self.looked_ahead(session, rows[:1], *by), draft.nodes > 0  # 3.
+                outcome = Outcome((), (token,), ("recovered" if falls else "plain",), int(falls))
             committed = session.commit(outcome)
             state.rollback(0, min(state.length(), len(session.tokens()) - 1))
             yield session.step(draft, committed, lookaheads=int(ahead))
@@ -114,19 +108,16 @@ class Cdsl(Method):
             state.rollback(0, n)
             x, way = torch.cat((session.since(state.length()).ids[0], token)), [token]
             while len(way) <= min(self.params.length, session.room()):
-                way.append(model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1))
-                x = way[-1]
+                x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)
+                way.append(x)
             ways.append(torch.cat(way))
-        state.rollback(0, n)
         told, *said = host.lists(logs[0], *ways)
         won = [self.params.weight * self.reward(session, way) for way in said]
-        best = max(range(len(said)), key=lambda at: told[at] + won[at])
-        return int(said[best][0])
+        return int(max(zip(told, won, said, strict=True), key=lambda each: sum(each[:2]))[2][0])
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
         """The share of the words that the output holds, with some tokens behind it; 1 of none."""
         kept, _ = session.requests[0].stop.cut(session.output(), ids)
-        data = session.words.spelt([*session.output(), *ids[:kept]])
-        text = data.decode(errors="replace").lower()
-        found = sum(word.lower() in text for word in self.wanted)
+        text = session.words.spelt([*session.output(), *ids[:kept]]).decode(errors="replace")
+        found = sum(word.lower() in text.lower() for word in self.wanted)
         return found / len(self.wanted) if self.wanted else 1.0

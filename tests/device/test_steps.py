@@ -110,6 +110,11 @@ def looks(told, draws):
     return halts + sum(f.layers in ((0, 0), (depth, depth)) for f in forwards)
 
 
+def looked_ahead(told, draws):
+    """All that was looked ahead at comes at once."""
+    return told.step.extra["lookaheads"]
+
+
 def window(told, draws):
     """The drafter's ids."""
     return 1
@@ -183,6 +188,7 @@ CASES = {
     "typical": [({"length": 3}, nothing)],
     "lenient": [({"length": 3}, nothing)],
     "judge": [({"length": 3}, nothing)],
+    "cdsl": [({"length": 3}, nothing), ({"length": 3, "words": ("a",)}, looked_ahead)],
     "specee": [
         ({"fill": "copy"}, looks),
         ({"fill": "copy", "gate": "random", "rate": 0.5}, looks),
