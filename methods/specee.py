@@ -100,16 +100,16 @@ class SpecEE(Method):
         """Steps 3 to 5: logits [1, V], and how many layers had run at the exit; 0 without one."""
         halted, local, chosen = None, None, not session.sampling.draws
         for layer in layers:
-            halted = halted or session.halt_score(draft, layer)
+            halted = halted or session.begin_score(draft, layer, early=False)
             halted.to(layer)
             features, local = seen(halted.says(ids), local)
             if self._trusts(session, layer, features):
                 rows = halted.look()
                 scores = session.scores(rows, len(session.output())) if chosen else rows
                 if host.number((ranking.argmax(scores) == ids).any()):
-                    session.leave_score(copy=self.params.fill == "copy")
+                    halted.leave(copy=self.params.fill == "copy")
                     return rows, layer
-        return session.score(draft) if halted is None else session.end_score(), 0
+        return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
         """Step 4."""

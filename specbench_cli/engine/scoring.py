@@ -3,7 +3,7 @@ its parts that draft for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
@@ -43,31 +43,38 @@ class Halted:
     Args:
         state: of the target; holds the new rows of the layers alone that have run.
         taps: layers whose outgoing rows are wanted.
+        over: called with what a whole forward gives once it is one, with None once it is left.
 
     Attributes:
         layer: how many layers have run.
+        early: logits [n, V] behind the first layers, if they were wanted.
 
     Raises:
-        MethodFault: the target has no such layer, or it has run (`begin`, `to`).
+        MethodFault: the target has no such layer, or it has run (`begin`, `to`); or the forward is
+            over (`end`, `leave`).
     """
 
-    def __init__(self, target: Metered, state: State, taps: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        target: Metered,
+        state: State,
+        taps: Sequence[int] = (),
+        over: Callable[[Out | None], None] = lambda _: None,
+    ) -> None:
         self._target, self._state, self._taps = target, state, taps
-        self.layer = 0
+        self.layer, self.early, self._over = 0, cast(Tensor | None, None), over
         self._last: int = target.n_layers
         self._how: dict[str, Any] = {}
         self._out: Out | None = None
         self._looked: Forward | None = None
 
-    def begin(self, x: Tokens, layer: int, *, early: bool = True, **how: Any) -> Tensor | None:
+    def begin(self, x: Tokens, layer: int, *, early: bool = True, **how: Any) -> None:
         """Run the first layers over new rows [1, n].
 
         Args:
             early: whether early logits are wanted, as a part of this forward; there are none where
                 earlier rows were left out of these layers.
             how: positions and mask, as `Decoder.forward` takes them.
-        Returns:
-            early logits [n, V], if there are any.
         """
         self._how = how
         self._check(layer)
@@ -81,9 +88,9 @@ class Halted:
         taps = [at for at in self._taps if at < even]
         self._out = self._target.forward(x, self._state, taps=taps, **how)
         self.layer = even
+        self.early = None if self._out.logits is None else self._out.logits[0]
         if even < layer:
             self.to(layer)
-        return None if self._out.logits is None else self._out.logits[0]
 
     def to(self, layer: int) -> None:
         """Go on through the layers up to the `layer`th; through those that hold as many rows each
@@ -107,7 +114,8 @@ class Halted:
         """Run the layers that are left: what a whole forward gives, with logits at all rows."""
         if self.layer < self._last:
             self.to(self._last)
-        return self._ran
+        self._end(out := self._ran)
+        return out
 
     def says(self, ids: Tensor) -> Tensor:
         """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
@@ -128,18 +136,27 @@ class Halted:
             copy: whether these take keys and values of the rows as they are; else they never have
                 any of these places.
         """
-        assert self._looked is not None, "`look` comes first"
+        rows, above = self._ran.hidden, range(self.layer, self._last)
+        if self._looked is None:
+            raise MethodFault("a forward was left that said nothing", "`look` at what it says")
         # The output matrix was the end of a verification, not an aside.
         self._looked.role, self._looked.layers = "verify", (self._last, self._last)
-        rows, above = self._ran.hidden, range(self.layer, self._last)
         if copy and above:
             self._target.remember(rows, self._state, above, self._positions)
         else:
             self._state.leave_out(0, above, rows.shape[1])
+        self._end(None)
+
+    def _end(self, out: Out | None) -> None:
+        self._out = None
+        self._over(out)
 
     @property
     def _ran(self) -> Out:
-        assert self._out is not None, "`begin` comes first"
+        if self._out is None:
+            raise MethodFault(
+                f"a forward of {self._target.name} that has ended, or was left, does not go on"
+            )
         return self._out
 
     @property
@@ -459,7 +476,7 @@ class Scoring:
         """
         if self._halted is not None:
             raise MethodFault(
-                "a part of the target drafts before `begin_score` or after `end_score`"
+                "a part of the target drafts before `begin_score`, or after its `end`"
             )
         if self._lent is None:
             self._lent, self._begun = (self.state.position(), self.state.length()), begun
@@ -615,46 +632,28 @@ class Scoring:
             self._tape.write(out)
         return _logits(out)
 
-    def begin(self, x: Tokens, draft: Draft, layer: int) -> Tensor:
+    def begin(self, x: Tokens, draft: Draft, layer: int, *, early: bool) -> Halted:
         """See `Session.begin_score`."""
-        self._check_halts()
-        self._halted = Halted(self.target, self.state, self.layers)
-        return cast(Tensor, self._halted.begin(x, layer, **self._shape(draft)))
-
-    def halt(self, x: Tokens, draft: Draft, layer: int) -> Halted:
-        """See `Session.halt_score`."""
-        self._check_halts()
-        if self._tape is not None:
-            raise MethodFault(
-                "features are kept of whole forwards, and this one may end before its last layer",
-                "leave out `session.tap`",
-            )
-        self._halted = Halted(self.target, self.state)
-        self._halted.begin(x, layer, early=False, **self._shape(draft))
-        return self._halted
-
-    def leave(self, *, copy: bool) -> None:
-        """See `Session.leave_score`."""
-        if self._halted is None:
-            raise MethodFault("`leave_score` leaves what `halt_score` began; nothing was begun")
-        halted, self._halted = self._halted, None
-        halted.leave(copy=copy)
-
-    def end(self) -> Tensor:
-        """See `Session.end_score`."""
-        if self._halted is None:
-            raise MethodFault("`end_score` ends what `begin_score` began; nothing was begun")
-        out, self._halted = self._halted.end(), None
-        if self._tape is not None:
-            self._tape.write(out)
-        return _logits(out)
-
-    def _check_halts(self) -> None:
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} cannot be halted: its state only knows the ends of forwards",
                 "choose a method that runs whole forwards of the target",
             )
+        self._halted = Halted(self.target, self.state, self.layers, self._over)
+        self._halted.begin(x, layer, early=early, **self._shape(draft))
+        return self._halted
+
+    def _over(self, out: Out | None) -> None:
+        """A halted forward has come to its end, or was left before that."""
+        self._halted = None
+        if self._tape is None:
+            return
+        if out is None:
+            raise MethodFault(
+                "features are kept of whole forwards, and this one ends before its last layer",
+                "leave out `session.tap`",
+            )
+        self._tape.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep, of the last forward, the rows at `path`, counted from the root's."""

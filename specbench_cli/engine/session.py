@@ -627,41 +627,21 @@ class Session:
         x = self._drafts.rows(draft, self._scoring.ready(keep=True), proposed)
         return self._scoring.forward(x, draft, "all")
 
-    def begin_score(self, draft: Draft, layer: int) -> Tensor:
-        """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
+    def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> Halted:
+        """A `score` that halts behind its first `layer` layers.
 
-        They may steer what is prepared, and decide nothing. `end_score` runs the rest.
+        It goes on (`to`), says what an exit there would (`early` logits [m + 1, V], `says`,
+        `look`), and ends with `end().rows`, the logits of `score`. A lossy method may have it end
+        where it is (`leave`), and hand to `verify` what a look said.
 
+        Args:
+            early: whether early logits are wanted behind the first layers: they are read as if
+                these were all, may steer what is prepared, and decide nothing.
         Raises:
             MethodFault: as `score`; or the target has no such layer.
         """
         x = self._drafts.rows(draft, self._scoring.ready())
-        return self._scoring.begin(x, draft, layer)
-
-    def end_score(self) -> Tensor:
-        """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
-        return self._scoring.end()
-
-    def halt_score(self, draft: Draft, layer: int) -> Halted:
-        """A `score` that halts behind its first `layer` layers. It goes on (`to`), is looked at
-        (`says`, `look`), and ends in one of two ways: `end_score` runs what is left, `leave_score`
-        leaves that out.
-
-        Raises:
-            MethodFault: as `begin_score`; or the target's features are kept (`tap`).
-        """
-        x = self._drafts.rows(draft, self._scoring.ready())
-        return self._scoring.halt(x, draft, layer)
-
-    def leave_score(self, *, copy: bool) -> None:
-        """End what `halt_score` began at the layer where it is: what was said there last (`look`)
-        goes to `verify` in place of the target's own logits, which no lossless method does.
-
-        Args:
-            copy: whether the layers that are left out take keys and values of the rows as they are,
-                at these layers' weights; else later tokens do not see these places there.
-        """
-        self._scoring.leave(copy=copy)
+        return self._scoring.begin(x, draft, layer, early=early)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.

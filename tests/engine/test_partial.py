@@ -86,7 +86,9 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
     with torch.no_grad():
         left = module(input_ids=ids, output_hidden_states=True).hidden_states
     for layer in range(1, target.n_layers):
-        early = Halted(target, target.new_state(9)).begin(Tokens(ids), layer)
+        halted = Halted(target, target.new_state(9))
+        halted.begin(Tokens(ids), layer)
+        early = halted.early
         due = decoder.unembed(decoder.norm(left[layer]))[0]
         assert float((early - due).abs().max()) <= CLOSE * max(1.0, float(due.abs().max()))
 
@@ -94,8 +96,8 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
 def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     halves = Halted(target, target.new_state(9))
-    early = halves.begin(Tokens(some_ids(9)), target.n_layers)
-    assert torch.equal(halves.end().logits[0], early)
+    halves.begin(Tokens(some_ids(9)), target.n_layers)
+    assert torch.equal(halves.end().logits[0], halves.early)
     assert [forward.layers for forward in target._meter.forwards] == [(0, target.n_layers)]
 
 
@@ -130,8 +132,9 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
         session.prefill()
         draft = Draft(torch.tensor([7, 8, 9]), parents)
         if halved:
-            assert session.begin_score(draft, 1).shape == (4, VOCAB)
-        rows = session.end_score() if halved else session.score(draft)
+            half = session.begin_score(draft, 1)
+            assert half.early.shape == (4, VOCAB)
+        rows = half.end().rows if halved else session.score(draft)
         session.commit(session.verify(draft, rows))
         found.append((rows, session.tokens(), session.state.length(0, 1)))
     (whole, *rest), (halves, *as_well) = found
@@ -142,8 +145,13 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
 def test_a_score_ends_once_it_was_begun() -> None:
     session = tiny_models().open(5, Sampling())
     session.prefill()
-    with pytest.raises(MethodFault, match="nothing was begun"):
-        session.end_score()
+    half = session.begin_score(session.chain(()), 1)
+    with pytest.raises(MethodFault, match="was left that said nothing"):
+        half.leave(copy=False)
+    half.end()
+    for again in (half.end, half.look, lambda: half.leave(copy=False)):
+        with pytest.raises(MethodFault, match="has ended, or was left, does not go on"):
+            again()
 
 
 # ---- forwards that end before the last layer ----------------------------------------------------
@@ -161,7 +169,8 @@ def test_a_forward_that_halts_often_is_the_whole_forward(
         target.forward(Tokens(ids[:, :11]), state, logits_at=None)
     due = target.forward(Tokens(ids[:, 11:]), whole, logits_at="all")
     halted = Halted(target, halting)
-    assert halted.begin(Tokens(ids[:, 11:]), stops[0], early=False) is None
+    halted.begin(Tokens(ids[:, 11:]), stops[0], early=False)
+    assert halted.early is None
     for layer in stops[1:]:
         halted.to(layer)
     assert torch.equal(halted.end().logits, due.logits)
@@ -251,13 +260,11 @@ def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
         halted.to(1)
 
 
-def test_what_is_left_was_begun_and_keeps_no_features() -> None:
-    session = tiny_models().open(5, Sampling())
-    session.prefill()
-    with pytest.raises(MethodFault, match="leaves what `halt_score` began; nothing was begun"):
-        session.leave_score(copy=False)
+def test_what_is_left_keeps_no_features() -> None:
     session = tiny_models().open(5, Sampling())
     session.tap((0,))
     session.prefill()
+    half = session.begin_score(session.chain(()), 1)
+    half.look()
     with pytest.raises(MethodFault, match="features are kept of whole forwards"):
-        session.halt_score(session.chain(()), 1)
+        half.leave(copy=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
@@ -64,8 +63,10 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
 
     sound, begin = steps(), Session.begin_score
 
-    def nonsense(session: Session, draft: Draft, layer: int) -> Tensor:
-        return -begin(session, draft, layer)
+    def nonsense(session: Session, draft: Draft, layer: int) -> Any:
+        half = begin(session, draft, layer)
+        half.early = -half.early
+        return half
 
     monkeypatch.setattr(Session, "begin_score", nonsense)
     corrupted = steps()
