@@ -58,7 +58,13 @@ class ExitPredictors(Artifact):
     hint: ClassVar[str] = "specbench train specee --out DIR, then --set specee.head=DIR/exits"
 
     def __init__(
-        self, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, layers: tuple[int, ...]
+        self,
+        up: Tensor,
+        up_bias: Tensor,
+        down: Tensor,
+        down_bias: Tensor,
+        *,
+        layers: tuple[int, ...],
     ) -> None:
         self._parts = up, up_bias, down, down_bias
         self.top, self.layers = up.shape[1] // 3, layers

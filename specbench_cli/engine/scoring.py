@@ -47,7 +47,6 @@ class Halted:
 
     Attributes:
         layer: how many layers have run.
-        early: logits [n, V] behind the first layers, if they were wanted.
 
     Raises:
         MethodFault: the target has no such layer, or it has run (`begin`, `to`); or the forward is
@@ -62,7 +61,8 @@ class Halted:
         over: Callable[[Out | None], None] = lambda _: None,
     ) -> None:
         self._target, self._state, self._taps = target, state, taps
-        self.layer, self.early, self._over = 0, cast(Tensor | None, None), over
+        self.layer, self._over = 0, over
+        self._early: Tensor | None = None
         self._last: int = target.n_layers
         self._how: dict[str, Any] = {}
         self._out: Out | None = None
@@ -88,7 +88,7 @@ class Halted:
         taps = [at for at in self._taps if at < even]
         self._out = self._target.forward(x, self._state, taps=taps, **how)
         self.layer = even
-        self.early = None if self._out.logits is None else self._out.logits[0]
+        self._early = None if self._out.logits is None else self._out.logits[0]
         if even < layer:
             self.to(layer)
 
@@ -116,6 +116,12 @@ class Halted:
             self.to(self._last)
         self._end(out := self._ran)
         return out
+
+    @property
+    def early(self) -> Tensor:
+        """Logits [n, V] behind the first layers, where `begin` was to have them."""
+        assert self._early is not None, "ask for them in `begin`"
+        return self._early
 
     def says(self, ids: Tensor) -> Tensor:
         """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say

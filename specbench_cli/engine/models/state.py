@@ -332,6 +332,10 @@ class RecurrentState(State):
         """See `State`."""
         return self.length(seq)
 
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """None: there are no rows to be without."""
+        raise MethodFault("a recurrent state holds no rows that some layers could be without")
+
     def held(self, seq: int) -> Any:
         """What is remembered, to be read only; None if nothing is."""
         return self._stops[seq][-1].held

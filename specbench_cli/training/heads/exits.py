@@ -206,7 +206,7 @@ def _perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...
         for _ in range(STEPS):
             adam.zero_grad()
             said = (even @ up + up_bias).relu() @ down + down_bias
-            binary_cross_entropy_with_logits(said, told).backward()  # type: ignore[no-untyped-call]
+            binary_cross_entropy_with_logits(said, told).backward()
             adam.step()
     # What evens the features out goes into the weights.
     scaled = up.detach() / spread[:, None]
