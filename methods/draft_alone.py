@@ -18,6 +18,7 @@ class DraftAlone(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     decodes: ClassVar[Literal["target", "draft"]] = "draft"
     control: ClassVar[bool] = True
+    proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
         """The target has no say."""

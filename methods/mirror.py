@@ -92,13 +92,13 @@ class Mirror(Method):
             else:
                 # 2. Half of the target, then its word so far on what may follow each token.
                 windows.complete()
-                early = session.begin_score(draft, exit_layer)
+                half = session.begin_score(draft, exit_layer)
                 wide = min(width + 1, target.vocab_size)
-                best, _ = session.candidates(early, wide, ahead=range(len(early)))
+                best, _ = session.candidates(half.early, wide, ahead=range(draft.nodes + 1))
                 # 3. The other half, beside which the drafter prepares for (how many tokens stand,
                 # the one behind them).
                 windows.prepare(guesses(best, windows.ids, width, session.room()))
-                rows = session.end_score()
+                rows = half.end().rows
             # 4. Rows of the whole target alone.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)

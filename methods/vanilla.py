@@ -15,6 +15,7 @@ class Vanilla(Method):
     """
 
     name: ClassVar[str] = "vanilla"
+    proposes: ClassVar[bool] = False
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Nothing."""

@@ -143,6 +143,21 @@ METHODS: dict[str, Entry] = {
         guarantee=LOSSY,
         source="arXiv:2501.19309",
     ),
+    "cdsl": Entry(
+        "methods.cdsl:Cdsl",
+        "CDSL: a draft stands if it helps to hold the wanted words; else the next token looks"
+        " ahead.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2412.10418",
+    ),
+    "specee": Entry(
+        "methods.specee:SpecEE",
+        "SpecEE: the target leaves out its last layers where a draft's tokens settle early.",
+        needs=("draft",),
+        guarantee=LOSSY,
+        source="arXiv:2504.08850",
+    ),
     "random-accept": Entry(
         "methods.random_accept:RandomAcceptance",
         "Random accept: a rejected draft token passes by the toss of a coin; a control of rules.",

@@ -272,7 +272,7 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
     Args:
         levels: longest draft of the method; budgets are about it.
     """
-    chance = random.Random(5)
+    chance, levels = random.Random(5), max(1, levels)  # a budget is 1 at least
     for turn in range(n):
         vocab, kind = 3 + turn % 3, ("near", "flat", "equal", "disjoint")[turn % 4]
         tables = pair(kind, max(4, vocab) if kind == "disjoint" else vocab, seed=100 + 2 * turn)

@@ -99,7 +99,8 @@ class Subject:
     @property
     def drafts(self) -> bool:
         """Whether a model or a head drafts for it, as far as it says."""
-        return self.heads or bool({"draft", "head"} & self.method.needs)
+        modelled = self.heads or bool({"draft", "head"} & self.method.needs)
+        return modelled and self.method.proposes
 
     @property
     def heads(self) -> bool:

@@ -27,6 +27,7 @@ class Method(ABC):
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
+        proposes: whether it proposes tokens at all; what does not commits one a step.
         any_vocabulary: whether its draft model may have a tokenizer of its own
             (`Transcript`).
         peer: whether it is somebody else's implementation, measured but not audited.
@@ -49,6 +50,7 @@ class Method(ABC):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
+    proposes: ClassVar[bool] = True
     any_vocabulary: ClassVar[bool] = False
     peer: ClassVar[bool] = False
     baseline: ClassVar[str] = "vanilla"

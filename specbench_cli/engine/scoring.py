@@ -3,8 +3,9 @@ its parts that draft for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from specbench_cli.engine.types import (
     SUBLAYERS,
     Draft,
     Features,
+    Forward,
     Hidden,
     Input,
     Out,
@@ -29,67 +31,166 @@ from specbench_cli.engine.types import (
 from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
 
-# ---- a forward in two halves --------------------------------------------------------------------
+# ---- a forward that halts -----------------------------------------------------------------------
 
 
-class Halves:
-    """One forward over one sequence, halted behind its exit layer.
+class Halted:
+    """One forward over one sequence that halts behind layers, and goes on or ends there.
 
-    Number for number what a whole forward gives. If the exit is the last layer there is no second
-    half.
+    Number for number what a whole forward gives, if all layers run. Rows that earlier forwards left
+    out of a layer (`leave`) are not seen there.
 
     Args:
-        state: of the target; holds the new rows of the first layers alone until `end`.
-        layer: how many layers run first.
+        state: of the target; holds the new rows of the layers alone that have run.
         taps: layers whose outgoing rows are wanted.
+        over: called with what a whole forward gives once it is one, with None once it is left.
+
+    Attributes:
+        layer: how many layers have run.
 
     Raises:
-        MethodFault: the target has no such layer.
+        MethodFault: the target has no such layer, or it has run (`begin`, `to`); or the forward is
+            over (`end`, `leave`).
     """
 
-    def __init__(self, target: Metered, state: State, layer: int, taps: Sequence[int] = ()) -> None:
-        self._target, self._state, self._layer, self._taps = target, state, layer, taps
+    def __init__(
+        self,
+        target: Metered,
+        state: State,
+        taps: Sequence[int] = (),
+        over: Callable[[Out | None], None] = lambda _: None,
+    ) -> None:
+        self._target, self._state, self._taps = target, state, taps
+        self.layer, self._over = 0, over
+        self._early: Tensor | None = None
         self._last: int = target.n_layers
-        if not 1 <= layer <= self._last:
-            raise MethodFault(
-                f"{target.name} has no exit behind layer {layer}: it has {self._last} layers",
-                f"choose one of 1 to {self._last}",
-            )
         self._how: dict[str, Any] = {}
-        self._first: Out | None = None
+        self._out: Out | None = None
+        self._looked: Forward | None = None
 
-    def begin(self, x: Tokens, **how: Any) -> Tensor:
+    def begin(self, x: Tokens, layer: int, *, early: bool = True, **how: Any) -> None:
         """Run the first layers over new rows [1, n].
 
         Args:
+            early: whether early logits are wanted, as a part of this forward; there are none where
+                earlier rows were left out of these layers.
             how: positions and mask, as `Decoder.forward` takes them.
-        Returns:
-            early logits [n, V].
         """
         self._how = how
-        taps = [at for at in self._taps if at < self._layer]
-        if self._layer == self._last:
+        self._check(layer)
+        have = self._state.length
+        even = next((at for at in range(1, layer) if have(0, at) != have()), layer)
+        if even == self._last:
             how = how | {"logits_at": "all"}
         else:
-            how = how | {"layers": (0, self._layer), "logits_at": "all", "early": True}
-        self._first = self._target.forward(x, self._state, taps=taps, **how)
-        return cast(Tensor, self._first.logits)[0]
+            early = early and even == layer
+            how = how | {"layers": (0, even), "logits_at": "all" if early else None, "early": early}
+        taps = [at for at in self._taps if at < even]
+        self._out = self._target.forward(x, self._state, taps=taps, **how)
+        self.layer = even
+        self._early = None if self._out.logits is None else self._out.logits[0]
+        if even < layer:
+            self.to(layer)
+
+    def to(self, layer: int) -> None:
+        """Go on through the layers up to the `layer`th; through those that hold as many rows each
+        at once."""
+        self._check(layer)
+        low, have = self.layer, self._state.length
+        for _, same in groupby(range(low, layer), key=lambda at: have(0, at)):
+            span = list(same)
+            rest = self._target.forward(
+                Hidden(self._ran.hidden),
+                self._state,
+                layers=(span[0], span[-1] + 1),
+                taps=[at for at in self._taps if at in span],
+                logits_at="all" if span[-1] + 1 == self._last else None,
+                **self._how_at(span[0]),
+            )
+            self._out = Out(rest.logits, rest.hidden, {**self._ran.taps, **rest.taps})
+        self.layer = layer
 
     def end(self) -> Out:
         """Run the layers that are left: what a whole forward gives, with logits at all rows."""
-        first = self._first
-        assert first is not None, "`begin` comes first"
-        if self._layer == self._last:
-            return first
-        rest = self._target.forward(
-            Hidden(first.hidden),
-            self._state,
-            layers=(self._layer, self._last),
-            taps=[at for at in self._taps if at >= self._layer],
-            logits_at="all",
-            **self._how,
-        )
-        return Out(rest.logits, rest.hidden, {**first.taps, **rest.taps})
+        if self.layer < self._last:
+            self.to(self._last)
+        self._end(out := self._ran)
+        return out
+
+    @property
+    def early(self) -> Tensor:
+        """Logits [n, V] behind the first layers, where `begin` was to have them."""
+        assert self._early is not None, "ask for them in `begin`"
+        return self._early
+
+    def says(self, ids: Tensor) -> Tensor:
+        """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
+        some, which is metered then."""
+        rows = self._target.norm(self._ran.hidden[0])
+        some: Tensor | None = self._target.said(rows, ids)
+        return self.look()[:, ids] if some is None else some
+
+    def look(self) -> Tensor:
+        """Early logits [n, V], as if the layers that have run were all."""
+        rows, self._looked = self._target.exits_of(self._ran.hidden[0])
+        return rows
+
+    def leave(self, *, copy: bool) -> None:
+        """End here: what a look said is what the forward says, and the layers above do not run.
+
+        Args:
+            copy: whether these take keys and values of the rows as they are; else they never have
+                any of these places.
+        """
+        rows, above = self._ran.hidden, range(self.layer, self._last)
+        if self._looked is None:
+            raise MethodFault("a forward was left that said nothing", "`look` at what it says")
+        # The output matrix was the end of a verification, not an aside.
+        self._looked.role, self._looked.layers = "verify", (self._last, self._last)
+        if copy and above:
+            self._target.remember(rows, self._state, above, self._positions)
+        else:
+            self._state.leave_out(0, above, rows.shape[1])
+        self._end(None)
+
+    def _end(self, out: Out | None) -> None:
+        self._out = None
+        self._over(out)
+
+    @property
+    def _ran(self) -> Out:
+        if self._out is None:
+            raise MethodFault(
+                f"a forward of {self._target.name} that has ended, or was left, does not go on"
+            )
+        return self._out
+
+    @property
+    def _positions(self) -> Tensor:
+        """[1, n]."""
+        if "positions" in self._how:
+            return cast(Tensor, self._how["positions"])
+        end, n = self._state.position(), self._ran.hidden.shape[1]
+        return torch.arange(end - n, end, device=self._ran.hidden.device)[None]
+
+    def _how_at(self, layer: int) -> dict[str, Any]:
+        """Positions and mask at a layer, whose rows do not tell them where some were left out."""
+        n = self._ran.hidden.shape[1]
+        if self._state.length(0, layer) + n == self._state.length():
+            return self._how
+        return {"positions": self._positions} | self._how
+
+    def _check(self, layer: int) -> None:
+        if not 1 <= layer <= self._last:
+            raise MethodFault(
+                f"{self._target.name} has no exit behind layer {layer}: it has {self._last} layers",
+                f"choose one of 1 to {self._last}",
+            )
+        if layer < self.layer:
+            raise MethodFault(
+                f"a forward of {self._target.name} that has run {self.layer} layers does not go"
+                f" back to layer {layer}"
+            )
 
 
 # ---- parts of the target that draft -------------------------------------------------------------
@@ -366,7 +467,7 @@ class Scoring:
         self._text = text
         self._tape: Tape | None = None
         self.beside: Beside | None = None
-        self._halves: Halves | None = None  # a forward that is halted
+        self._halted: Halted | None = None  # a forward that is
         self._again = 0  # committed tokens that the last forward read once more, before the root
         self._root: Out | None = None  # what it said there, where it is apart from the draft's
         self._lent: tuple[int, int] | None = None  # position and rows, before parts wrote
@@ -379,9 +480,9 @@ class Scoring:
         Raises:
             MethodFault: a forward of the target is halted.
         """
-        if self._halves is not None:
+        if self._halted is not None:
             raise MethodFault(
-                "a part of the target drafts before `begin_score` or after `end_score`"
+                "a part of the target drafts before `begin_score`, or after its `end`"
             )
         if self._lent is None:
             self._lent, self._begun = (self.state.position(), self.state.length()), begun
@@ -537,25 +638,28 @@ class Scoring:
             self._tape.write(out)
         return _logits(out)
 
-    def begin(self, x: Tokens, draft: Draft, layer: int) -> Tensor:
+    def begin(self, x: Tokens, draft: Draft, layer: int, *, early: bool) -> Halted:
         """See `Session.begin_score`."""
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} cannot be halted: its state only knows the ends of forwards",
                 "choose a method that runs whole forwards of the target",
             )
-        taps = () if self._tape is None else self._tape.layers
-        self._halves = Halves(self.target, self.state, layer, taps)
-        return self._halves.begin(x, **self._shape(draft))
+        self._halted = Halted(self.target, self.state, self.layers, self._over)
+        self._halted.begin(x, layer, early=early, **self._shape(draft))
+        return self._halted
 
-    def end(self) -> Tensor:
-        """See `Session.end_score`."""
-        if self._halves is None:
-            raise MethodFault("`end_score` ends what `begin_score` began; nothing was begun")
-        out, self._halves = self._halves.end(), None
-        if self._tape is not None:
-            self._tape.write(out)
-        return _logits(out)
+    def _over(self, out: Out | None) -> None:
+        """A halted forward has come to its end, or was left before that."""
+        self._halted = None
+        if self._tape is None:
+            return
+        if out is None:
+            raise MethodFault(
+                "features are kept of whole forwards, and this one ends before its last layer",
+                "leave out `session.tap`",
+            )
+        self._tape.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep, of the last forward, the rows at `path`, counted from the root's."""

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.drafts import Drafts, Seen, check_rows
 from specbench_cli.engine.learning import Memory, trainable
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Beside, Partial, Scoring
+from specbench_cli.engine.scoring import Beside, Halted, Partial, Scoring
 from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
 from specbench_cli.engine.types import (
     Draft,
@@ -445,6 +446,15 @@ class Session:
 
     # ---- the text -------------------------------------------------------------------------------
 
+    @property
+    def words(self) -> Vocabulary:
+        """What the target's ids stand for, as bytes (`spelt`), and how a text is cut into them.
+
+        Raises:
+            MethodFault: its tokenizer spells in a way that is not known here.
+        """
+        return self._workspace.vocabulary()
+
     def tokens(self) -> Sequence[int]:
         """All ids so far: the prompt and what was committed. Read only."""
         return self._text.tokens
@@ -634,20 +644,21 @@ class Session:
         x = self._drafts.rows(draft, self._scoring.ready(keep=True), proposed)
         return self._scoring.forward(x, draft, "all")
 
-    def begin_score(self, draft: Draft, layer: int) -> Tensor:
-        """The first `layer` layers of `score`: early logits [m + 1, V], read as if they were all.
+    def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> Halted:
+        """A `score` that halts behind its first `layer` layers.
 
-        They may steer what is prepared, and decide nothing. `end_score` runs the rest.
+        It goes on (`to`), says what an exit there would (`early` logits [m + 1, V], `says`,
+        `look`), and ends with `end().rows`, the logits of `score`. A lossy method may have it end
+        where it is (`leave`), and hand to `verify` what a look said.
 
+        Args:
+            early: whether early logits are wanted behind the first layers: they are read as if
+                these were all, may steer what is prepared, and decide nothing.
         Raises:
             MethodFault: as `score`; or the target has no such layer.
         """
         x = self._drafts.rows(draft, self._scoring.ready())
-        return self._scoring.begin(x, draft, layer)
-
-    def end_score(self) -> Tensor:
-        """The layers that `begin_score` left: logits [m + 1, V], those of `score`."""
-        return self._scoring.end()
+        return self._scoring.begin(x, draft, layer, early=early)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.

@@ -8,7 +8,7 @@ costs, and to the next arrival where nothing is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +147,9 @@ class ScriptState:
         """See `State`."""
         self._written = min(self._written, n)
         self._kept = min(self._kept, n)
+
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """See `State`: a script has no layers."""
 
     def clear(self) -> None:
         """See `State`."""

@@ -87,6 +87,10 @@ class NoBonus(Sps):
     bonus = False
 
 
+class ProposesNothing(Sps):
+    proposes = False
+
+
 class HiresNobody(Repeat):
     workers = 2
 
@@ -135,6 +139,7 @@ WRONG = {
 OF_OTHERS = {
     NoBonus: (SpsParams(length=2), "bonus", "a token followed a draft that stood as a whole"),
     HiresUndeclared: (PearlParams(), "workers", "1, and 2 computed at once"),
+    ProposesNothing: (SpsParams(length=2), "proposes", "it is False, and tokens were drafted"),
 }
 
 

@@ -302,10 +302,10 @@ def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
     session = tiny_models().open(3, Sampling())
     session.prefill()
     part = session.partial(layers=(0, 1))
-    session.begin_score(session.chain([4]), 1)
-    with pytest.raises(MethodFault, match="before `begin_score` or after `end_score`"):
+    half = session.begin_score(session.chain([4]), 1)
+    with pytest.raises(MethodFault, match="before `begin_score`, or after its `end`"):
         part.forward(Tokens(torch.tensor([[4]])), session.state)
-    session.end_score()
+    half.end()
     with pytest.raises(MethodFault, match="one sequence at a time"):
         part.forward_batch([session.part(Tokens(torch.tensor([[4]])), session.state)])
 

@@ -29,3 +29,12 @@ def test_an_unknown_target_is_a_usage_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, options)
     assert isinstance(done.exception, UsageError)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["judge", "specee"])
+def test_what_learns_of_a_pair_needs_a_draft(tmp_path: Path, command: str) -> None:
+    options = [command, "--out", str(tmp_path), "--target", "embedded-1m", "--smoke"]
+    done = CliRunner().invoke(app, options)
+    assert isinstance(done.exception, UsageError)
+    assert "embedded-1m has no customary draft" in str(done.exception)
+    assert not any(tmp_path.iterdir())

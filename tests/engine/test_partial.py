@@ -13,11 +13,12 @@ from torch import Tensor
 from specbench_cli.audit.models.tiny import VOCAB, tiny_models
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.models.meter import Meter, Metered
-from specbench_cli.engine.scoring import Halves
-from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.scoring import Halted
+from specbench_cli.engine.types import Draft, Hidden, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
+from specbench_cli.store.schema import Trace
 
 Maker = Callable[..., Path]
 CLOSE = 1e-5
@@ -61,8 +62,8 @@ def test_two_halves_are_the_whole_forward_bit_for_bit(
         state.commit(0, range(11))
     due = target.forward(x, whole, logits_at="all", **how)
     for layer in range(1, target.n_layers + 1):
-        halves = Halves(target, halved, layer)
-        halves.begin(x, **how)
+        halves = Halted(target, halved)
+        halves.begin(x, layer, **how)
         ran = [halved.length(0, at) for at in range(target.n_layers)]
         assert ran == [18] * layer + [11] * (target.n_layers - layer)
         out = halves.end()
@@ -85,16 +86,18 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
     with torch.no_grad():
         left = module(input_ids=ids, output_hidden_states=True).hidden_states
     for layer in range(1, target.n_layers):
-        early = Halves(target, target.new_state(9), layer).begin(Tokens(ids))
+        halted = Halted(target, target.new_state(9))
+        halted.begin(Tokens(ids), layer)
+        early = halted.early
         due = decoder.unembed(decoder.norm(left[layer]))[0]
         assert float((early - due).abs().max()) <= CLOSE * max(1.0, float(due.abs().max()))
 
 
 def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    halves = Halves(target, target.new_state(9), target.n_layers)
-    early = halves.begin(Tokens(some_ids(9)))
-    assert torch.equal(halves.end().logits[0], early)
+    halves = Halted(target, target.new_state(9))
+    halves.begin(Tokens(some_ids(9)), target.n_layers)
+    assert torch.equal(halves.end().logits[0], halves.early)
     assert [forward.layers for forward in target._meter.forwards] == [(0, target.n_layers)]
 
 
@@ -104,8 +107,8 @@ def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
     target = metered(tiny_checkpoint, "llama", hosted=False)
     n, taps = target.n_layers, range(target.n_layers)
     whole = target.forward(Tokens(some_ids(9)), target.new_state(9), taps=taps)
-    halves = Halves(target, target.new_state(9), 1, taps)
-    halves.begin(Tokens(some_ids(9)))
+    halves = Halted(target, target.new_state(9), taps)
+    halves.begin(Tokens(some_ids(9)), 1)
     found = halves.end().taps
     assert all(torch.equal(found[at], whole.taps[at]) for at in taps)
     forwards: Any = target._meter.forwards[1:]
@@ -117,7 +120,7 @@ def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
 def test_an_exit_behind_no_layer_is_refused(tiny_checkpoint: Maker, layer: int) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     with pytest.raises(MethodFault, match=r"no exit behind layer -?\d+: it has 3 layers"):
-        Halves(target, target.new_state(4), layer)
+        Halted(target, target.new_state(4)).begin(Tokens(some_ids(3)), layer)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, -1, 0)], ids=["chain", "tree"])
@@ -129,8 +132,9 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
         session.prefill()
         draft = Draft(torch.tensor([7, 8, 9]), parents)
         if halved:
-            assert session.begin_score(draft, 1).shape == (4, VOCAB)
-        rows = session.end_score() if halved else session.score(draft)
+            half = session.begin_score(draft, 1)
+            assert half.early.shape == (4, VOCAB)
+        rows = half.end().rows if halved else session.score(draft)
         session.commit(session.verify(draft, rows))
         found.append((rows, session.tokens(), session.state.length(0, 1)))
     (whole, *rest), (halves, *as_well) = found
@@ -141,5 +145,126 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
 def test_a_score_ends_once_it_was_begun() -> None:
     session = tiny_models().open(5, Sampling())
     session.prefill()
-    with pytest.raises(MethodFault, match="nothing was begun"):
-        session.end_score()
+    half = session.begin_score(session.chain(()), 1)
+    with pytest.raises(MethodFault, match="was left that said nothing"):
+        half.leave(copy=False)
+    half.end()
+    for again in (half.end, half.look, lambda: half.leave(copy=False)):
+        with pytest.raises(MethodFault, match="has ended, or was left, does not go on"):
+            again()
+
+
+# ---- forwards that end before the last layer ----------------------------------------------------
+
+
+@MODELS
+@pytest.mark.parametrize("stops", [(1, 2), (1,), (2,)])
+def test_a_forward_that_halts_often_is_the_whole_forward(
+    tiny_checkpoint: Maker, family: str, hosted: bool, stops: tuple[int, ...]
+) -> None:
+    target = metered(tiny_checkpoint, family, hosted=hosted)
+    ids = some_ids(12)
+    whole, halting = target.new_state(20), target.new_state(20)
+    for state in (whole, halting):
+        target.forward(Tokens(ids[:, :11]), state, logits_at=None)
+    due = target.forward(Tokens(ids[:, 11:]), whole, logits_at="all")
+    halted = Halted(target, halting)
+    halted.begin(Tokens(ids[:, 11:]), stops[0], early=False)
+    assert [f.layers for f in target._meter.forwards[-1:]] == [(0, stops[0])]
+    for layer in stops[1:]:
+        halted.to(layer)
+    assert torch.equal(halted.end().logits, due.logits)
+
+
+@MODELS
+@pytest.mark.parametrize("copy", [False, True], ids=["none", "copy"])
+def test_layers_that_were_left_out_see_the_rows_they_should(
+    tiny_checkpoint: Maker, family: str, hosted: bool, copy: bool
+) -> None:
+    """Token 11 leaves at layer 1. What token 12 then makes of layer 2 is that of attention over the
+    text without token 11, at positions as they were; or with the keys and values that layer 2 makes
+    of the row that left layer 1."""
+    target = metered(tiny_checkpoint, family, hosted=hosted)
+    ids = some_ids(13)
+    state, other = target.new_state(20), target.new_state(20)
+    for each in (state, other):
+        target.forward(Tokens(ids[:, :11]), each, logits_at=None)
+        each.commit(0, range(11))
+    halted = Halted(target, state)
+    halted.begin(Tokens(ids[:, 11:12]), 1, early=False)
+    halted.look()
+    halted.leave(copy=copy)
+    state.commit(0, (0,))
+    lengths = [state.length(0, at) for at in range(target.n_layers)]
+    assert lengths == [12] + [11 + copy] * (target.n_layers - 1)
+    last = Halted(target, state)
+    last.begin(Tokens(ids[:, 12:]), 2, early=False)
+    found = last.end().logits
+    # The same by hand: layer 1 over both tokens, the others one by one.
+    first = target.forward(Tokens(ids[:, 11:]), other, layers=(0, 1), logits_at=None).hidden
+    rows, positions = first[:, 1:].clone(), torch.tensor([[12]])
+    for at in range(1, target.n_layers):
+        if copy:
+            target.forward(
+                Hidden(first[:, :1].clone()), other, layers=(at, at + 1), logits_at=None,
+                positions=torch.tensor([[11]]),
+            )  # fmt: skip
+        out = target.forward(
+            Hidden(rows), other, layers=(at, at + 1), logits_at="all", positions=positions
+        )
+        rows = out.hidden.clone()
+    assert torch.allclose(found, out.logits, atol=1e-5, rtol=1e-5)
+    state.commit(0, (0,))
+    state.rollback(0, 12)
+    assert [state.length(0, at) for at in range(target.n_layers)] == lengths
+    state.rollback(0, 11)
+    assert {state.length(0, at) for at in range(target.n_layers)} == {11}
+
+
+@MODELS
+def test_some_early_logits_are_those_of_a_look_at_all(
+    tiny_checkpoint: Maker, family: str, hosted: bool
+) -> None:
+    target = metered(tiny_checkpoint, family, hosted=hosted)
+    halted = Halted(target, target.new_state(9))
+    halted.begin(Tokens(some_ids(9)), 2, early=False)
+    ids = torch.tensor([5, 1, 90, 7])
+    assert torch.allclose(halted.says(ids), halted.look()[:, ids], atol=1e-5, rtol=1e-5)
+
+
+def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: Maker) -> None:
+    target = metered(tiny_checkpoint, "llama", hosted=False)
+    state = target.new_state(9)
+    target.forward(Tokens(some_ids(5)), state)
+    for copy in (False, True):
+        halted = Halted(target, state)
+        halted.begin(Tokens(some_ids(1)), 1, early=False)
+        halted.to(2)
+        halted.look()
+        halted.leave(copy=copy)
+    trace = Trace.pack(target._meter.forwards)
+    assert trace.counted()[0] == 3
+    none, copied = target._meter.forwards[1:4], target._meter.forwards[4:]
+    assert [f.layers for f in none] == [(0, 1), (1, 2), (3, 3)]
+    assert [f.role for f in none] == ["verify"] * 3
+    assert [(f.layers, f.role) for f in copied[3:]] == [((2, 3), "aux")]
+    assert 0 < copied[3].share < target.share((2, 3), logits=False)
+    assert sum(f.share for f in none) == pytest.approx(1 - target.share((2, 3), logits=False))
+
+
+def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
+    target = metered(tiny_checkpoint, "llama", hosted=False)
+    halted = Halted(target, target.new_state(9))
+    halted.begin(Tokens(some_ids(4)), 2, early=False)
+    with pytest.raises(MethodFault, match="has run 2 layers does not go back to layer 1"):
+        halted.to(1)
+
+
+def test_what_is_left_keeps_no_features() -> None:
+    session = tiny_models().open(5, Sampling())
+    session.tap((0,))
+    session.prefill()
+    half = session.begin_score(session.chain(()), 1)
+    half.look()
+    with pytest.raises(MethodFault, match="features are kept of whole forwards"):
+        half.leave(copy=False)

@@ -32,6 +32,8 @@ CONFIGURED = {
     "typical": [{"epsilon": 1.0, "delta": 1e9}],
     "lenient": [{"factor": 1.0, "length": 3}],
     "judge": [{"threshold": 1.0, "length": 4}],
+    "cdsl": [{"weight": 0.0, "length": 4}, {"weight": 0.0, "mode": "cdlh"}],
+    "specee": [{"threshold": 1.0}, {"threshold": 1.0, "gate": "random"}],
     "random-accept": [{"rate": 0.0, "length": 7}],
     "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
     "rest": [{"shortest": 1, "nodes": 16}],

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import random_cases, sampling_of
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.scoring import Halted
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.engine.types import Draft, Step
+from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
@@ -62,12 +62,8 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
         taken = (step for session in sessions for step in mirror().generate(session))
         return [(step.draft.tokens.tolist(), step.outcome, step.extra["reused"]) for step in taken]
 
-    sound, begin = steps(), Session.begin_score
-
-    def nonsense(session: Session, draft: Draft, layer: int) -> Tensor:
-        return -begin(session, draft, layer)
-
-    monkeypatch.setattr(Session, "begin_score", nonsense)
+    sound, early = steps(), Halted.early.fget
+    monkeypatch.setattr(Halted, "early", property(lambda half: -early(half)))
     corrupted = steps()
     assert [step[:2] for step in corrupted] == [step[:2] for step in sound]
     assert sum(step[2] for step in corrupted) < sum(step[2] for step in sound) / 3

@@ -12,7 +12,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import hub, resolve
 from specbench_cli.models.heads import resolve_head
 
-SHIPPED = ("eagle", "eagle3", "mtp", "acceptance", "datastore")
+SHIPPED = ("eagle", "eagle3", "mtp", "acceptance", "judge", "exits", "datastore")
 
 
 @pytest.mark.parametrize("kind", SHIPPED)

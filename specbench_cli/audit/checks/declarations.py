@@ -36,7 +36,7 @@ class Seen:
 
     models: those that ran, by name. costs: whether it asked for any. kept: whether something was
     kept in the session's memory. hired: drafters beside the target, at most. bonus: whether a token
-    followed a draft that stood as a whole.
+    followed a draft that stood as a whole. proposed: whether there was any draft.
     """
 
     steps: int = 0
@@ -45,6 +45,7 @@ class Seen:
     kept: bool = False
     hired: int = 0
     bonus: bool = False
+    proposed: bool = False
 
     def add(self, method: Method, case: Case) -> None:
         """Decode a case. What a method raises is for other checks to say."""
@@ -66,6 +67,7 @@ class Seen:
                 self.steps += 1
                 levels = step.draft.levels if step.draft is not None else 0
                 stood = len(step.outcome.path)
+                self.proposed |= levels > 0
                 self.bonus |= 0 < levels == stood < len(step.outcome.committed)
             self.models |= {forward.model for forward in session.harness.meter.forwards}
             self.hired = max(self.hired, len(session.harness.workers))
@@ -188,6 +190,12 @@ def _undeclared(watched: Watched) -> Iterator[Contradiction]:
                 "bonus",
                 "it is False, and a token followed a draft that stood as a whole",
                 "leave `bonus` out",
+            )
+        if seen.proposed and not method.proposes:
+            yield Contradiction(
+                "proposes",
+                "it is False, and tokens were drafted",
+                "leave `proposes` out: what drafts is held to more than what does not",
             )
         if seen.hired and seen.hired + 1 > method.workers:
             yield Contradiction(

@@ -91,6 +91,10 @@ class TableState:
         for layer in layers:
             self.lengths[layer] += n
 
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """See `State`: a table says what it does by the tokens alone, whatever layers held them."""
+        self.deepen(n, layers)
+
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`."""
         written, base = self.rows[self.kept :], self.kept
@@ -278,6 +282,10 @@ class TableDecoder(Decoder):
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: nothing."""
         return rows
+
+    def said(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """See `Decoder`: some of its logits."""
+        return rows[..., ids]
 
     def trainable(self) -> TableDecoder:
         """A copy that has its entries from a `module`."""

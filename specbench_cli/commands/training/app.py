@@ -16,6 +16,7 @@ from specbench_cli.commands.training.heads import COMMANDS as HEADS
 from specbench_cli.commands.training.heads import compare, replies, stateless
 from specbench_cli.commands.training.judge import judge
 from specbench_cli.commands.training.quality import quality
+from specbench_cli.commands.training.specee import specee
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,6 +158,11 @@ app.command(
     epilog="Example: [bold]specbench train judge --out heads[/bold] (for the shipped pair; minutes"
     " of one core) - then [bold]specbench run -m judge --set judge.head=heads/judge[/bold]"
 )(judge)
+app.command(
+    epilog="Example: [bold]specbench train specee --target embedded-exit --out heads[/bold]"
+    " (minutes of one core) - then [bold]specbench run -m specee --target embedded-exit --set"
+    " specee.head=heads/exits[/bold]"
+)(specee)
 app.command(
     epilog="Examples: [bold]specbench train rest --out store[/bold] (of the shipped target's own "
     "replies; minutes of one core) - [bold]specbench train rest --target smollm2-135m --text "

@@ -86,8 +86,8 @@ class Vocabulary:
         return {piece: at for at, piece in reversed([*enumerate(self.pieces)]) if piece}
 
     def spelt(self, ids: Sequence[int]) -> bytes:
-        """The bytes of some tokens."""
-        return b"".join(self.pieces[token] for token in ids)
+        """The bytes of some tokens; none of one that pads the vocabulary."""
+        return b"".join(self.pieces[token] for token in ids if token < len(self.pieces))
 
     def encode(self, data: bytes) -> list[int]:
         """The ids of bytes that may hold special tokens and begin or end within a character.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Translation
-from specbench_cli.engine.types import Features, Input, Out, Skip, Source, Tokens, skipped
+from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Source, Tokens, skipped
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -45,6 +45,9 @@ class State(Protocol):
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """Forget all rows from position n on."""
+
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """Go on n places at some layers without rows there: none will ever be seen of them."""
 
     def clear(self) -> None:
         """Forget everything; keeps the memory."""
@@ -212,6 +215,30 @@ class Decoder(ABC):
     def unembed(self, rows: Tensor) -> Tensor:
         """Logits [..., V] of rows [..., hidden] that went through `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
+
+    def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
+        """`unembed` of some ids [k] alone, [..., k]; None where that would take all of them."""
+        return None
+
+    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+        """Append to layers that rows [1, n, hidden] did not go through the keys and values that
+        they would have there, had they come to each as they are. Counts as one forward.
+
+        By default each layer runs, and what leaves it is dropped.
+
+        Args:
+            positions: [1, n].
+        """
+        ran = self.ran + 1
+        for at in layers:
+            self.forward(
+                Hidden(rows), state, layers=(at, at + 1), positions=positions, logits_at=None
+            )
+        self.ran = ran
+
+    def remember_share(self, layers: range) -> float:
+        """How much of the weights `remember` reads; see `share`."""
+        return self.share((layers.start, layers.stop), logits=False)
 
     def exits(self, rows: Tensor) -> Tensor:
         """Logits [..., V] of rows [..., hidden] that leave any layers, as if each were the last;

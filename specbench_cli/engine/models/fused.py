@@ -299,6 +299,23 @@ class FusedStack(Decoder):
         for (_, _, row), (write, *_) in zip(plan.lines, views, strict=True):
             write(row)
 
+    @torch.inference_mode()
+    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+        """See `Decoder`: keys and values alone are computed."""
+        assert isinstance(state, KVState)
+        self.ran += 1
+        n = rows.shape[1]
+        plan = self._planner.special(state, range(1), layers, n, None, positions)
+        for at, views in zip(layers, plan.views, strict=True):
+            layer = self._stack[at]
+            self._write(layer, self._seen(layer, rows[0], plan.scratch), plan, views)
+        state.extend(0, layers, n)
+
+    def remember_share(self, layers: range) -> float:
+        """See `Decoder`: queries are made beside keys and values, in one product."""
+        whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
+        return sum(self._stack[at].qkv.nbytes for at in layers) / whole
+
     def _remember(self, rows: Tensor, state: State) -> None:
         """Keys and values of the same rows [n, hidden] in all layers, as the next n of a state of
         one sequence: what cross-attention sees."""
@@ -370,6 +387,11 @@ class FusedDecoder(FusedStack):
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
         return self.weights.logits(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+
+    def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
+        """See `Decoder`."""
+        outputs = self.weights.outputs
+        return None if outputs is None else rows @ outputs[ids].mT
 
     @property
     def _stack(self) -> Sequence[Layer]:

@@ -134,6 +134,9 @@ class FusedWeights:
         rotary: says how rows of queries and keys are ordered.
         says: the ids that the output matrix has rows for, [r] in their order; None: all.
 
+    Attributes:
+        outputs: the output matrix's rows [V, hidden]; None where they are packed, or not all ids'.
+
     Raises:
         KeyError: a tensor is missing.
     """
@@ -156,6 +159,8 @@ class FusedWeights:
             self.head = linear(self.embedding.t(), form="plain")
         else:
             self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
+        whole = self.embedding if tied else self.head.columns(0, len(self.embedding))
+        self.outputs = whole if says is None else None
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [n, V] of rows [n, hidden] that went through the final norm."""

@@ -260,25 +260,38 @@ class Metered:
     def exits(self, rows: Tensor) -> Tensor:
         """`Decoder.exits`, recorded as an auxiliary forward of so many tokens as there are rows
         that reads the output matrix alone."""
+        return self.exits_of(rows)[0]
+
+    def exits_of(self, rows: Tensor) -> tuple[Tensor, Forward]:
+        """As `exits`, with the record of it."""
         t0 = self._mark()
         logits = self.decoder.exits(rows)
-        t1 = self._mark()
-        n = rows.shape[:-1].numel()
-        self._meter.record(
-            Forward(
-                model=self.decoder.name,
-                role="aux",
-                worker=self._worker,
-                batch=1,
-                n_tokens=n,
-                layers=(0, 0),
-                t0_ns=t0,
-                t1_ns=t1,
-                share=self._share((0, 0), frozenset(), True),
-                rows=None if self._place is None else {self._place: n},
-            )
+        share = self._share((0, 0), frozenset(), True)
+        return logits, self._aside(t0, rows.shape[:-1].numel(), (0, 0), share)
+
+    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+        """`Decoder.remember`, recorded as an auxiliary forward."""
+        t0 = self._mark()
+        self.decoder.remember(rows, state, layers, positions)
+        share = self.decoder.remember_share(layers)
+        self._aside(t0, rows.shape[1], (layers.start, layers.stop), share)
+
+    def _aside(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
+        """The record of an auxiliary forward over n tokens that began at t0 and ends now."""
+        forward = Forward(
+            model=self.decoder.name,
+            role="aux",
+            worker=self._worker,
+            batch=1,
+            n_tokens=n,
+            layers=layers,
+            t0_ns=t0,
+            t1_ns=self._mark(),
+            share=share,
+            rows=None if self._place is None else {self._place: n},
         )
-        return logits
+        self._meter.record(forward)
+        return forward
 
     def _early(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
         """Logits of rows [b, n, hidden] that leave a layer."""

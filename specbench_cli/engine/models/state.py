@@ -127,6 +127,7 @@ class KVState(State):
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
         self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
+        self._gaps: list[dict[int, list[int]]] = [{} for _ in range(n_seqs)]  # see `leave_out`
         self.plans: dict[tuple[int, ...], Any] = {}
 
     def line(self, seq: int) -> KVState:
@@ -175,6 +176,14 @@ class KVState(State):
         for layer in layers:
             lengths[layer] += n
 
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """See `State`: these layers then hold fewer rows than others, and have to be told the
+        positions of those that follow."""
+        for layer in layers:
+            gaps = self._gaps[seq].setdefault(layer, [])
+            first = self.lengths[seq][layer] + len(gaps)
+            gaps.extend(range(first, first + n))
+
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """Keep, of the rows written since the last commit, those at `path`.
 
@@ -213,9 +222,13 @@ class KVState(State):
                 kept = self._selected[seq] = self._selected[seq][:n]
                 self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
-            if lengths[layer] > n:
-                lengths[layer] = n
-                committed[layer] = min(committed[layer], n)
+            most = n
+            if gaps := self._gaps[seq].get(layer):
+                most -= bisect_left(gaps, n)
+                del gaps[n - most :]
+            if lengths[layer] > most:
+                lengths[layer] = most
+                committed[layer] = min(committed[layer], most)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
         """Keep the rows with these numbers (increasing), commit them, and leave the others out.
@@ -318,6 +331,10 @@ class RecurrentState(State):
     def position(self, seq: int = 0) -> int:
         """See `State`."""
         return self.length(seq)
+
+    def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
+        """None: there are no rows to be without."""
+        raise MethodFault("a recurrent state holds no rows that some layers could be without")
 
     def held(self, seq: int) -> Any:
         """What is remembered, to be read only; None if nothing is."""

@@ -71,7 +71,7 @@ class Spans:
 
     def __init__(self, session: Session, delimiter: str, cap: int) -> None:
         self._session, self._cap = session, cap
-        self.words = session._workspace.vocabulary()
+        self.words = session.words
         self._delimiter = Delimiter(delimiter, self.words)
         self._eos = session.requests[0].stop.eos
         self._model = session.draft()

@@ -119,7 +119,7 @@ def _walked(
     def worth(answer: Sequence[int]) -> float:
         return score(asked.question, 1, text(answer)) or 0.0
 
-    answer = _finished(workspace, prompt, (), ends)
+    answer = finished(workspace, prompt, (), ends)
     kept, at = worth(answer), 0
     said = _likeliest(workspace.decoders["draft"], prompt, answer)
     while at < len(answer):
@@ -127,7 +127,7 @@ def _walked(
         if token != answer[at]:
             start = [*answer[:at], token]
             row = _row(workspace.decoders["target"], [*prompt, *start])
-            other = _finished(workspace, prompt, start, ends)
+            other = finished(workspace, prompt, start, ends)
             good = worth(other) >= kept
             yield row, good
             if good:
@@ -136,7 +136,7 @@ def _walked(
         at += 1
 
 
-def _finished(
+def finished(
     workspace: Workspace, prompt: Sequence[int], start: Sequence[int], ends: frozenset[int]
 ) -> list[int]:
     """An answer that begins so, as the target greedily goes on with it."""

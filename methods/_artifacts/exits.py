@@ -1,0 +1,128 @@
+"""The predictors of SpecEE: behind each layer, whether the target would say the same if it went on.
+
+Xu et al., arXiv:2504.08850: a perceptron with one hidden layer, on what the layer's row says of a
+few candidates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha256_of
+
+_ANOTHER = "choose predictors that were trained with this target, or: specbench train specee"
+TOP = 4
+"""Candidates: the authors' number."""
+
+
+def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What a predictor reads of logits [..., k] of the candidates, [..., 3 k]: these, their
+    probabilities among themselves, and how much those have changed since the layer that was looked
+    at before; and the probabilities [..., k], for the next look.
+
+    Args:
+        before: the last look's probabilities; None at the first: then these themselves.
+    """
+    local = logits.softmax(-1)
+    change = local if before is None else local - before
+    return torch.cat((logits, local, change), -1), local
+
+
+def looked_at(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
+    """The layers that are looked at: some always, and once there were as many exits as `exits`
+    holds, those of the last ones, two before and two behind."""
+    recent = exits if len(exits) == exits.maxlen else ()
+    around = {at + off for at in recent for off in (-2, 0, 2)}
+    return sorted({*always, *around} & {*range(1, n_layers)})
+
+
+class ExitPredictors(Artifact):
+    """Trained predictors, one behind each layer but the last.
+
+    Args:
+        up: [L - 1, 3 k, width]; up_bias: [L - 1, width]; down: [L - 1, width]; down_bias: [L - 1].
+        layers: how many layers have run where most exits are, increasing.
+
+    Attributes:
+        top: k, how many candidates they look at.
+    """
+
+    kind: ClassVar[str] = "exits"
+    hint: ClassVar[str] = "specbench train specee --out DIR, then --set specee.head=DIR/exits"
+
+    def __init__(
+        self,
+        up: Tensor,
+        up_bias: Tensor,
+        down: Tensor,
+        down_bias: Tensor,
+        *,
+        layers: tuple[int, ...],
+    ) -> None:
+        self._parts = up, up_bias, down, down_bias
+        self.top, self.layers = up.shape[1] // 3, layers
+        self.weight_bytes = sum(part.nbytes for part in self._parts)
+
+    def __call__(self, layer: int, features: Tensor) -> Tensor:
+        """From features [n, 3 k] behind `layer` layers, see `seen`, to the chances [n] that the
+        target's own token is already the likeliest."""
+        up, up_bias, down, down_bias = (part[layer - 1] for part in self._parts)
+        inner = (features.to(up.dtype) @ up + up_bias).relu()
+        return (inner @ down + down_bias).sigmoid()
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The predictors in a folder: config.json with their layers, and safetensors.
+
+        Raises:
+            EnvironmentFault: nothing that can be read, or made for another target.
+        """
+        file, target = folder / "config.json", decoders["target"]
+        config: dict[str, Any] = {}
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+        trained_for, layers = config.get("specbench", {}).get("target_sha256"), config.get("layers")
+        if config.get("n_layers") != target.n_layers or not isinstance(layers, list):
+            raise EnvironmentFault(
+                f"{folder.name} holds no predictors of a target of {target.n_layers} layers",
+                _ANOTHER,
+            )
+        if trained_for and sha256_of(target) not in (None, trained_for):
+            raise EnvironmentFault(f"{folder.name} was trained with another target", _ANOTHER)
+        if not all(type(each) is int and 0 < each < target.n_layers for each in layers):
+            raise EnvironmentFault(
+                f"{folder.name}: its layers {layers} are not numbers from 1 to"
+                f" {target.n_layers - 1}",
+                _ANOTHER,
+            )
+        weights = Weights(folder)
+        try:
+            names = ("up", "up_bias", "down", "down_bias")
+            parts = [weights[name].to(target.device).float() for name in names]
+        except KeyError as missing:
+            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+        n, reads, width = parts[0].shape if parts[0].dim() == 3 else (0, 0, 0)
+        due = [(target.n_layers - 1, reads, width), (n, width), (n, width), (n,)]
+        if [part.shape for part in parts] != due or not reads or reads % 3:
+            raise EnvironmentFault(f"{folder.name}: its tensors have other shapes", _ANOTHER)
+        return cls(*parts, layers=tuple(sorted(set(layers))))
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """Predictors that are of all opinions, behind every layer."""
+        target, generator = decoders["target"], torch.Generator().manual_seed(seed)
+        dtype = torch.promote_types(target.dtype, torch.float32)
+        n, reads, width = target.n_layers - 1, 3 * min(TOP, target.vocab_size), 8
+        shapes = (n, reads, width), (n, width), (n, width), (n,)
+        parts = [
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(target.device, dtype)
+            for shape in shapes
+        ]
+        return cls(*parts, layers=tuple(range(1, target.n_layers)))
