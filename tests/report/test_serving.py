@@ -114,3 +114,16 @@ def test_settings_decide_which_form_a_line_has():
 def test_a_method_that_no_engine_has_gives_nothing_to_paste():
     params = registry.parameters("staged", {}).model_dump()
     assert {line.lacks for line in lines("staged", params, NAMES)} == {"has no staged"}
+
+
+@pytest.mark.openvino
+def test_openvino_has_what_its_lines_use():
+    genai = pytest.importorskip("openvino_genai")
+    config = genai.GenerationConfig()
+    for engine, _, method, form in EVERY:
+        if engine == "OpenVINO GenAI":
+            tree = ast.parse(filled(engine, method, form).text)
+            used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+            of = {node.attr: node.value.id for node in used if isinstance(node.value, ast.Name)}
+            assert all(hasattr(genai, name) for name, owner in of.items() if owner == "ov")
+            assert all(hasattr(config, name) for name, owner in of.items() if owner == "config")
