@@ -29,6 +29,7 @@ from specbench_cli.commands import (
     init,
     predict,
     publish,
+    recommend,
     report,
     run,
 )
@@ -58,6 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP},
 )
 app.command("run", epilog=run.EPILOG)(run.run)
+app.command("recommend", epilog=recommend.EPILOG)(recommend.recommend)
 app.command("report", epilog=report.EPILOG)(report.report)
 app.command("publish", epilog=publish.EPILOG)(publish.publish)
 app.command("export", epilog=export.EPILOG)(export.export)

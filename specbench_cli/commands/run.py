@@ -137,6 +137,9 @@ def run(
         str | None, _What("N", "Questions of each task, over its families.", "all, 12 of mini")
     ] = None,
     category: Annotated[list[str] | None, _What("NAME", "Families or categories.", "all")] = None,
+    prompt: Annotated[
+        list[str] | None, _What("ID", "These questions alone: mini/qa-003.", "all", "--prompt")
+    ] = None,
     settings: Annotated[
         list[str] | None, _What("M.P=V", "A method's parameter: sps.length=7.", None, "--set")
     ] = None,
@@ -326,6 +329,10 @@ def run(
         str | None,
         _Measuring("S", "Seconds after which a method has failed on a prompt.", "600"),
     ] = None,
+    stop_after: Annotated[
+        str | None,
+        _Measuring("S", "Seconds of a pass after which no further prompt is begun.", "none"),
+    ] = None,
     out: Annotated[
         Path | None, _Output("DIR", "The run's folder.", "results/runs/NAME", "--out", "-o")
     ] = None,
@@ -366,6 +373,7 @@ def run(
         "drafts": drafts,
         "limit": limit,
         "category": category,
+        "prompts": prompt,
         "seed": seed,
         "temperature": temperature,
         "top_p": top_p,
@@ -395,6 +403,7 @@ def run(
         "isolation": isolation,
         "executor": executor,
         "timeout_per_prompt": timeout_per_prompt,
+        "stop_after": stop_after,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}

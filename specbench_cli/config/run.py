@@ -138,6 +138,8 @@ class RunConfig(BaseModel):
     all. `controls`: whether lossy rows bring theirs. `isolation`: whether plug-ins decode in a
     process of their own, or in the run's. `executor`: who measures: this machine, or the workers
     of a Ray cluster. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
+    `prompts`: the ids of the questions that are asked. `stop_after`: seconds of a pass after which
+    no further prompt is begun.
     `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
     the settings that took the place of the defaults
     (`config.profile`).
@@ -153,6 +155,7 @@ class RunConfig(BaseModel):
     drafts: Words = []
     limit: Annotated[Number | None, Field(ge=1)] = None
     category: Words = []
+    prompts: Words = []
     seed: Number = Field(0, ge=0)
     temperature: Annotated[Real, AfterValidator(_workable)] = Field(0.0, ge=0)
     top_p: Real = Field(1.0, ge=SMALLEST_P, le=1)
@@ -180,6 +183,7 @@ class RunConfig(BaseModel):
     isolation: Literal["process", "none"] = "process"
     executor: Literal["local", "ray"] = "local"
     timeout_per_prompt: Real = Field(600.0, gt=0)
+    stop_after: Annotated[Real | None, Field(gt=0)] = None
     set: dict[str, dict[str, Any]] = {}
     sweep: dict[str, dict[str, list[Any]]] = {}
     tune: Annotated[Number | None, Field(ge=2)] = None
@@ -274,6 +278,15 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"memory_budget {self.memory_budget} does not know of the state that a contrast's"
                 " weakened prompts take: drop memory_budget, or contrast"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _limit_is_between_prompts(self) -> RunConfig:
+        if self.stop_after is not None and (self.load is not None or self.executor != "local"):
+            raise ValueError(
+                "stop_after ends a pass of this machine between two prompts: drop it, or load and"
+                " executor"
             )
         return self
 

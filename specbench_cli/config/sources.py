@@ -63,7 +63,7 @@ class Given:
 
 def option(name: str) -> str:
     """The command-line option of a field: `--max-new-tokens`."""
-    singular = {"methods": "method", "tasks": "task", "plugins": "plugin"}
+    singular = {"methods": "method", "tasks": "task", "plugins": "plugin", "prompts": "prompt"}
     return "--" + singular.get(name, name).replace("_", "-")
 
 

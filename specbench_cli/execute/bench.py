@@ -31,7 +31,7 @@ from specbench_cli.execute.planning.placement import choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
-from specbench_cli.tasks import answer_text, conversation, render
+from specbench_cli.tasks import Question, answer_text, conversation, render
 
 _Read = TypeVar("_Read")
 
@@ -182,9 +182,10 @@ class Bench:
         self._heads[wanted] = files
         return made
 
-    def prompt(self, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
-        """The ids of a prompt: the questions so far, with the answers given in between."""
-        messages = conversation(turns, [answer_text(self.tokenizer, ids) for ids in answers])
+    def prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
+        """The ids of a prompt: the question's turns so far, with the answers given in between."""
+        texts = [answer_text(self.tokenizer, ids) for ids in answers]
+        messages = conversation(question.turns, texts, question.before)
         try:
             return render(self.tokenizer, messages, raw=self._plan.config.raw)
         except TemplateError as error:
@@ -209,7 +210,7 @@ class Bench:
         Later turns hold answers, so their lengths are known only then.
         """
         for question in self._plan.questions:
-            ids = self.prompt(question.turns[:1], ())
+            ids = self.prompt(question)
             self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:

@@ -26,7 +26,7 @@ def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
-        yield bench.prompt(question.turns[:1], ())
+        yield bench.prompt(question)
 
 
 def pictured(questions: Sequence[Question]) -> frozenset[str]:

@@ -205,7 +205,13 @@ class Pass:
                 check=Check(REFERENCE, POSITIONS, self._plan.config.batch) if check else None,
             )
             self._prompts, self._measured = len(every), len(every) - len(visits)
+            begun, limit = monotonic(), self._plan.config.stop_after
             for first in range(0, len(visits), size):
+                if limit is not None and first and monotonic() - begun > limit:
+                    self._view.note(
+                        f"--stop-after {limit:g}: {self._measured} of {self._prompts} prompts"
+                    )
+                    break
                 together = visits[first : first + size]
                 questions = [question for question, _ in together]
                 self._converse(questions, together[0][1], number, memory)
@@ -341,7 +347,7 @@ class Pass:
         known = self._answers.prompts.get((question.prompt_id, turn))
         if known is not None:
             return known
-        ids = self._bench.prompt(question.turns[:turn], answers)
+        ids = self._bench.prompt(question, answers)
         prompt = Prompt(
             prompt_id=question.prompt_id,
             cluster=question.cluster,
@@ -532,7 +538,7 @@ class Pass:
         """Run every row a little: lazy set-up, caches and clocks are then as they will be. What was
         learnt is forgotten; the copies that rows train are made."""
         fresh = Memory().save()
-        ids = tuple(self._bench.prompt(question.turns[:1], ()))
+        ids = tuple(self._bench.prompt(question))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
         request = self._bench.request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
         for arm in self._plan.arms:

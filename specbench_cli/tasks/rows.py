@@ -11,6 +11,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.card import Card, Source
 from specbench_cli.tasks.formats import read_rows
+from specbench_cli.tasks.requests import MESSAGES, Asked, read_request, unwrapped
 from specbench_cli.tasks.schema import FAMILIES, Column, Family, Question
 
 COLUMNS: Mapping[Column, tuple[str, ...]] = {
@@ -25,7 +26,8 @@ COLUMNS: Mapping[Column, tuple[str, ...]] = {
 
 ACCEPTED = (
     'each row is a JSON object with "turns" (a list of texts), "prompt" or "question" (a text), '
-    'and optionally "question_id" or "id", "category", "family", "cluster", "reference"'
+    'and optionally "question_id" or "id", "category", "family", "cluster", "reference"; or one of'
+    ' OpenAI\'s requests with "messages", or a batch file\'s with such a "body"'
 )
 
 
@@ -49,10 +51,11 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
     """
     seen: dict[str, int] = {}
     questions: list[Question] = []
-    for index, (line, row) in enumerate(read_rows(data, source.rows_file, card.columns)):
+    for index, (line, read) in enumerate(read_rows(data, source.rows_file, card.columns)):
         try:
-            if not isinstance(row, dict):
-                raise RowError(f"expected a JSON object, got {_short(row)}")
+            if not isinstance(read, dict):
+                raise RowError(f"expected a JSON object, got {_short(read)}")
+            row = unwrapped(read)
             if not _counts(row, card):
                 continue
             question = _question(row, card, source, index)
@@ -115,17 +118,32 @@ def _question(row: Mapping[str, Any], card: Card, source: Source, index: int) ->
     category, family = _stratum(row, card, source)
     cluster = _text(row, card, "cluster")
     scorer = card.scorer_of(family)
+    asked = _request(row, card, category)
+    if asked is not None:
+        cluster = cluster or asked.cluster
     return Question(
         prompt_id=prompt_id,
         cluster=f"{card.name}/{cluster}" if cluster else prompt_id,
         task=card.name,
         family=family,
         category=category,
-        turns=_turns(row, card, category),
+        turns=_turns(row, card, category) if asked is None else (asked.text,),
+        before=() if asked is None else asked.before,
+        max_new_tokens=None if asked is None else asked.budget,
         reference=_reference(row, card),
         scorer=scorer,
         program=_program(row, card) if scorer == "unit_tests" else None,
     )
+
+
+def _request(row: Mapping[str, Any], card: Card, category: str) -> Asked | None:
+    """The request that a row is, where it is one and the card asks for nothing else."""
+    if MESSAGES not in row or "turns" in card.fields or card.template_of(category) is not None:
+        return None
+    try:
+        return read_request(row)
+    except ValueError as fault:
+        raise RowError(str(fault)) from fault
 
 
 def _program(row: Mapping[str, Any], card: Card) -> tuple[str, str]:

@@ -11,6 +11,10 @@ from specbench_cli.store.schema import Family as Family
 Column = Literal["id", "turns", "category", "family", "cluster", "reference"]
 """What can be read from a row; see `rows.COLUMNS` for the names looked for by default."""
 
+Role = Literal["system", "user", "assistant"]
+Message = tuple[Role, str]
+"""Who says what."""
+
 Scorer = Literal[
     "exact_match",
     "exact_sentences",
@@ -40,6 +44,9 @@ class Question:
         scorer: how answers are scored, None where they are not.
         program: the code before and after an answer that is tested by running it.
         sample: from 1, which of several samples of the same prompt; 0 where it is the only one.
+        before: messages that stand before the first turn, as a request of one's own traffic has
+            them.
+        max_new_tokens: most tokens that this question asks for; None where it does not say.
     """
 
     prompt_id: str
@@ -52,6 +59,8 @@ class Question:
     scorer: Scorer | None = None
     program: tuple[str, str] | None = None
     sample: int = 0
+    before: tuple[Message, ...] = ()
+    max_new_tokens: int | None = None
 
     @property
     def asked(self) -> str:

@@ -7,20 +7,23 @@ and `apply_chat_template` besides, its own template is used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-Message = tuple[Literal["user", "assistant"], str]
+from specbench_cli.tasks.schema import Message
 
 
-def conversation(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
-    """The messages up to the turn that is to be answered: turns 1..n+1 around n answers.
+def conversation(
+    turns: Sequence[str], answers: Sequence[str], before: Sequence[Message] = ()
+) -> list[Message]:
+    """The messages up to the turn that is to be answered: those `before`, then turns 1..n+1 around
+    n answers.
 
     Raises:
         ValueError: no turn is left to answer.
     """
     if len(answers) >= len(turns):
         raise ValueError(f"{len(answers)} answers leave none of {len(turns)} turns to answer")
-    messages: list[Message] = []
+    messages: list[Message] = [*before]
     for turn, answer in zip(turns, answers, strict=False):
         messages += [("user", turn), ("assistant", answer)]
     return [*messages, ("user", turns[len(answers)])]

@@ -85,7 +85,7 @@ def main() -> None:
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
-        ids = bench.prompt(question.turns[:1], ())
+        ids = bench.prompt(question)
         if len(ids) > args.longest:
             continue
         bench.workspace.reserve(len(ids) + args.tokens)

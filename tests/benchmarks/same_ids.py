@@ -40,7 +40,7 @@ def main() -> int:
     sampling = Sampling() if args.verify == "greedy" else Sampling("coupled", 0.8, seed=1)
     requests = []
     for question in plan.questions[:: max(1, len(plan.questions) // args.questions)]:
-        ids = bench.prompt(question.turns[:1], ())[: args.longest]
+        ids = bench.prompt(question)[: args.longest]
         bench.workspace.reserve(len(ids) + args.tokens)
         requests.append(bench.request(question.prompt_id, 1, ids, bench.stop(args.tokens)))
     del requests[args.questions :]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.execute import run as execute
 from specbench_cli.execute.run import exit_code
@@ -339,3 +340,23 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
     assert run_dir.manifest["left_out"] == {}
     labels = [record.label for record in run_dir.records()]
     assert labels.count("mended") == labels.count("pld") == 2
+
+
+def test_named_prompts_are_asked_and_no_others(specbench):
+    named = ["mini/qa-003", "mini/rag-001"]
+    outcome = specbench("pld", limit=None, prompts=named)
+    assert {record.prompt_id for record in outcome.records} == set(named)
+    with pytest.raises(UsageError, match=r"no question 'mini/qa-3'; did you mean 'mini/qa-"):
+        specbench("pld", limit=None, prompts=["mini/qa-3"])
+
+
+def test_a_pass_that_is_to_stop_finishes_its_prompt_and_begins_no_other(specbench):
+    outcome = specbench("pld", limit=6, stop_after=1e-6)
+    assert len({record.prompt_id for record in outcome.records}) == 1
+    assert outcome.manifest["status"] == "finished"
+    assert "--stop-after 1e-06: 1 of 6 prompts" in outcome.log.notes
+
+
+def test_a_run_under_load_has_no_prompt_to_stop_before():
+    with pytest.raises(ValueError, match="stop_after ends a pass"):
+        RunConfig.model_validate({"methods": ["pld"], "load": "poisson:2", "stop_after": 3})

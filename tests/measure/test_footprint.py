@@ -37,7 +37,7 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
-        ids = bench.prompt(question.turns[:1], ())
+        ids = bench.prompt(question)
         bench.workspace.reserve(len(ids) + 8)
         requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop(8)))
     sampling = Sampling(rule, temperature)

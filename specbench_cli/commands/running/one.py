@@ -73,10 +73,16 @@ def written(folder: Path, view: RunView) -> Reading:
 
 
 @contextmanager
-def told_how_to_go_on(path: Path, view: RunView, part: bool) -> Iterator[None]:
+def told_how_to_go_on(
+    path: Path, view: RunView, part: bool, command: str | None = None
+) -> Iterator[None]:
     """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
-    part of one, whoever ordered it says so."""
-    command = apart.resumption(path)
+    part of one, whoever ordered it says so.
+
+    Args:
+        command: where that is not a run's own.
+    """
+    command = command or apart.resumption(path)
     try:
         yield
     except KeyboardInterrupt as stopped:

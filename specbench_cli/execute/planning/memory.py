@@ -16,7 +16,8 @@ from specbench_cli.execute.bench import readable, tokenizer_of
 from specbench_cli.execute.planning.placement import choose_device
 from specbench_cli.execute.planning.plan import Arm, Plan, make_plan, wave
 from specbench_cli.measure.footprint import Footprint, Sizes, expected, footprint
-from specbench_cli.tasks import conversation, render
+from specbench_cli.tasks import Question, conversation, render
+from specbench_cli.tasks.schema import Message
 
 CHANCE = 0.7
 """That a draft token stands, as long as nothing is known: `LengthParams.acceptance`'s default."""
@@ -180,10 +181,15 @@ def _prompts(plan: Plan, budget: int) -> Iterator[int]:
     tokenizer = tokenizer_of(plan.target)
     for question in plan.questions:
         lengths = [
-            len(render(tokenizer, conversation([turn], []), raw=plan.config.raw))
-            for turn in question.turns
+            len(render(tokenizer, conversation([turn], [], before), raw=plan.config.raw))
+            for turn, before in zip(question.turns, _before(question), strict=True)
         ]
         yield sum(lengths) + (len(lengths) - 1) * budget
+
+
+def _before(question: Question) -> list[Sequence[Message]]:
+    """What stands before each turn, but for the turns themselves."""
+    return [question.before, *([()] * (len(question.turns) - 1))]
 
 
 def _groups(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from specbench_cli import registry
 from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.config.problems import did_you_mean
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Guarantee
@@ -159,7 +160,8 @@ class Plan:
     def budget(self, question: Question) -> int:
         """Most new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
-        return self.config.max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
+        asked = self.config.max_new_tokens or question.max_new_tokens
+        return asked or own or DEFAULT_MAX_NEW_TOKENS
 
     def baseline(self, arm: Arm) -> str:
         """The label of the row that a row's speedups are over, whether that is run or not."""
@@ -219,7 +221,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     Args:
         fetch: have heads that are not on this machine downloaded.
     """
-    _plug_in(config)
+    plug_in(config)
     target, draft = _pair(config)
     found: dict[str, str] = {}
     for row in config.methods:
@@ -238,7 +240,7 @@ def reason(fault: SpecbenchError) -> str:
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
-def _plug_in(config: RunConfig) -> None:
+def plug_in(config: RunConfig) -> None:
     """Register a configuration's plug-ins, each imported in a process of its own first."""
     isolated = config.isolation == "process"
     for path in config.plugins:
@@ -300,7 +302,7 @@ def make_plan(config: RunConfig) -> Plan:
     """
     if config.run_code and not config.uncontained:
         check_containment()
-    _plug_in(config)
+    plug_in(config)
     arms = tuple(
         Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
         for row in config.methods
@@ -367,6 +369,7 @@ def make_plan(config: RunConfig) -> Plan:
             f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
         )
     asked = select([each for task in tasks for each in task.questions], config.category)
+    asked = _named(asked, config.prompts)
     if config.load:  # a later turn would arrive when it is asked
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
     target, draft = _pair(config)
@@ -392,6 +395,22 @@ def make_plan(config: RunConfig) -> Plan:
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
         grammar=grammar,
     )
+
+
+def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
+    """The questions of these ids, all where none is given. Raises UsageError where one is none."""
+    if not ids:
+        return list(questions)
+    known = {question.prompt_id for question in questions}
+    for name in ids:
+        if name not in known:
+            guess = did_you_mean(name, known)
+            raise UsageError(
+                f"there is no question {name!r}{guess}",
+                hint="an id is the task's name and the row's id, or its number from 0: mini/qa-003",
+            )
+    wanted = set(ids)
+    return [question for question in questions if question.prompt_id in wanted]
 
 
 def like_of(method: Method) -> str | None:

@@ -58,7 +58,7 @@ def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
     by_step = isinstance(arm.method.params, SpanParams)
     passed = asked = 0
     for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
-        ids, budget = bench.prompt(question.turns[:1], ()), plan.budget(question)
+        ids, budget = bench.prompt(question), plan.budget(question)
         workspace.reserve(len(ids) + budget)
         request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)

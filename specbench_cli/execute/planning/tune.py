@@ -64,10 +64,13 @@ def prepare(plan: Plan) -> tuple[Plan, Tuning]:
 
 
 def split(
-    questions: Sequence[Question], seed: int
+    questions: Sequence[Question], seed: int, share: float = DEVELOPMENT, who: str = "--tune"
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Development and held-out questions: a third of each family's clusters, at least one where
+    """Development and held-out questions: a share of each family's clusters, at least one where
     there are two, and the rest. The draw depends on the seed and the clusters' names alone.
+
+    Args:
+        who: chooses on the first, for messages.
 
     Raises:
         UsageError: no family has two clusters.
@@ -79,10 +82,10 @@ def split(
     for name in sorted(set(family.values())):
         ranked = sorted((c for c in family if family[c] == name), key=lambda c: _rank(seed, c))
         if len(ranked) > 1:
-            chosen.update(ranked[: max(1, round(DEVELOPMENT * len(ranked)))])
+            chosen.update(ranked[: max(1, round(share * len(ranked)))])
     if not chosen:
         raise UsageError(
-            f"--tune chooses on some questions and measures on others: {len(questions)} are too"
+            f"{who} chooses on some questions and measures on others: {len(questions)} are too"
             " few, there must be two of one family",
             "--limit 24",
         )

@@ -1,0 +1,1 @@
+"""A method and its settings in the words of engines that serve models."""

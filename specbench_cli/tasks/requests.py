@@ -1,0 +1,119 @@
+"""One's own traffic: requests as OpenAI's chat completions have them, and as its batch files do.
+
+A request is one question: its last message is what is answered, those before it stand as they
+were, answers of the assistant among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_cli.tasks.schema import Message, Role
+
+MESSAGES = "messages"
+_BODY = "body"
+"""What a batch file wraps a request in."""
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",  # the same under its later name, which few chat templates know
+    "user": "user",
+    "assistant": "assistant",
+}
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request.
+
+    before: the messages that come first. text: what is answered. budget: the most tokens that it
+    asks for, None where it does not say. cluster: the same for requests in the same words.
+    """
+
+    before: tuple[Message, ...]
+    text: str
+    budget: int | None
+    cluster: str
+
+
+def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of a batch file as the request that it wraps, with its id; others as they are."""
+    body = row.get(_BODY)
+    if not isinstance(body, dict):
+        return row
+    named = {"id": row["custom_id"]} if row.get("custom_id") is not None else {}
+    return {**body, **named}
+
+
+def read_request(row: Mapping[str, Any]) -> Asked:
+    """A row that has `messages`.
+
+    Raises:
+        ValueError: it is no request that can be asked as it is; the message says why.
+    """
+    if row.get("tools") or row.get("functions"):
+        raise ValueError(
+            "it offers tools, which are not rendered: leave them out, or give the text that the"
+            ' model gets as "prompt", and run with --raw'
+        )
+    listed = row[MESSAGES]
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"'messages' must be a list of messages, got {_short(listed)}")
+    messages = [_message(place, each) for place, each in enumerate(listed)]
+    role, text = messages[-1]
+    if role != "user":
+        raise ValueError(
+            f"the last message is the {role}'s, and what is answered is the user's: drop what comes"
+            " behind it"
+        )
+    if not text.strip():
+        raise ValueError(f"messages[{len(messages) - 1}] is empty, and is what is answered")
+    digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
+    return Asked(tuple(messages[:-1]), text, _budget(row), digest[:16])
+
+
+def _message(place: int, message: Any) -> Message:
+    where = f"messages[{place}]"
+    if not isinstance(message, dict):
+        raise ValueError(f"{where} must have a role and a content, got {_short(message)}")
+    role = _ROLES.get(str(message.get("role")))
+    if role is None:
+        raise ValueError(
+            f"{where} has the role {_short(message.get('role'))}, none of {', '.join(_ROLES)}"
+        )
+    if message.get("tool_calls") or message.get("function_call"):
+        raise ValueError(f"{where} calls a tool, which is not rendered: leave the request out")
+    content = message.get("content")
+    if isinstance(content, str):
+        return role, content
+    if not isinstance(content, list) or not content:
+        raise ValueError(f"{where} must have a text as content, got {_short(content)}")
+    return role, "\n".join(_part(where, part) for part in content)
+
+
+def _part(where: str, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise ValueError(f"{where} holds a part that is no text: {_short(part)}")
+    return text
+
+
+def _budget(row: Mapping[str, Any]) -> int | None:
+    for name in _LIMITS:
+        value = row.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name!r} must be a whole number from 1, got {_short(value)}")
+        return value
+    return None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."

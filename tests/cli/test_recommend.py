@@ -1,0 +1,117 @@
+"""`specbench recommend` as a person meets it."""
+
+import json
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.execute import passes
+from specbench_cli.execute.recommending import search
+from specbench_cli.execute.recommending.halving import Pace
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+SMALL = "--allow-noise --max-new-tokens 6 --isolation none --minutes 3".split()
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def call(*args):
+        code = app._run(["recommend", *args])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """No round is longer than three prompts, however fast the machine is."""
+    fits = Pace.fits
+    monkeypatch.setattr(Pace, "fits", lambda pace, rows, s: min(3, fits(pace, rows, s)))
+    monkeypatch.setattr(Pace, "confirmation", lambda *_: (3, 60.0))
+    monkeypatch.setattr(search, "SETTINGS", 2)
+    monkeypatch.setattr(search, "LEAST_HELD_OUT", 3)
+    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 1)
+
+
+def traffic(path, *texts):
+    lines = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few, tmp_path):
+    file = traffic(tmp_path / "traffic.jsonl", *(f"Say {n} and {n}." for n in range(12)))
+    code, out, _ = run("-m", "pld", "-t", file, *SMALL, "--json", "--out", "here")
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    done = events[-1]
+    assert done["event"] == "done"
+    kept = json.loads((tmp_path / "here" / "recommendation.json").read_text())
+    assert kept == {key: done[key] for key in kept}
+    assert [each["label"] for each in done["confirmed"]] == [
+        max(done["search"], key=lambda each: (each["rounds"], each["ratio"]))["label"]
+    ]
+    (confirmed,) = done["confirmed"]
+    assert (done["recommended"] is not None) == ((confirmed["speedup_low"] or 0) > 1)
+    assert bool(done["lines"]) is (done["recommended"] is not None)
+    held = {r.prompt_id for r in RunDir.open(tmp_path / "here" / "confirmation").records()}
+    searched = {
+        r.prompt_id
+        for path in (tmp_path / "here").glob("round-*")
+        for r in RunDir.open(path).records()
+    }
+    assert searched and held and not searched & held
+    assert str(tmp_path) not in (tmp_path / "here" / "recommendation.json").read_text()
+
+    code, out, _ = run("--resume", "here")  # finished: told once more, nothing is measured
+    assert code == 0
+    assert "recommended:" in out and "search: " in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("    ")) <= 100
+
+
+def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
+    monkeypatch.setattr(search.Rounds, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, err = run("-m", "pld", *SMALL, "--out", "here")
+    assert code == 130
+    assert "to go on: specbench recommend --resume here" in err
+
+
+REFUSED = [
+    (["--minutes", "0"], "--minutes 0 is too short", "--minutes 10"),
+    (["--minutes", "soon"], "--minutes must be a number of minutes, got 'soon'", "--minutes 10"),
+    (["--batches", "2,x"], "--batches must be whole numbers", "--batches 0 for none"),
+    (["-t", "empty.jsonl"], "empty.jsonl holds no question", "messages"),
+    (["-t", "wrong.jsonl"], "wrong.jsonl:2: 'messages' must be a list", "messages"),
+    (["-t", "broken.jsonl"], "broken.jsonl:1: not JSON", "messages"),
+    (["-t", "one.jsonl"], "recommend chooses on some questions", "--limit"),
+    (["-m", "hf:assisted"], "hf:assisted is another program's", "specbench run"),
+    (["-m", "psl"], "no method 'psl'; did you mean", "specbench list methods"),
+    (["-m", "vanilla"], "there is nothing to choose from", "-m sps,pld"),
+    (["--costs", "gone.json"], "no such file of costs: gone.json", "specbench predict --probe"),
+    (["--force"], "--force is for a recommendation that is resumed", "--resume DIR --force"),
+    (["--resume", "gone"], "gone holds no recommendation", "specbench recommend"),
+    (["--resume", "gone", "--seed", "1"], "drop --seed", "--resume DIR"),
+]
+
+
+@pytest.mark.parametrize(("args", "says", "hint"), REFUSED)
+def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args, says, hint):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    traffic(tmp_path / "one.jsonl", "alone")
+    traffic(tmp_path / "wrong.jsonl", "right")
+    with (tmp_path / "wrong.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"messages": []}\n')
+    (tmp_path / "broken.jsonl").write_text("{no\n")
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    first, *rest = [line for line in err.splitlines() if line.startswith(("error", "hint"))]
+    assert says in first
+    assert any(hint in line for line in rest)
+    assert not list(tmp_path.glob("results/runs/*"))

@@ -1,0 +1,98 @@
+"""OpenAI's requests as a task: what is asked, and what of a file is refused with its line."""
+
+import json
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks import conversation, load_task, render
+
+ASK = {"role": "user", "content": "How many?"}
+
+
+def task(tmp_path, *rows):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return load_task(str(path))
+
+
+def test_a_request_is_answered_after_the_messages_before_its_last(tmp_path):
+    system = {"role": "system", "content": "Be short."}
+    said = [system, ASK, {"role": "assistant", "content": "Three."}, ASK]
+    (question,) = task(tmp_path, {"model": "any", "messages": said, "temperature": 0.3}).questions
+    assert question.turns == ("How many?",)
+    assert question.before == (
+        ("system", "Be short."),
+        ("user", "How many?"),
+        ("assistant", "Three."),
+    )
+    told = conversation(question.turns, (), question.before)
+    assert told == [*question.before, ("user", "How many?")]
+
+
+def test_a_chat_template_gets_all_messages_with_their_roles():
+    class Tokenizer:
+        chat_template = "own"
+
+        def apply_chat_template(self, messages, **_):
+            return " ".join(f"{m['role']}:{m['content']}" for m in messages)
+
+        def encode(self, text, **_):
+            return text.split()
+
+    told = conversation(["b"], (), [("system", "a")])
+    assert render(Tokenizer(), told, raw=False) == ["system:a", "user:b"]
+
+
+def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_path):
+    body = {"messages": [ASK], "max_tokens": 40}
+    row = {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (question,) = task(tmp_path, row).questions
+    assert (question.prompt_id, question.max_new_tokens) == ("traffic/r-1", 40)
+
+
+def test_parts_of_a_content_and_a_developers_words_are_texts_and_the_systems(tmp_path):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+    (question,) = task(tmp_path, {"messages": said}).questions
+    assert (question.before, question.turns) == ((("system", "x"),), ("a\nb",))
+
+
+def test_requests_in_the_same_words_share_a_cluster(tmp_path):
+    other = {"messages": [{"role": "user", "content": "Why?"}]}
+    first, again, third = task(tmp_path, {"messages": [ASK]}, {"messages": [ASK]}, other).questions
+    assert first.cluster == again.cluster != third.cluster
+    assert first.prompt_id != again.prompt_id
+
+
+WRONG = [
+    ({"messages": []}, "must be a list of messages"),
+    ({"messages": "hello"}, "must be a list of messages"),
+    ({"messages": ["hello"]}, r"messages\[0\] must have a role and a content"),
+    ({"messages": [{"role": "bot", "content": "x"}]}, r"role \"bot\", none of system"),
+    ({"messages": [ASK, {"role": "assistant", "content": "3"}]}, "last message is the assistant's"),
+    ({"messages": [{"role": "user", "content": " "}]}, "is empty"),
+    ({"messages": [{"role": "user", "content": None}]}, "must have a text as content, got null"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "holds a part that is no text",
+    ),
+    ({"messages": [ASK], "max_tokens": 0}, "'max_tokens' must be a whole number from 1, got 0"),
+    ({"messages": [ASK], "tools": [{"type": "function"}]}, "offers tools"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, ASK]},
+        "calls a tool",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "why"), WRONG)
+def test_a_malformed_request_is_refused_with_its_line(tmp_path, row, why):
+    with pytest.raises(UsageError, match=rf"traffic\.jsonl:2: .*{why}") as caught:
+        task(tmp_path, {"messages": [ASK]}, row)
+    assert "messages" in caught.value.hint
+
+
+def test_an_empty_file_of_requests_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no question"):
+        task(tmp_path)
