@@ -106,4 +106,4 @@ def written(value: Any) -> str:
     """A value as it is typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return str(value).replace("\n", "\\n")

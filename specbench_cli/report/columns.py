@@ -229,7 +229,7 @@ ACCURACY = _figure(
 SCORED = _figure(
     "n",
     "n_scored",
-    _whole,
+    lambda n: _whole(n or None),
     "questions whose answers were scored",
     when=lambda rows: not all(row.lossless for row in rows),
 )
@@ -308,6 +308,12 @@ PAGE = (
     RULE_RATE, RULE, *LEDGER, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY,
     TARGET, DRAFT,
 )  # fmt: skip
+LOSSY_PAGE = (
+    GROUP, METHOD, SPEEDUP, INTERVAL, ACCURACY, LOST, OVER_RANDOM, SCORED, PER_FORWARD, RULE_RATE,
+    RELAXED, *LEDGER, RULE, DECODE, MAT, ACCEPT, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK,
+    KIND, WORK, TARGET, DRAFT,
+)  # fmt: skip
+"""Of a page's lossy rows: what they gain and lose comes first."""
 DETAIL = (
     METHOD,
     PARAMETERS,
@@ -406,6 +412,7 @@ def _param(name: str) -> Column:
         return found if found is None or isinstance(found, int | float) else written(found)
 
     def shown(row: Row) -> str:
-        return written(row.params[name]) if name in row.params else text.NONE
+        found = row.params.get(name)
+        return text.NONE if found is None else written(found)
 
     return Column(name, shown=shown, data={name: value})

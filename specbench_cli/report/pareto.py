@@ -61,7 +61,7 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     front = _front([row for row in summary.rows if is_ranked(row)])
     points = []
     for row in (rows[label] for label in labels if label in rows):
-        own = swept.get(row.method, {})
+        own = {} if row.control else swept.get(row.method, {})
         values = {name: row.params.get(name) for name in own}
         points.append(Point(row, values, _along(own), row.label in front))
     params = dict.fromkeys(name for own in swept.values() for name in own)

@@ -175,6 +175,19 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
     assert told["draft_kept"] == rows["specreason"].draft_kept
 
 
+def test_no_report_takes_a_control_for_its_method(stepped):
+    from specbench_cli.report.html.methods import cards
+    from specbench_cli.report.terminal import claims
+
+    reading = read(stepped)
+    claimed = claims.lines(reading.summary, reading.facts)
+    assert claimed and not any(line.row.control for line in claimed)
+    (card,) = (each for each in cards(reading.summary) if each.name == "specreason")
+    shown = {param.name: param.values for param in card.params}
+    assert shown["cap"] == (("", "8"),) and shown["delimiter"] == (("", "\\n"),)
+    assert dict(shown["like"])["random for specreason"] == "specreason"
+
+
 def test_a_rule_over_tokens_has_a_ledger_by_its_steps(finished):
     rows = {row.label: row for row in read(finished).summary.rows}
     own, records = rows["typical"], [r for r in finished.records() if r.label == "typical"]

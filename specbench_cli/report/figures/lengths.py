@@ -23,9 +23,10 @@ _LEGEND_IN = 0.13
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
-    """By method, its rows by the mean number of levels a step; methods that have several."""
+    """By method, its rows by the mean number of levels a step, its own controls left out; methods
+    that have several."""
     found = defaultdict[str, list[tuple[float, Row]]](list)
-    for row in cells.sped:
+    for row in (row for row in cells.sped if not row.control):
         steps = cells.steps(row.label)
         counts = [levels for each in steps for levels in each.levels]
         if any(counts):

@@ -30,7 +30,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter. values: by row, where the run's rows of the method have it."""
+    """A parameter. values: by row, where the run's rows of the method have it; of no row where all
+    have the same."""
 
     name: str
     description: str
@@ -100,6 +101,8 @@ def _params(
 ) -> Iterator[Param]:
     for key, (description, default) in fields.items():
         own = tuple((label, _value(v[key])) for label, v in values.items() if key in v)
+        if 1 < len(own) == len(values) and len({value for _, value in own}) == 1:
+            own = (("", own[0][1]),)
         yield Param(key, description or text.NONE, default or text.NONE, own)
 
 

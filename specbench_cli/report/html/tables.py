@@ -60,7 +60,7 @@ def overall(summary: Summary) -> list[Table]:
             f"overall-{key}",
             caption,
             rows,
-            columns.PAGE,
+            _columns(key),
             f"{note} {letters if key == 'lossless' else ''}".rstrip(),
         )
         for key, caption, note in _KINDS
@@ -96,6 +96,11 @@ def _key(row: Row) -> str:
     return "lossy-run" if row.order_matters else "lossy"
 
 
+def _columns(key: str) -> Sequence[Column]:
+    """Those of a kind of rows."""
+    return columns.LOSSY_PAGE if key.startswith("lossy") else columns.PAGE
+
+
 def by_family(summary: Summary) -> list[Table]:
     """A row a family and method; the kinds of rows apart, as in `overall`."""
     tables = []
@@ -104,7 +109,7 @@ def by_family(summary: Summary) -> list[Table]:
             family.replace("_", " "): [row for row in rows if _key(row) == key]
             for family, rows in summary.families.items()
         }
-        shown = columns.of(columns.PAGE, [row for rows in of_family.values() for row in rows])
+        shown = columns.of(_columns(key), [row for rows in of_family.values() for row in rows])
         rows = tuple(
             (word(family), _cell(columns.QUESTIONS, row), *(_cell(column, row) for column in shown))
             for family, own in of_family.items()

@@ -57,8 +57,8 @@ def lines(summary: Summary, facts: Facts) -> list[Line]:
     """Every confirmed claim of the methods that were run, beside the best row of each."""
     best: dict[str, Row] = {}
     for row in summary.rows:
-        known = best.get(row.method)
-        if not row.upper_bound and (known is None or (row.speedup or 0) > (known.speedup or 0)):
+        known, itself = best.get(row.method), not (row.upper_bound or row.control)
+        if itself and (known is None or (row.speedup or 0) > (known.speedup or 0)):
             best[row.method] = row
     here = _here(summary, facts)
     return [
