@@ -17,6 +17,7 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, UsageError, not_written
 from specbench_cli.execute import apart
+from specbench_cli.store.recorded import chance
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
@@ -204,6 +205,15 @@ def run(
             "none",
         ),
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        _Decoding(
+            "CHANCE|RUN",
+            "Of shapes (--target shape:llama-2-7b), whose weights are drawn: have a draft's first"
+            " choice accepted with this chance, or as often as a run's drafts were. Synthetic.",
+            "what drawn weights say",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         str | None, _Decoding("N", "Longest output.", "the task's, 64 in the short run")
     ] = None,
@@ -373,6 +383,7 @@ def run(
         "top_k": top_k,
         "verify": verify,
         "grammar": grammar,
+        "acceptance": acceptance and chance(acceptance),
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,

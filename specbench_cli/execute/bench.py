@@ -24,6 +24,7 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.engine.simulation import impose
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
@@ -70,13 +71,16 @@ class Bench:
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
+        ids = min(facts.vocab_size for facts in self.facts.values())
+        imposed = None if config.acceptance is None else (config.acceptance, ids)
         decoders = {
             role: readable(
                 partial(
-                    load_decoder,
+                    loaded,
                     name=role if role in ("target", "draft") else checkpoint.label,
                     device=self.device,
                     dtype=dtype,
+                    imposed=imposed,
                 ),
                 checkpoint,
             )
@@ -90,16 +94,18 @@ class Bench:
         self.module = cache(lambda role: module_of(decoders[role]))
         self._heads: dict[Trained, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
         if self._beside:
             self.workspace.recipes = {
                 "draft": partial(
-                    load_decoder,
+                    loaded,
                     checkpoints["draft"].path,
                     name="draft",
                     device=self._beside,
                     dtype=dtype,
+                    imposed=imposed,
                 )
             }
         self.unfit: dict[str, SpecbenchError] = {}
@@ -278,6 +284,19 @@ class Bench:
         }
 
 
+def loaded(
+    path: Path,
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    imposed: tuple[float, int] | None,
+) -> Decoder:
+    """A decoder of a checkpoint; `imposed`: the acceptance and the ids that it is to say."""
+    decoder = load_decoder(path, name=name, device=device, dtype=dtype)
+    return decoder if imposed is None else impose(decoder, *imposed)
+
+
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
     """transformers' tokenizer; without a chat template of its own it gets the customary one."""
     from transformers import AutoTokenizer
@@ -339,8 +358,9 @@ def check_memory(
         names = " and ".join(label for label, _ in held)
         lean = f"--dtype bfloat16 ({numbers * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
         raise EnvironmentFault(
-            f"{names}: {needed / 1e9:.3g} GB of weights in {str(dtype).removeprefix('torch.')}, and"
-            f" {device} has {free / 1e9:.3g} GB free",
+            f"{names}: {needed / 1e9:.3g} GB ({needed:,} bytes) of weights in"
+            f" {str(dtype).removeprefix('torch.')}, and {device} has {free / 1e9:.3g} GB"
+            f" ({free:,}) free",
             hint=f"{lean}a smaller --target, or another --device",
         )
 

@@ -354,6 +354,7 @@ class Cell:
             log_probs=log_probs,
             score=score,
             valid=valid,
+            synthetic=self._workspace.synthetic,
             void=void,
             error=m.error,
         )

@@ -53,6 +53,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
             }
             for task in plan.tasks
         ],
+        "synthetic": plan.synthetic,
         "grammar": None if plan.grammar is None else plan.grammar.facts(),
         "containment": _containment(plan.config),
         "noisy": False,

@@ -121,6 +121,14 @@ GUARANTEE = Column(
     data={"guarantee": lambda row: row.guarantee},
 )
 SCOPE = _figure("state", "state_scope", _or_none, align="l")
+SYNTHETIC = Column(
+    "models",
+    "synthetic: weights were drawn at random; no figure of such a row is a model's",
+    "l",
+    shown=lambda row: "synthetic" if row.synthetic else "real",
+    data={"synthetic": lambda row: row.synthetic},
+    when=_known("synthetic"),
+)
 QUESTIONS = _figure("n", "n_prompts", _whole, "questions that the figures are of")
 SPEEDUP = Column(
     "speedup",
@@ -271,7 +279,7 @@ TERMINAL = (
     GROUP, METHOD, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, CHOSEN, TIME, OUTPUT,
 )  # fmt: skip
 BY_TARGET = (
-    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
+    METHOD, TARGET, DRAFT, SYNTHETIC, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
 )  # fmt: skip
 """Of a terminal's table of several targets."""
 LOSSY = (
@@ -280,20 +288,21 @@ LOSSY = (
 """Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, SYNTHETIC,
+    TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (
     METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, DECODE_INTERVAL, MAT,
-    ACCEPT, RELAXED,
+    ACCEPT, RELAXED, SYNTHETIC,
 )  # fmt: skip
 """Of a paper: how much faster, how sure, and how much of the drafts is accepted."""
-COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT)
+COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT, SYNTHETIC)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, MAT, ACCEPT, RELAXED,
     RULE_RATE, RULE, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET,
-    DRAFT,
+    DRAFT, SYNTHETIC,
 )  # fmt: skip
 DETAIL = (
     METHOD,

@@ -64,6 +64,7 @@ class _Effective(TypedDict, total=False):
     top_k: Count
     verify: Name
     grammar: Name | None
+    acceptance: Annotated[Finite, Field(ge=0, le=1)] | None
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
@@ -251,6 +252,7 @@ class Manifest(TypedDict, total=False):
     upper_bounds: list[Name] | None
     tasks: list[_Task]
     spoiled: Name
+    synthetic: Name | None
     grammar: _Grammar | None
     containment: Literal["namespaces", "limits"] | None
     noisy: bool

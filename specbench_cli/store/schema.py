@@ -23,13 +23,13 @@ from typing_extensions import TypeAliasType
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 
-SCHEMA = 8
+SCHEMA = 9
 """Version of the record written now; every older one stays readable.
 
 2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
 `log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
-`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`; an older record
-lacks them, which reads as null (no messages, whole forwards).
+`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`, 9 `synthetic`; an older
+record lacks them, which reads as null (no messages, whole forwards).
 """
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -323,6 +323,8 @@ class Record:
     batch: null for a sequence that was decoded alone.
     valid: whether the output belongs to the run's grammar; null where there is none, and of an
         output that the budget cut.
+    synthetic: what of the models is made up: weights that were drawn, acceptance that was imposed;
+        null where nothing is.
     worker: of a run that was dealt to several, which of them measured it; null elsewhere. Times of
     two workers are of two devices, and in no ratio.
     """
@@ -367,6 +369,7 @@ class Record:
     log_probs: list[LogChance] | None = None
     score: Share | None
     valid: bool | None = None
+    synthetic: Name | None = None
     void: bool
     error: str | None
 

@@ -63,6 +63,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
             "log_probs",
             "score",
             "valid",
+            "synthetic",
             "void",
         ),
         "error",

@@ -68,6 +68,7 @@ class Row:
     control: whether it is there for lossy rows to be held against.
     state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
         not keep it.
+    synthetic: what of its models is made up; null where nothing is.
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
         guess and count so in `extra`.
     discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
@@ -108,6 +109,7 @@ class Row:
     upper_bound: bool = False
     control: bool = False
     state_scope: str | None = None
+    synthetic: str | None = None
     letters: str = ""
     decode_letters: str = ""
     speedup: float | None
@@ -278,6 +280,7 @@ def make_row(
         upper_bound=bound,
         control=control or (accept is not None and accept.startswith(_CONTROL)),
         state_scope=scope,
+        synthetic=first.synthetic,
         speedup=shown.ratio,
         speedup_low=shown.low,
         speedup_high=shown.high,
