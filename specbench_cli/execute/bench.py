@@ -30,6 +30,8 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.planning.placement import choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
+from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import answer_text, conversation, render
@@ -45,7 +47,9 @@ class Bench:
         tokenizer: transformers' own, of the target.
         module: builds transformers' own module of a role.
         facts: by role, what is known of each checkpoint.
-        device: where everything runs.
+        device: where everything runs. energy: what counts the joules there.
+        peaks: most bytes held at once while loading, and while warming up; of single outputs the
+            records say it.
         unfit: the rows whose trained modules do not load, with why.
         processor: what holds the target to the run's grammar, if it has one.
 
@@ -58,6 +62,9 @@ class Bench:
         config = plan.config
         self._plan = plan
         self.device = choose_device(config.home)
+        self.energy = Energy.of(self.device)
+        self.peaks: dict[str, int] = {}
+        reset_peak(self.device)
         self.placement = placement(plan, self.device) if plan.parallel else None
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -118,6 +125,7 @@ class Bench:
                     if not lenient:
                         raise
                     self.unfit[arm.label] = fault
+        self.peak("loading")
 
     def _held(self) -> Processor | None:
         grammar = self._plan.grammar
@@ -232,14 +240,20 @@ class Bench:
         """Where the workers of methods that have some compute, as --devices has it."""
         return None if self.placement is None else dict(self.placement.words)
 
+    def peak(self, phase: str) -> None:
+        """Keep the peak of a phase that ends here; the next one begins."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
+        reset_peak(self.device)
+
     def memory(self) -> dict[str, Any]:
         """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
-        holds once more (`again`) among them, and of states, the worker's left out."""
+        holds once more (`again`) among them, and of states, the worker's left out; and `peaks`."""
         draft = self.workspace.decoders["draft"].weight_bytes if self._beside is not None else 0
         return {
             "weight_bytes": self.workspace.weight_bytes + draft,
             "state_bytes": self.workspace.state_bytes,
             "again": {"draft": draft} if draft else {},
+            "peaks": dict(self.peaks),
         }
 
     def close(self) -> None:

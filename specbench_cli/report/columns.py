@@ -185,6 +185,19 @@ PEAK = Column(
     shown=lambda row: _whole(None if row.peak_bytes is None else row.peak_bytes / 1e6),
     data={"peak_bytes": lambda row: row.peak_bytes},
 )
+PER_DEVICE = Column(
+    "per device",
+    "speedup / devices that its workers computed on",
+    shown=lambda row: text.ratio(row.per_device),
+    data={"speedup_per_device": lambda row: row.per_device, "devices": lambda row: row.devices},
+    when=lambda rows: any(row.devices > 1 for row in rows),
+)
+ENERGY = _figure(
+    "tok/J",
+    "tokens_per_joule",
+    meaning="tokens / joules of the machine's counters (RAPL, NVML), all that runs on it included",
+    when=_known("tokens_per_joule"),
+)
 TIME = Column(
     "time goes to",
     "of decoding: target, draft, host",
@@ -288,8 +301,8 @@ LOSSY = (
 """Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, SYNTHETIC,
-    TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, VALID, OUTPUT, ENERGY, PER_DEVICE,
+    SYNTHETIC, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (
@@ -297,12 +310,12 @@ SPEED = (
     ACCEPT, RELAXED, SYNTHETIC,
 )  # fmt: skip
 """Of a paper: how much faster, how sure, and how much of the drafts is accepted."""
-COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT, SYNTHETIC)
+COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, ENERGY, PER_DEVICE, OUTPUT, SYNTHETIC)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, MAT, ACCEPT, RELAXED,
     RULE_RATE, RULE, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY, TARGET,
-    DRAFT, SYNTHETIC,
+    DRAFT, ENERGY, PER_DEVICE, SYNTHETIC,
 )  # fmt: skip
 DETAIL = (
     METHOD,

@@ -211,6 +211,14 @@ class _Memory(TypedDict, total=False):
     weight_bytes: Count
     state_bytes: Count
     again: dict[Name, Count]
+    peaks: dict[Name, Count]
+
+
+class _Energy(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    counters: list[Name]
+    why_not: Name | None
 
 
 class _StepCosts(TypedDict, total=False):
@@ -262,6 +270,7 @@ class Manifest(TypedDict, total=False):
     left_out: dict[Name, str]
     aa_noise: Annotated[Finite, Field(ge=0)] | None
     memory: _Memory | None
+    energy: _Energy | None
     program: dict[str, str | None] | None
     mixed: list[Name] | None
     dropped: dict[Name, str] | None

@@ -56,6 +56,7 @@ def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
             "forwards",
             "ns",
             "peak_bytes",
+            "energy_j",
             "other_cpu",
             "verdict",
             "log_likelihood",
