@@ -23,6 +23,8 @@ class Kind(StrEnum):
     TASKS = "tasks"
     MODELS = "models"
     RUNS = "runs"
+    SHAPES = "shapes"
+    HARDWARE = "hardware"
 
 
 class Listing(NamedTuple):
@@ -47,7 +49,7 @@ def list_(
         typer.Option("--markdown", help="Methods as the table in README.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
-    """List methods, tasks, models or runs; with NAME, show one in full."""
+    """List methods, tasks, models, runs, shapes or hardware; with NAME, show one in full."""
     if markdown and (kind is not Kind.METHODS or name is not None or json):
         raise UsageError("--markdown is for all methods", "specbench list methods --markdown")
     listing = LISTINGS[kind]
@@ -120,6 +122,36 @@ def _model_in_full(name: str) -> dict[str, Any]:
     return {**facts, **quality_tables(facts.get("same_as", name))}
 
 
+def _shape_names() -> list[str]:
+    from specbench_cli.models.shapes import shapes
+
+    return list(shapes())
+
+
+def _shape(name: str) -> dict[str, Any]:
+    from specbench_cli.models.shapes import shape
+
+    found = shape(name)
+    return {"name": name, "parameters": found.parameters, **found.model_dump()}
+
+
+def _hardware_names() -> list[str]:
+    from specbench_cli.measure.roofline import accelerators
+
+    return list(accelerators())
+
+
+def _hardware(name: str) -> dict[str, Any]:
+    from specbench_cli.measure.roofline import accelerators
+
+    known = accelerators()
+    if name not in known:
+        raise UsageError(f"unknown hardware {name!r}", f"known: {', '.join(known)}")
+    facts = known[name].model_dump()
+    peaks = {f"flops_{dtype}": peak for dtype, peak in facts.pop("flops").items()}
+    return {"name": name, "device": facts.pop("name"), **peaks, **facts}
+
+
 def _run_names() -> list[str]:
     return list(_runs())
 
@@ -173,5 +205,17 @@ LISTINGS = {
     ),
     Kind.RUNS: Listing(
         _run_names, _run, _run_in_full, ("name", "status", "target", "tasks", "methods")
+    ),
+    Kind.SHAPES: Listing(
+        _shape_names,
+        _shape,
+        _shape,
+        ("name", "parameters", "family", "layers", "hidden", "experts", "source"),
+    ),
+    Kind.HARDWARE: Listing(
+        _hardware_names,
+        _hardware,
+        _hardware,
+        ("name", "device", "memory", "bandwidth", "flops_bfloat16", "link", "source"),
     ),
 }

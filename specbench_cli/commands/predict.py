@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.measure.costs import Costs
+    from specbench_cli.measure.roofline import Roofline
 
 EXAMPLES = (
     "specbench predict --probe",
@@ -24,6 +26,8 @@ EXAMPLES = (
     "specbench predict last --costs costs.json --json",
     "specbench predict last --against other-machine.json",
     "specbench predict last --load poisson:1:8:1 --batch 8",
+    "specbench predict last --hardware h100x2 --shape llama-2-70b+7b",
+    "specbench predict last --hardware a100x4 --shape mixtral-8x7b --batch 8 --context 4096",
     "specbench predict --compare costs.json other-machine.json",
 )
 EPILOG = "\n\n".join(
@@ -35,6 +39,7 @@ EPILOG = "\n\n".join(
     )
 )
 PREDICTED = "Prediction"
+ROOFLINE = "Roofline (modelled)"
 PROBE = "Probe"
 
 
@@ -82,9 +87,46 @@ def predict(
         typer.Option(
             metavar="N",
             min=1,
-            help="Most sequences in a step: that --load simulates, or that --probe measures.",
-            show_default="the run's; --probe: 1",
+            help="Most sequences in a step: that --load simulates, or that --probe measures; with"
+            " --hardware, in each.",
+            show_default="the run's; --probe, --hardware: 1",
             rich_help_panel=PREDICTED,
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[xN]",
+            help="Replay the run on this accelerator, or on N in tensor parallel: h100, h100x8.",
+            rich_help_panel=ROOFLINE,
+        ),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET[+DRAFT]",
+            help="As if its models had these shapes: llama-2-70b+7b.",
+            rich_help_panel=ROOFLINE,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Rows before every forward.",
+            show_default="as recorded",
+            rich_help_panel=ROOFLINE,
+        ),
+    ] = None,
+    overhead: Annotated[
+        float | None,
+        typer.Option(
+            metavar="US",
+            min=0,
+            help="Microseconds that every forward takes beside its roofline.",
+            show_default="0",
+            rich_help_panel=ROOFLINE,
         ),
     ] = None,
     probe: Annotated[
@@ -111,7 +153,10 @@ def predict(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="As in run.", show_default="run's", rich_help_panel=PROBE
+            metavar="NAME",
+            help="As in run; with --hardware, of the roofline.",
+            show_default="run's; --hardware: bfloat16",
+            rich_help_panel=PROBE,
         ),
     ] = None,
     threads: Annotated[
@@ -179,7 +224,7 @@ def predict(
     """Predict a run's decode times from what single forwards cost on this machine.
 
     First --probe (a minute or two for the shipped models), then RUN: it is replayed, forward by
-    forward.
+    forward. With --hardware and --shape it is replayed at the costs of a roofline instead.
     """
     models = {
         "target": target,
@@ -192,12 +237,14 @@ def predict(
     }
     given = {name: value for name, value in models.items() if value not in (None, False)}
     others = {"--costs": costs, "--against": against, "--load": load, "--batch": batch}
+    lines = {"--hardware": hardware, "--shape": shape, "--context": context, "--overhead": overhead}
     if sum((run is not None, probe, compare is not None)) != 1:
         raise UsageError(
             "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
         )
     if probe:
-        _refuse({name: value for name, value in others.items() if name != "--batch"}, "--probe")
+        beside = {name: value for name, value in others.items() if name != "--batch"}
+        _refuse(beside | lines, "--probe")
         if batch == 1:
             raise UsageError(
                 "--batch 1 of --probe is what is measured in any case; several sequences together"
@@ -208,16 +255,29 @@ def predict(
 
         return measure(given, method or [], set_ or [], rounds, batch, out, json)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
+    from specbench_cli.commands import _roofline
+
+    if hardware is not None:
+        given.pop("dtype", None)
+    roofline = _roofline.asked(
+        hardware, shape, dtype=dtype, context=context, overhead=overhead, batch=batch
+    )
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
     _refuse({"--rounds": rounds, "--out": out}, "RUN")
     if compare is not None:
-        _refuse(others, "--compare")
+        _refuse(others | lines, "--compare")
         return _compare(*compare, json)
     assert run is not None
+    if roofline is not None:
+        _refuse({"--costs": costs, "--against": against}, "--hardware")
     if load is not None:
         _refuse({"--against": against}, "--load")
-        return _simulate(run, costs, load, batch, json)
-    _refuse({"--batch": batch}, "RUN without --load")
+        return _simulate(run, costs, load, batch, json, roofline)
+    if roofline is not None:
+        from specbench_cli.store.run_dir import RunDir, folder
+
+        return _roofline.predict(RunDir.open(folder(run)), roofline, json)
+    _refuse({"--batch": batch}, "RUN without --load or --hardware")
     return _predict(run, costs, against, json)
 
 
@@ -262,8 +322,16 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     return ExitCode.OK
 
 
-def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: bool) -> ExitCode:
+def _simulate(
+    name: str,
+    file: Path | None,
+    load: str,
+    batch: int | None,
+    json: bool,
+    roofline: Roofline | None,
+) -> ExitCode:
     """What a run's rows would meet under load."""
+    from specbench_cli.commands import _roofline
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.measure.costs import Costs
     from specbench_cli.report import load as table
@@ -276,9 +344,13 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
     except ValueError as error:
         raise UsageError(f"--load {error}", "specbench predict --help") from error
     run = RunDir.open(folder(name))
-    costs = fitting(Costs.load(file), run) if file else own(run)
     config = run.manifest.get("config", {}).get("effective", {})
     size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
+    if roofline is not None:
+        roofline = replace(roofline, batch=size)
+        costs = _roofline.under_load(run, roofline)
+    else:
+        costs = fitting(Costs.load(file), run) if file else own(run)
     prices = Prices(costs)
     rows, missing = simulated(run, costs, loads, size, chunk, prices)
     typed = {each.typed for each in loads}
@@ -290,6 +362,7 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
                 "event": "done",
                 "run": run.path,
                 "costs": _brief(costs) | {"modelled_for": foreign_to(costs, run)},
+                "roofline": None if roofline is None else _roofline.facts(roofline),
                 "batch": size,
                 "modelled": [table.as_dict(row) for row in rows],
                 "saturation_modelled": table.saturation(rows),
@@ -302,8 +375,14 @@ def _simulate(name: str, file: Path | None, load: str, batch: int | None, json: 
         )
         return ExitCode.OK
     beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
+    if roofline is not None:
+        from specbench_cli.report.roofline.shown import head
+
+        first = head(roofline, run.manifest.get("models", {}))
+    else:
+        first = [f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}"]
     lines = [
-        f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}",
+        *first,
         *([_apart(size)] if size > 1 and not prices.together else ()),
         *(table.row_lines(rows, "modelled under load") if rows else ()),
         *(table.row_lines(measured, "measured under the same load") if measured else ()),

@@ -19,6 +19,7 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import option
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import apart
+from specbench_cli.store.recorded import chance
 
 if TYPE_CHECKING:
     from specbench_cli.execute.run import Result
@@ -206,6 +207,15 @@ def run(
             "none",
         ),
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        _Decoding(
+            "CHANCE|RUN",
+            "Of shapes (--target shape:llama-2-7b), whose weights are drawn: have a draft's first"
+            " choice accepted with this chance, or as often as a run's drafts were. Synthetic.",
+            "what drawn weights say",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         str | None, _Decoding("N", "Longest output.", "the task's, 64 in the short run")
     ] = None,
@@ -381,6 +391,7 @@ def run(
         "verify": verify,
         "grammar": grammar,
         "contrast": contrast,
+        "acceptance": acceptance and chance(acceptance),
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "batch": batch,

@@ -16,7 +16,17 @@ from specbench_cli.comparison.side import Side, changed, changed_params
 from specbench_cli.errors import UsageError
 
 _ASKED = (
-    *("target", "seed", "verify", "temperature", "top_p", "top_k", "grammar", "contrast"),
+    *(
+        "target",
+        "seed",
+        "verify",
+        "temperature",
+        "top_p",
+        "top_k",
+        "grammar",
+        "contrast",
+        "acceptance",
+    ),
     *("max_new_tokens", "raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""

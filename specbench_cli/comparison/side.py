@@ -52,7 +52,7 @@ class Side:
     status: str = "finished"
 
 
-_SINCE = {"grammar": "None", "contrast": "None"}
+_SINCE = {"grammar": "None", "contrast": "None", "acceptance": "None"}
 """Facts that sides from before do not say, and what they would."""
 
 

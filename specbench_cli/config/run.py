@@ -132,7 +132,8 @@ class RunConfig(BaseModel):
     each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
     `devices` are for methods whose workers compute at once; all others use `device` and
     `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of
-    a batch's others. `grammar`: what all outputs are held to, a built-in one's name or a file.
+    a batch's others. `acceptance`: the chance that a draft's first choice is accepted, imposed on
+    shapes. `grammar`: what all outputs are held to, a built-in one's name or a file.
     `contrast`: what the target's logits are contrasted by, all of its settings.
     `judge`: which of vanilla's outputs transformers' own module is asked about: a sample, or
     all. `controls`: whether lossy rows bring theirs. `isolation`: whether plug-ins decode in a
@@ -163,6 +164,7 @@ class RunConfig(BaseModel):
     verify: Verify
     grammar: str | None = Field(None, min_length=1)
     contrast: Annotated[dict[str, float] | None, BeforeValidator(contrasting)] = None
+    acceptance: Annotated[Real | None, Field(ge=0, le=1)] = None
     max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
     repeats: Number = Field(1, ge=1)
     batch: Number = Field(1, ge=1)

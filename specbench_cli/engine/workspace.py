@@ -31,6 +31,7 @@ class Workspace:
     recipes: by role, what makes a decoder in another process; it can be sent there.
     transport: where drafters that work beside the target run.
     role: what the forwards of its target count as, prefill apart.
+    synthetic: what of its models is made up, in words; None: nothing.
     words: what the target's ids stand for; None: what the tokenizer says, if there is one.
     """
 
@@ -43,6 +44,7 @@ class Workspace:
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
     role: Role = "verify"
+    synthetic: str | None = None
     words: Vocabulary | None = None
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(

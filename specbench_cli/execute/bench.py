@@ -24,11 +24,14 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.engine.simulation import impose
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.planning.placement import choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
+from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import Question, answer_text, conversation, render
@@ -44,7 +47,9 @@ class Bench:
         tokenizer: transformers' own, of the target.
         module: builds transformers' own module of a role.
         facts: by role, what is known of each checkpoint.
-        device: where everything runs.
+        device: where everything runs. energy: what counts the joules there.
+        peaks: most bytes held at once while loading, and while warming up; of single outputs the
+            records say it.
         unfit: the rows whose trained modules do not load, with why.
         processor: what holds the target to the run's grammar, if it has one.
 
@@ -57,6 +62,9 @@ class Bench:
         config = plan.config
         self._plan = plan
         self.device = choose_device(config.home)
+        self.energy = Energy.of(self.device)
+        self.peaks: dict[str, int] = {}
+        reset_peak(self.device)
         self.placement = placement(plan, self.device) if plan.parallel else None
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -70,13 +78,16 @@ class Bench:
         dtype: torch.dtype = getattr(torch, config.dtype)
         for device, roles in self._roles().items():
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
+        ids = min(facts.vocab_size for facts in self.facts.values())
+        imposed = None if config.acceptance is None else (config.acceptance, ids)
         decoders = {
             role: readable(
                 partial(
-                    load_decoder,
+                    loaded,
                     name=role if role in ("target", "draft") else checkpoint.label,
                     device=self.device,
                     dtype=dtype,
+                    imposed=imposed,
                 ),
                 checkpoint,
             )
@@ -96,16 +107,18 @@ class Bench:
         self.module = cache(lambda role: module_of(decoders[role]))
         self._heads: dict[Trained, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
         if self._beside:
             self.workspace.recipes = {
                 "draft": partial(
-                    load_decoder,
+                    loaded,
                     checkpoints["draft"].path,
                     name="draft",
                     device=self._beside,
                     dtype=dtype,
+                    imposed=imposed,
                 )
             }
         self.unfit: dict[str, SpecbenchError] = {}
@@ -118,6 +131,7 @@ class Bench:
                     if not lenient:
                         raise
                     self.unfit[arm.label] = fault
+        self.peak("loading")
 
     def _held(self) -> Processor | None:
         grammar = self._plan.grammar
@@ -233,14 +247,20 @@ class Bench:
         """Where the workers of methods that have some compute, as --devices has it."""
         return None if self.placement is None else dict(self.placement.words)
 
+    def peak(self, phase: str) -> None:
+        """Keep the peak of a phase that ends here; the next one begins."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
+        reset_peak(self.device)
+
     def memory(self) -> dict[str, Any]:
         """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
-        holds once more (`again`) among them, and of states, the worker's left out."""
+        holds once more (`again`) among them, and of states, the worker's left out; and `peaks`."""
         draft = self.workspace.decoders["draft"].weight_bytes if self._beside is not None else 0
         return {
             "weight_bytes": self.workspace.weight_bytes + draft,
             "state_bytes": self.workspace.state_bytes,
             "again": {"draft": draft} if draft else {},
+            "peaks": dict(self.peaks),
         }
 
     def close(self) -> None:
@@ -283,6 +303,19 @@ class Bench:
             }
             for wanted, files in self._heads.items()
         }
+
+
+def loaded(
+    path: Path,
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    imposed: tuple[float, int] | None,
+) -> Decoder:
+    """A decoder of a checkpoint; `imposed`: the acceptance and the ids that it is to say."""
+    decoder = load_decoder(path, name=name, device=device, dtype=dtype)
+    return decoder if imposed is None else impose(decoder, *imposed)
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
@@ -346,8 +379,9 @@ def check_memory(
         names = " and ".join(label for label, _ in held)
         lean = f"--dtype bfloat16 ({numbers * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
         raise EnvironmentFault(
-            f"{names}: {needed / 1e9:.3g} GB of weights in {str(dtype).removeprefix('torch.')}, and"
-            f" {device} has {free / 1e9:.3g} GB free",
+            f"{names}: {needed / 1e9:.3g} GB ({needed:,} bytes) of weights in"
+            f" {str(dtype).removeprefix('torch.')}, and {device} has {free / 1e9:.3g} GB"
+            f" ({free:,}) free",
             hint=f"{lean}a smaller --target, or another --device",
         )
 

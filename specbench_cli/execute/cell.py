@@ -28,6 +28,7 @@ from specbench_cli.errors import MethodFault, SpecbenchError, WorkerLost
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
 from specbench_cli.execute.shown import shown
+from specbench_cli.measure.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
@@ -44,6 +45,8 @@ from specbench_cli.store.schema import (
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
+
+NO_ENERGY = Energy((), "nobody asked")
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
@@ -64,6 +67,7 @@ class Measured:
     version: int | None
     error: str | None = None
     batch: Batched | None = None
+    joules: float | None = None
 
     @classmethod
     def failed(cls, error: str) -> Measured:
@@ -96,7 +100,7 @@ class Cell:
     A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
     vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
     measurement begins with the same `memory`, and fails after `limit_s` seconds. `load`: how the
-    requests of its pass arrive.
+    requests of its pass arrive. `energy`: what counts joules.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Cell:
         delayed_by: Delay | None = None,
         limit_s: float | None = None,
         load: str | None = None,
+        energy: Energy = NO_ENERGY,
     ) -> None:
         self.arm = arm
         self.prompt = prompt
@@ -128,6 +133,7 @@ class Cell:
         self.pictured = pictured
         self.limit_s = limit_s
         self._load = load
+        self.energy = energy
         self._memory_before: Saved | None = None
         self._delayed_by = Delay() if delayed_by is None else delayed_by
         self.delay = Delay()
@@ -165,6 +171,7 @@ class Cell:
         gc.disable()
         try:
             with staffed(session, transport, parallel), limited(self.limit_s):
+                self.energy.begin()
                 watch.begin(session)
                 for step in self.arm.method.generate(session):
                     _count(steps, extra, step)
@@ -178,6 +185,7 @@ class Cell:
             error = one_line(failure)
         finally:
             gc.enable()
+        joules = self.energy.end()
         harness.meter.resolve()
         error = error or watch.fault(harness.meter) or self.fault_of(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
@@ -199,6 +207,7 @@ class Cell:
             extra=extra,
             version=version if learns else None,
             error=error,
+            joules=joules,
         )
         if isinstance(session, PeerSession):
             ns = self.measured.ns
@@ -347,6 +356,7 @@ class Cell:
             forwards=None if unseen else m.trace,
             ns=ns,
             peak_bytes=m.peak,
+            energy_j=None if failed or void else m.joules,
             other_cpu=self.other_cpu,
             verdict=verdict,
             log_likelihood=log_likelihood,
@@ -354,6 +364,7 @@ class Cell:
             log_probs=log_probs,
             score=score,
             valid=valid,
+            synthetic=self._workspace.synthetic,
             void=void,
             error=m.error,
         )
@@ -389,6 +400,7 @@ class Together:
         gc.disable()
         try:
             with limited(first.limit_s and first.limit_s * len(cells)):
+                first.energy.begin()
                 watch.begin(*batch.sessions)
                 for step in first.arm.method.generate_batch(batch):
                     steps, extra, told = counted[step.seq]
@@ -400,6 +412,7 @@ class Together:
             error = one_line(failure)
         finally:
             gc.enable()
+        joules = first.energy.end()
         batch.meter.resolve()
         error = error or watch.fault(batch.meter)
         peak = peak_bytes(device, None)
@@ -432,6 +445,7 @@ class Together:
                     round(self._arrivals[place] * 1e9) if self._arrivals else None,
                     texts[place].first_ns - started if self._arrivals else None,
                 ),
+                joules=None if joules is None else joules / len(cells),
             )
 
     def settle(self, other_cpu: float | None, void: bool) -> None:

@@ -125,6 +125,7 @@ class Judging:
             found = self._judge.drawn(cell.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
         asked = self._config.judge == "all" or cell.prompt.prompt_id in self._sampled
+        asked &= self._config.acceptance is None  # the module says nothing that is imposed
         parted = any(
             is_judged(other.arm.guarantees[rule], rule) and other.measured.output != output
             for other in group.cells

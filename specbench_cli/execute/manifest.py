@@ -53,6 +53,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
             }
             for task in plan.tasks
         ],
+        "synthetic": plan.synthetic,
         "grammar": None if plan.grammar is None else plan.grammar.facts(),
         "containment": _containment(plan.config),
         "noisy": False,
@@ -113,6 +114,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
     long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
     that lets draft tokens pass though the lossless one rejects them; null where none does.
+    workers: how many compute at once.
     baseline: the label of the row that its speedups are over, whether that was run or not. control:
     whether it is there for lossy rows to be held against.
     """
@@ -126,6 +128,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "state_scope": arm.method.scope,
             "uses": _uses(plan, arm),
             "accept": _accepts(arm),
+            "workers": arm.method.workers,
             "baseline": plan.baseline(arm),
             "control": is_control(arm.method),
         }

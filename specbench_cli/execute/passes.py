@@ -454,6 +454,7 @@ class Pass:
             delayed_by=self._delays.get(arm.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
+            energy=self._bench.energy,
         )
         self._delays[arm.label] = cell.delay
         return cell
@@ -556,5 +557,6 @@ class Pass:
                 self._leave_out(arm, number, lost)
             except BaseException as failure:  # it will fail, and be recorded, on the prompts
                 self._view.note(f"{arm.label} failed while warming up: {one_line(failure)}")
+        self._bench.peak("warming up")
         for kept in memory.values():
             kept.restore(fresh)

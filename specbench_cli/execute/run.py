@@ -374,6 +374,7 @@ def _run_pass(
             near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
             tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory(),
+            energy=bench.energy.facts(),
         )
     if pass_.left_out:
         labels, why = ", ".join(pass_.left_out), next(iter(pass_.left_out.values()))

@@ -15,6 +15,7 @@ from specbench_cli.models.adapter import base_of, is_adapter, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
 from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
+from specbench_cli.models.shapes import PREFIX, folder_of
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -36,6 +37,7 @@ class Checkpoint:
         dtype: the dtype it is published in, where it is known.
         template: a chat template (Jinja) for a tokenizer that has none.
         embedded: whether it is one of the shipped models.
+        shape: whether it is a shape alone, whose weights are drawn at random.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Checkpoint:
     dtype: str | None = None
     template: str | None = None
     embedded: bool = False
+    shape: bool = False
     heads: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -88,7 +91,7 @@ def resolve(name: str) -> Checkpoint:
 
     An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the
     local hub cache. A GGUF file is dequantised into specbench's cache at first use, and a low-rank
-    fine-tuning (PEFT's files) added to its model there.
+    fine-tuning (PEFT's files) added to its model there. `shape:NAME` is a model without weights.
 
     Raises:
         UsageError: an unknown short name, a folder that holds no checkpoint, or a GGUF file of a
@@ -97,6 +100,9 @@ def resolve(name: str) -> Checkpoint:
     """
     if name in aliases():
         return _from_alias(name)
+    if name.startswith(PREFIX):
+        drawn = folder_of(name.removeprefix(PREFIX))
+        return Checkpoint(name=name, label=name, path=drawn, shape=True)
     try:
         folder = Path(name).expanduser()
         there = folder.is_dir()

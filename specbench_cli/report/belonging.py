@@ -22,6 +22,7 @@ _SETTINGS = (
     "top_p",
     "top_k",
     "max_new_tokens",
+    "acceptance",
     "raw",
     "own_context",
     "dtype",

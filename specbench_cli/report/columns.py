@@ -121,6 +121,14 @@ GUARANTEE = Column(
     data={"guarantee": lambda row: row.guarantee},
 )
 SCOPE = _figure("state", "state_scope", _or_none, align="l")
+SYNTHETIC = Column(
+    "models",
+    "synthetic: weights were drawn at random; no figure of such a row is a model's",
+    "l",
+    shown=lambda row: "synthetic" if row.synthetic else "real",
+    data={"synthetic": lambda row: row.synthetic},
+    when=_known("synthetic"),
+)
 QUESTIONS = _figure("n", "n_prompts", _whole, "questions that the figures are of")
 SPEEDUP = Column(
     "speedup",
@@ -189,6 +197,19 @@ PEAK = Column(
     "largest peak of memory",
     shown=lambda row: _whole(None if row.peak_bytes is None else row.peak_bytes / 1e6),
     data={"peak_bytes": lambda row: row.peak_bytes},
+)
+PER_DEVICE = Column(
+    "per device",
+    "speedup / devices that its workers computed on",
+    shown=lambda row: text.ratio(row.per_device),
+    data={"speedup_per_device": lambda row: row.per_device, "devices": lambda row: row.devices},
+    when=lambda rows: any(row.devices > 1 for row in rows),
+)
+ENERGY = _figure(
+    "tok/J",
+    "tokens_per_joule",
+    meaning="tokens / joules of the machine's counters (RAPL, NVML), all that runs on it included",
+    when=_known("tokens_per_joule"),
 )
 TIME = Column(
     "time goes to",
@@ -284,7 +305,7 @@ TERMINAL = (
     GROUP, METHOD, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, CHOSEN, TIME, OUTPUT,
 )  # fmt: skip
 BY_TARGET = (
-    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
+    METHOD, TARGET, DRAFT, SYNTHETIC, SPEEDUP, INTERVAL, MAT, ACCEPT, WORK, RELAXED, TOKENS, OUTPUT,
 )  # fmt: skip
 """Of a terminal's table of several targets."""
 LOSSY = (
@@ -293,25 +314,26 @@ LOSSY = (
 """Of a terminal's lossy rows: speed and quality."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
-    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, *LEDGER, VALID, OUTPUT, TARGET, DRAFT,
+    TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, *LEDGER, VALID, OUTPUT, ENERGY, PER_DEVICE,
+    SYNTHETIC, TARGET, DRAFT,
 )  # fmt: skip
 """TSV and JSON of a terminal's table."""
 SPEED = (
     METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, DECODE_INTERVAL, MAT,
-    ACCEPT, RELAXED,
+    ACCEPT, RELAXED, SYNTHETIC,
 )  # fmt: skip
 """Of a paper: how much faster, how sure, and how much of the drafts is accepted."""
-COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, OUTPUT)
+COST = (METHOD, TOKENS, TTFT, MEDIAN, P95, WORK, PEAK, ENERGY, PER_DEVICE, OUTPUT, SYNTHETIC)
 """Of a paper: what a token costs, and what became of the outputs."""
 PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, DECODE, MAT, ACCEPT, RELAXED,
     RULE_RATE, RULE, *LEDGER, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK, KIND, WORK, ACCURACY,
-    TARGET, DRAFT,
+    TARGET, DRAFT, ENERGY, PER_DEVICE, SYNTHETIC,
 )  # fmt: skip
 LOSSY_PAGE = (
     GROUP, METHOD, SPEEDUP, INTERVAL, ACCURACY, LOST, OVER_RANDOM, SCORED, PER_FORWARD, RULE_RATE,
     RELAXED, *LEDGER, RULE, DECODE, MAT, ACCEPT, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK,
-    KIND, WORK, TARGET, DRAFT,
+    KIND, WORK, TARGET, DRAFT, ENERGY, PER_DEVICE, SYNTHETIC,
 )  # fmt: skip
 """Of a page's lossy rows: what they gain and lose comes first."""
 DETAIL = (

@@ -211,6 +211,8 @@ def _manifest(
     }
     statuses = [manifest.get("status", "?") for manifest in all_of]
     merged["status"] = next((s for s in _UNFINISHED if s in statuses), statuses[0])
+    made_up = dict.fromkeys(word for m in all_of if (word := m.get("synthetic")))
+    merged["synthetic"] = "; ".join(made_up) or None
     merged["noisy"] = any(manifest.get("noisy") for manifest in all_of)
     for given_up in ("dropped", "left_out"):
         merged[given_up] = {

@@ -49,9 +49,9 @@ def _schema() -> pyarrow.Schema:
         + [(n, text) for n in ("prompt_id", "cluster", "task", "family", "category", "finish")]
         + [(n, text) for n in ("method", "label", "sampling", "guarantee", "error")]
         + [(n, text) for n in ("params_passed", "params_effective", "params_source", "worker")]
-        + [(n, text) for n in ("forwards_kinds", "drafts", "extra")]
+        + [(n, text) for n in ("forwards_kinds", "drafts", "extra", "synthetic")]
         + [(n, pa.bool_()) for n in ("peer", "void", "verdict_rounding", "valid")]
-        + [(n, number) for n in ("other_cpu", "score", "verdict_gap", "log_likelihood")]
+        + [(n, number) for n in ("other_cpu", "score", "verdict_gap", "log_likelihood", "energy_j")]
         + [("target_equivalents", number)]
         + [
             (f"likelihood_{f.name}", pa.list_(number) if f.name == "cumulants" else number)

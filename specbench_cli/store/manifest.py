@@ -65,6 +65,7 @@ class _Effective(TypedDict, total=False):
     verify: Name
     grammar: Name | None
     contrast: dict[Name, Finite] | None
+    acceptance: Annotated[Finite, Field(ge=0, le=1)] | None
     max_new_tokens: Annotated[Count, Field(ge=1)] | None
     repeats: Annotated[Count, Field(ge=1)]
     batch: Annotated[Count, Field(ge=1)]
@@ -211,6 +212,14 @@ class _Memory(TypedDict, total=False):
     weight_bytes: Count
     state_bytes: Count
     again: dict[Name, Count]
+    peaks: dict[Name, Count]
+
+
+class _Energy(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    counters: list[Name]
+    why_not: Name | None
 
 
 class _StepCosts(TypedDict, total=False):
@@ -252,6 +261,7 @@ class Manifest(TypedDict, total=False):
     upper_bounds: list[Name] | None
     tasks: list[_Task]
     spoiled: Name
+    synthetic: Name | None
     grammar: _Grammar | None
     containment: Literal["namespaces", "limits"] | None
     noisy: bool
@@ -261,6 +271,7 @@ class Manifest(TypedDict, total=False):
     left_out: dict[Name, str]
     aa_noise: Annotated[Finite, Field(ge=0)] | None
     memory: _Memory | None
+    energy: _Energy | None
     program: dict[str, str | None] | None
     mixed: list[Name] | None
     dropped: dict[Name, str] | None

@@ -23,13 +23,13 @@ from typing_extensions import TypeAliasType
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 
-SCHEMA = 8
+SCHEMA = 9
 """Version of the record written now; every older one stays readable.
 
 2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
 `log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
-`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`; an older record
-lacks them, which reads as null (no messages, whole forwards).
+`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`, 9 `synthetic` and
+`energy_j`; an older record lacks them, which reads as null (no messages, whole forwards).
 """
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -312,6 +312,8 @@ class Record:
     """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
 
     drafts: what was proposed in each step; of a sample of prompts, else null.
+    energy_j: joules that the machine's counters moved by while it was decoded, of a batch an equal
+        share; null where there is no counter (the manifest says why), and of a void or failed one.
     extra: what else a method counted, summed over its steps; null where it counts nothing.
     log_likelihood: of the output under the target's warped law, natural, all tokens; null where
     outputs are compared token by token.
@@ -323,6 +325,8 @@ class Record:
     batch: null for a sequence that was decoded alone.
     valid: whether the output belongs to the run's grammar; null where there is none, and of an
         output that the budget cut.
+    synthetic: what of the models is made up: weights that were drawn, acceptance that was imposed;
+        null where nothing is.
     worker: of a run that was dealt to several, which of them measured it; null elsewhere. Times of
     two workers are of two devices, and in no ratio.
     """
@@ -360,6 +364,7 @@ class Record:
     forwards: Trace | None
     ns: Ns
     peak_bytes: Count | None
+    energy_j: Annotated[Finite, Field(ge=0)] | None = None
     other_cpu: Share | None
     verdict: Verdict | None
     log_likelihood: LogChance | None = None
@@ -367,6 +372,7 @@ class Record:
     log_probs: list[LogChance] | None = None
     score: Share | None
     valid: bool | None = None
+    synthetic: Name | None = None
     void: bool
     error: str | None
 

@@ -363,7 +363,8 @@ def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run,
     message, hint = told(err)
     assert code == 3
     assert message.startswith("embedded-7m: 0.0")
-    assert message.endswith("GB of weights in float32, and cpu has 0.001 GB free")
+    assert "bytes) of weights in float32" in message
+    assert message.endswith("and cpu has 0.001 GB (1,000,000) free")
     assert hint.startswith("--dtype bfloat16 (0.0")
     assert not Path("here").exists()
 

@@ -110,3 +110,16 @@ def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
     facts["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     (folder / "pld.json").write_text(json.dumps(facts))
     assert audit_says() == "PASSED: 2 checks of this very file"
+
+
+def test_shapes_and_hardware_are_listed_with_their_sources(listed):
+    by_name = {
+        each["name"]: each for each in map(json.loads, listed("shapes", "--json").splitlines())
+    }
+    assert by_name["llama-2-7b"]["parameters"] == 6_738_415_616
+    assert by_name["mixtral-8x7b"]["experts"] == 8
+    assert all(each["source"].startswith(("https://", "made")) for each in by_name.values())
+    heading, *rows = (line.split("\t") for line in listed("hardware").splitlines())
+    assert heading[:4] == ["name", "device", "memory", "bandwidth"]
+    assert all(row[-1].startswith("https://") for row in rows)
+    assert "read" in json.loads(listed("hardware", "h100", "--json"))

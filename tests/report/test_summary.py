@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report import columns
 from specbench_cli.report.numbers.summary import Summary, summarise
 from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import Ns, Steps, Verdict
@@ -317,3 +318,31 @@ def test_run_without_records_has_no_rows(manifest):
     summary = summarise([], manifest)
     assert summary.rows == ()
     assert summary.proof() is None
+
+
+def test_a_speedup_is_shared_by_the_devices_that_a_rows_workers_computed_on(pair, manifest):
+    times = {"vanilla": [10, 20, 30, 60], "sps": [10, 10, 10, 30]}
+    records = _with_times(pair, times)
+    manifest["rows"] = [{"label": "vanilla", "workers": 1}, {"label": "sps", "workers": 2}]
+    effective = manifest["config"]["effective"]
+    for placed, devices in (
+        ({"target": "cuda:0", "draft": "cuda:1"}, 2),
+        ({"target": "cpu:0-3", "draft": "cpu:4-7"}, 1),
+        (None, 1),
+    ):
+        effective["devices"] = placed
+        summary = summarise(records, manifest)
+        row = _row(summary, "sps")
+        assert (row.devices, row.per_device) == (devices, pytest.approx(row.speedup / devices))
+        assert _row(summary, "vanilla").devices == 1
+        assert columns.PER_DEVICE.when(summary.rows) == (devices == 2)
+
+
+def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manifest):
+    whole = [replace(record, energy_j=0.5) for record in pair]
+    row = _row(summarise(whole, manifest), "sps")
+    own = [record for record in whole if record.label == "sps"]
+    assert row.tokens_per_joule == pytest.approx(sum(r.n_tokens for r in own) / (0.5 * len(own)))
+    part = [replace(record, energy_j=None) if not at else record for at, record in enumerate(own)]
+    summary = summarise([*part, *(r for r in whole if r.label != "sps")], manifest)
+    assert _row(summary, "sps").tokens_per_joule is None

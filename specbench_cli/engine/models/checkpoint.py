@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,8 @@ from torch import Tensor
 from specbench_cli.errors import EnvironmentFault
 
 _CHUNK = 1 << 24
+_BLOCK, _SPREAD = 1 << 20, 0.02
+"""Numbers that are drawn of a tensor, and their standard deviation: transformers' own."""
 
 _LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
 _MOST_LAYERS = 10_000
@@ -105,6 +108,58 @@ class Weights(Mapping[str, Tensor]):
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+class DrawnWeights(Weights):
+    """The tensors of a folder that has none: a shape, whose config.json says so under `specbench`.
+
+    Sizes are those of transformers' module of the config. Numbers are drawn when asked for, the
+    same every time: a block of normal ones, over and over, since costs do not hang on them; norms
+    are ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.files = [folder / "config.json"]
+        config = read_config(folder)
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        self._headers = {
+            name: {"shape": tuple(part.shape), "dtype": "drawn"}
+            for name, part in module.state_dict().items()
+            if name not in tied
+        }
+        self._at = dict.fromkeys(self._headers, self.files[0])
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self.shape(name)
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        size = prod(shape)
+        generator = torch.Generator().manual_seed(crc32(name.encode()))
+        block = torch.randn(min(size, _BLOCK), generator=generator) * _SPREAD
+        return block.repeat(-(-size // len(block)))[:size].view(shape)
+
+
+def weights_of(folder: Path) -> Weights:
+    """The tensors of a folder: those that are there, or a shape's, which are drawn.
+
+    Raises:
+        EnvironmentFault: see `Weights`.
+    """
+    return DrawnWeights(folder) if is_shape(folder) else Weights(folder)
+
+
+def is_shape(folder: Path) -> bool:
+    """Whether a folder's config.json is of a shape alone."""
+    try:
+        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    own = said.get("specbench") if isinstance(said, dict) else None
+    return isinstance(own, dict) and "shape" in own
 
 
 def said_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | None:
@@ -230,7 +285,7 @@ def config_facts(folder: Path) -> ConfigFacts:
                 f"{folder.name}/config.json: {key} must be a whole number from 1, got {value!r}",
                 hint="specbench list models",
             )
-    weights = Weights(folder)
+    weights = weights_of(folder)
     weights.check_layers(text)
     return ConfigFacts(
         family=config.model_type,

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_cli.engine.models.checkpoint import (
+    DrawnWeights,
     Weights,
     read_config,
     said_ids,
     text_config,
     told_ids,
+    weights_of,
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
@@ -46,7 +48,7 @@ def load_decoder(
     """A decoder of a checkpoint: fused where the family is one of ours, else transformers' module.
 
     Args:
-        folder: config.json and safetensors, as transformers writes them.
+        folder: config.json and safetensors, as transformers writes them; of a shape config.json.
         name: the decoder's name in traces.
         device, dtype: where and in what to compute; weights are converted.
         host_module: take transformers' module in any case.
@@ -56,7 +58,7 @@ def load_decoder(
         EnvironmentFault: no model folder, no safetensors, or tensors missing.
         UsageError: a family that cannot be decoded here.
     """
-    config, weights, device = read_config(folder), Weights(folder), torch.device(device)
+    config, weights, device = read_config(folder), weights_of(folder), torch.device(device)
     decoder: Decoder
     if fits(config) and not host_module:
         skeleton = _skeleton(config, dtype, _says(folder, config, weights))
@@ -183,7 +185,7 @@ def module_bytes(decoder: Decoder) -> int:
     if not isinstance(decoder, FusedDecoder):
         return 0
     shared = decoder.weights.shared()
-    weights = Weights(_FOLDERS[decoder])
+    weights = weights_of(_FOLDERS[decoder])
     item = torch.empty(0, dtype=decoder.dtype).element_size()
     return sum(weights.size(key) * item for key in weights if key not in shared)
 
@@ -193,7 +195,7 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     if it was not loaded, or there is no such file."""
     folder = _FOLDERS.get(decoder)
     if folder is None or file is None:
-        return None if folder is None else Weights(folder).sha256()
+        return None if folder is None else weights_of(folder).sha256()
     path = folder / file
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
@@ -213,7 +215,7 @@ def _filled(
 ) -> Any:
     """transformers' module of a folder that is one of our families'; weights that are `shared`, by
     their names there, are not read again."""
-    config, weights = read_config(folder), Weights(folder)
+    config, weights = read_config(folder), weights_of(folder)
     says = _says(folder, config, weights)
     module = _skeleton(config, dtype, says)
     tensors = {
@@ -278,8 +280,10 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         EnvironmentFault: a tensor is missing.
         UsageError: a family that cannot be decoded here, or is not read with a cut output.
     """
-    config = read_config(folder)
-    if _says(folder, config, Weights(folder)) is not None:
+    config, weights = read_config(folder), weights_of(folder)
+    if isinstance(weights, DrawnWeights):
+        return _filled(folder, device, dtype, {})
+    if _says(folder, config, weights) is not None:
         if not fits(config):
             raise UsageError(
                 f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"

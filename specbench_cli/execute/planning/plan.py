@@ -112,6 +112,16 @@ class Plan:
         return {**pair, **self.others}
 
     @property
+    def synthetic(self) -> str | None:
+        """What of the models is made up, in words; None where nothing is."""
+        drawn = [each.label for each in self.checkpoints.values() if each.shape]
+        if not drawn:
+            return None
+        chance = self.config.acceptance
+        imposed = "" if chance is None else f", acceptance {chance:g} imposed"
+        return f"weights of {' and '.join(dict.fromkeys(drawn))} drawn at random{imposed}"
+
+    @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         asked = self.config
@@ -383,7 +393,7 @@ def make_plan(config: RunConfig) -> Plan:
     )
     if config.run_code:
         _check_tests(chosen)
-    return Plan(
+    plan = Plan(
         config=config,
         arms=arms,
         tasks=tasks,
@@ -395,6 +405,34 @@ def make_plan(config: RunConfig) -> Plan:
         others={name: resolve(name) for arm in arms for name in arm.method.models()},
         grammar=grammar,
     )
+    _check_imposed(plan)
+    return plan
+
+
+def _check_imposed(plan: Plan) -> None:
+    """See that acceptance is imposed on nothing but what can take it. Raises UsageError."""
+    config = plan.config
+    if config.acceptance is None:
+        return
+    if real := [each.label for each in plan.checkpoints.values() if not each.shape]:
+        raise UsageError(
+            f"--acceptance is imposed on shapes alone, and {' and '.join(real)} has weights that"
+            " say what is accepted",
+            hint="--target shape:llama-2-7b --draft shape:llama-68m (specbench list models says"
+            " what has weights), or leave it out",
+        )
+    if config.temperature > 0:
+        raise UsageError(
+            "--acceptance is imposed at temperature 0: an imposed law has one token",
+            hint="leave --temperature out",
+        )
+    peers = [arm.label for arm in plan.arms if arm.method.peer]
+    if peers or plan.grammar is not None:
+        why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
+        raise UsageError(
+            f"--acceptance: {why} what the weights say, and these are drawn",
+            hint="leave it out, or name methods: -m vanilla,sps",
+        )
 
 
 def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:

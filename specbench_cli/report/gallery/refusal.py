@@ -58,6 +58,8 @@ def _faults(reading: Reading) -> Iterator[SpecbenchError]:
     if facts.mixed:
         what = ", ".join(facts.mixed)
         yield UsageError(*not_published(f"it is mixed: {what} changed while it ran", again))
+    if facts.synthetic:
+        yield UsageError(*not_published(f"it is synthetic: {facts.synthetic}", "a real --target"))
     if facts.noisy:
         yield EnvironmentFault(
             *not_published("other programs were running, and its times were kept", again)

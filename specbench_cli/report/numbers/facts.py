@@ -21,6 +21,7 @@ class Facts:
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
     aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
     tuned: how parameters were tuned, in a line; empty if they were not.
+    synthetic: what of the models is made up; "" where nothing is.
     grammar: the name of what outputs are held to; "" where they are to nothing.
     contrast: what the target's logits are contrasted by, as typed; "" where by nothing.
     batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
@@ -48,6 +49,7 @@ class Facts:
     noisy: bool
     aa_noise: float | None
     tuned: str
+    synthetic: str = ""
     grammar: str = ""
     contrast: str = ""
     batch: int = 1
@@ -83,6 +85,7 @@ class Facts:
             noisy=bool(manifest.get("noisy", False)),
             aa_noise=manifest.get("aa_noise"),
             tuned=_tuned(manifest.get("tuning")),
+            synthetic=str(manifest.get("synthetic") or ""),
             grammar=(manifest.get("grammar") or {}).get("name", ""),
             contrast=",".join(f"{k}={v:g}" for k, v in (config.get("contrast") or {}).items()),
             batch=config.get("batch") or 1,
@@ -137,7 +140,8 @@ class Facts:
         models = [f"specbench {self.version}", f"target {self.target}{self.through('target')}"]
         if self.draft:
             models.append(f"draft {self.draft}{self.through('draft')}")
-        work = [f"{task} {n} prompts" for task, n in prompts.items()]
+        work = ["SYNTHETIC"] if self.synthetic else []
+        work += [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
         if self.law:
             work.append(self.law)

@@ -79,6 +79,10 @@ class Row:
     control: whether it is there for lossy rows to be held against.
     state_scope: how long what it learns lives: "prompt", "run" or "corpus"; null in runs that did
         not keep it.
+    devices: on how many of them its workers computed: the CPUs of a machine are one.
+    tokens_per_joule: tokens / joules, over the outputs that have times; null where no counter told
+        of all of them.
+    synthetic: what of its models is made up; null where nothing is.
     reuse_rate: reused / (reused + missed), of methods that prepare drafts for outcomes that they
         guess and count so in `extra`.
     discard_rate: drafted tokens that do not stand / tokens. verification_rate: target forwards
@@ -119,6 +123,9 @@ class Row:
     upper_bound: bool = False
     control: bool = False
     state_scope: str | None = None
+    synthetic: str | None = None
+    tokens_per_joule: float | None = None
+    devices: int = 1
     letters: str = ""
     decode_letters: str = ""
     speedup: float | None
@@ -203,6 +210,11 @@ class Row:
     def per_forward(self) -> float | None:
         """Tokens a target forward; None where there is none, or they are not known."""
         return 1 / self.verification_rate if self.verification_rate else None
+
+    @property
+    def per_device(self) -> float | None:
+        """The speedup for each device."""
+        return None if self.speedup is None else self.speedup / self.devices
 
     @property
     def order_matters(self) -> bool:
@@ -296,6 +308,8 @@ def make_row(
         upper_bound=bound,
         control=control or (accept is not None and accept.startswith(_CONTROL)),
         state_scope=scope,
+        synthetic=first.synthetic,
+        tokens_per_joule=_per_joule(timed),
         speedup=shown.ratio,
         speedup_low=shown.low,
         speedup_high=shown.high,
@@ -535,3 +549,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _percentile(values: Sequence[float], q: float) -> float | None:
     return float(np.percentile(values, q)) if values else None
+
+
+def _per_joule(timed: Sequence[Record]) -> float | None:
+    """Tokens for a joule, where all outputs have their energy."""
+    joules = [record.energy_j for record in timed]
+    known = [each for each in joules if each is not None]
+    whole = len(known) == len(joules) and sum(known) > 0
+    return sum(record.n_tokens or 0 for record in timed) / sum(known) if whole else None

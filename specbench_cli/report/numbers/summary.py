@@ -181,12 +181,21 @@ def _rows(
             letters=letters.get(row.label, ""),
             decode_letters=decode_letters.get(row.label, ""),
             target_model=target,
+            devices=_devices(manifest, told.get(row.label, {})),
             **_over_random(cells, row.label),
             draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
         )
         for row in rows
     ]
     return rows, {label: one for own in wall.values() for label, one in own.of.items()}
+
+
+def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
+    """On how many devices a row's workers computed."""
+    placed = (manifest.get("config", {}).get("effective", {}).get("devices") or {}).values()
+    if (told.get("workers") or 1) == 1 or not placed:
+        return 1
+    return len({"cpu" if place.startswith("cpu") else place for place in placed})
 
 
 def _over_random(cells: Mapping[str, Sequence[Record]], label: str) -> dict[str, Any]:

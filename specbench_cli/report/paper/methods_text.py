@@ -31,6 +31,7 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
         _what(summary, facts, manifest),
         _forced(facts),
         _models(manifest, config),
+        _made_up(facts),
         _decoding(config, facts),
         _machine(manifest, config),
         _protocol(summary, facts, manifest),
@@ -62,6 +63,12 @@ def _forced(facts: Facts) -> str:
         f"The runs do not belong together: they differ in {'; '.join(facts.forced)}. They were put"
         " side by side by force, and where they differ the following is said of the first."
     )
+
+
+def _made_up(facts: Facts) -> str:
+    if not facts.synthetic:
+        return ""
+    return f"The run is synthetic: {facts.synthetic}; it measures costs, and no model's speedup."
 
 
 def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:

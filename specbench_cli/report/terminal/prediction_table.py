@@ -15,6 +15,7 @@ from rich.text import Text
 
 from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
+from specbench_cli.models.shapes import PREFIX as SHAPE
 from specbench_cli.report.numbers.prediction import Prediction, Row
 from specbench_cli.report.terminal.text import NONE, percent
 
@@ -47,12 +48,15 @@ def print_prediction(prediction: Prediction, head: Sequence[str], elsewhere: boo
         ),
     ]
     drawn = [_drawn(row, elsewhere) for row in prediction.rows]
-    _print(head, drawn if output.human() else map(asdict, prediction.rows), notes)
+    print_table(head, drawn if output.human() else map(asdict, prediction.rows), notes)
 
 
 def print_costs(costs: Costs) -> None:
     """The curves: for a person a row a number of new tokens, a column a context length."""
     head = [f"costs of {costs.label}"]
+    drawn = [str(each["label"]) for each in costs.models.values() if "label" in each]
+    if drawn := [label for label in drawn if label.startswith(SHAPE)]:
+        head.append(f"synthetic: weights of {' and '.join(drawn)} drawn at random")
     if costs.quietness.noisy:
         head.append("noisy: other programs were running and the times were kept (--allow-noise)")
     lines = {"host": costs.host}
@@ -69,16 +73,18 @@ def print_costs(costs: Costs) -> None:
         " kept; times are medians",
     ]
     if not output.human():
-        _print(head, _points(costs), notes)
+        print_table(head, _points(costs), notes)
         return
     for role, curve in costs.curves.items():
         title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
         prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
-        _print([*head, title], _grid(curve.forwards), [f"prefill: {prefills}"])
+        print_table([*head, title], _grid(curve.forwards), [f"prefill: {prefills}"])
         if curve.trees:
-            _print([f"{role}: the same over a tree, its root included"], _grid(curve.trees), [])
+            print_table(
+                [f"{role}: the same over a tree, its root included"], _grid(curve.trees), []
+            )
         head = []
-    _print((), (), notes)
+    print_table((), (), notes)
 
 
 def _batch(batch: BatchCost) -> list[str]:
@@ -110,10 +116,14 @@ def print_differences(found: Sequence[Difference]) -> None:
         else {**each.model_dump(), "relative": each.relative}
         for each in (found[:WORST] if output.human() else found)
     ]
-    _print((), rows, notes)
+    print_table((), rows, notes)
 
 
-def _print(head: Sequence[str], rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
+def print_table(
+    head: Sequence[str], rows: Iterable[Mapping[str, Any]], notes: Sequence[str]
+) -> None:
+    """Lines before a table, the table, and notes after it: all of it on a terminal; in a pipe rows
+    on stdout, the rest on stderr."""
     say = output.data if output.human() else output.note
     for line in head:
         say(line)

@@ -391,6 +391,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     lines = []
     if facts.status == "interrupted":
         lines.append("interrupted: not all cells are there (specbench run --resume)")
+    if facts.synthetic:
+        lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]

@@ -1,0 +1,118 @@
+"""The half of `specbench predict` that models accelerators: options to a roofline, and what it says
+of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specbench_cli import output
+from specbench_cli.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.measure.roofline import Roofline
+    from specbench_cli.store.run_dir import RunDir
+
+DTYPE = "bfloat16"
+
+
+def asked(
+    hardware: str | None,
+    shape: str | None,
+    *,
+    dtype: str | None,
+    context: int | None,
+    overhead: float | None,
+    batch: int | None,
+) -> Roofline | None:
+    """The roofline that is asked for; None where none is.
+
+    Raises:
+        UsageError: half of one, or what `Roofline.of` does not know.
+    """
+    from specbench_cli.measure.roofline import Roofline
+
+    if hardware is None or shape is None:
+        given = {
+            "--hardware": hardware,
+            "--shape": shape,
+            "--context": context,
+            "--overhead": overhead,
+        }
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise UsageError(
+                f"{', '.join(wrong)}: a roofline takes --hardware and --shape",
+                "specbench predict last --hardware h100 --shape llama-2-70b+7b",
+            )
+        return None
+    return Roofline.of(
+        hardware,
+        shape,
+        dtype=dtype or DTYPE,
+        batch=batch or 1,
+        context=context,
+        overhead=1e3 * (overhead or 0.0),
+    )
+
+
+def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
+    """Replay a run."""
+    from specbench_cli.report.roofline.replayed import lines_of, replayed
+    from specbench_cli.report.roofline.shown import head, print_replayed
+
+    models = run.manifest.get("models", {})
+    found = replayed(run.records(), run.manifest, roofline)
+    if json:
+        rows = lines_of(found.rows)
+        output.json_line(
+            {
+                "event": "done",
+                "run": run.path,
+                "modelled": facts(roofline),
+                "recorded_with": {role: each.get("label") for role, each in models.items()},
+                "missing": found.missing,
+                "rows": rows,
+            }
+        )
+        return ExitCode.OK
+    print_replayed(found, roofline, head(roofline, models))
+    return ExitCode.OK
+
+
+def under_load(run: RunDir, roofline: Roofline) -> Costs:
+    """The cost table for a run's rows under load, of at most the roofline's batch in a step.
+
+    Raises:
+        UsageError: so many sequences of the run's longest text do not fit.
+    """
+    records = list(run.records())
+    prompts = {(each.prompt_id, each.turn): len(each.ids) for each in run.prompts()}
+    texts = [prompts.get((each.prompt_id, each.turn), 0) + (each.n_tokens or 0) for each in records]
+    roofline.check_fits(roofline.context or max(texts, default=1))
+    mean = roofline.context or sum(texts) / max(1, len(texts))
+    models = run.manifest.get("models", {})
+    return replace(roofline, batch=1).table(models, roofline.batch, mean)
+
+
+def facts(roofline: Roofline) -> dict[str, Any]:
+    """What was modelled, for programs."""
+    device = roofline.accelerator
+
+    def shape(role: str) -> Mapping[str, Any]:
+        return {"name": roofline.names[role], **roofline.shapes[role].model_dump()}
+
+    return {
+        "hardware": roofline.hardware,
+        "devices": roofline.devices,
+        "device": device.model_dump(),
+        "shapes": {role: shape(role) for role in roofline.shapes},
+        "dtype": roofline.dtype,
+        "batch": roofline.batch,
+        "context": roofline.context,
+        "overhead_ns": roofline.overhead,
+        "bytes_held_by_weights": sum(
+            n for what, n in roofline.held(1).items() if what.startswith("weights")
+        ),
+    }

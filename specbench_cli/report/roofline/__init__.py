@@ -1,0 +1,1 @@
+"""A run replayed on accelerators that are not here: modelled, with its sensitivity."""

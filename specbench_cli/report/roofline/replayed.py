@@ -1,0 +1,205 @@
+"""Recorded traces at a roofline's costs: each method's modelled time, and what it hangs on.
+
+What is taken from the run are its traces: how many tokens each forward read, what was accepted, how
+long texts were. Acceptance is that of the models of the run; times are those of the shapes. With a
+batch, so many sequences are taken to be decoded together that all go the way of the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_cli.measure.costs import Costs
+from specbench_cli.measure.roofline import Roofline
+from specbench_cli.report.numbers.prediction import replay
+from specbench_cli.report.numbers.standing import BASELINE
+from specbench_cli.store.schema import Record
+
+STEP = 0.1
+"""By how much an input is moved, up and down, to see what that does to a speedup."""
+
+Key = tuple[str, int]
+"""An output of a label: prompt and turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a tenth less and a tenth more of an input do to a speedup: its change, as a share."""
+
+    less: float
+    more: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledRow:
+    """A method's decoding on the modelled devices.
+
+    outputs: how many were replayed, each once. ns: their modelled decode time, summed.
+    tokens_per_s: of all sequences of the batch. speedup: over vanilla's modelled time for the same
+    tokens; None without vanilla. per_device: that over the devices. measured: the speedup of the
+    same outputs as they were measured, on the run's machine. sensitivity: by input.
+    """
+
+    label: str
+    outputs: int
+    ns: float
+    tokens_per_s: float
+    speedup: float | None
+    per_device: float | None
+    measured: float | None
+    sensitivity: Mapping[str, Moved]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Rows in the order of the run, and why labels that have none have none."""
+
+    rows: tuple[ModelledRow, ...]
+    missing: dict[str, str]
+
+
+def replayed(
+    records: Iterable[Record], manifest: Mapping[str, Any], roofline: Roofline
+) -> Replayed:
+    """Replay a run.
+
+    Args:
+        manifest: the run's, for its models and the order of its methods.
+    Raises:
+        UsageError: the models and the longest of its texts do not fit in the devices' memory.
+    """
+    found: dict[str, dict[Key, Record]] = {}
+    missing: dict[str, str] = {}
+    for record in records:
+        why = _lacks(record, roofline)
+        if why is not None:
+            missing.setdefault(record.label, why)
+        else:  # passes differ in their measured times alone
+            found.setdefault(record.label, {}).setdefault((record.prompt_id, record.turn), record)
+    config, models = manifest.get("config", {}).get("effective", {}), manifest.get("models", {})
+    planned = (row["label"] for row in config.get("methods", []))
+    kept = {label: found[label] for label in dict.fromkeys((*planned, *found)) if label in found}
+    rooms = [_length(each, roofline) for own in kept.values() for each in own.values()]
+    roofline.check_fits(max(rooms, default=1))
+    times = _times(kept, roofline.table(models))
+    speedups = _speedups(kept, times)
+    measured = _speedups(
+        kept,
+        {
+            label: {key: float(each.ns.decode or 0) for key, each in own.items()}
+            for label, own in kept.items()
+        },
+    )
+    moved = {
+        name: tuple(
+            _speedups(kept, _times(kept, roofline.scaled(name, factor).table(models)))
+            for factor in (1 - STEP, 1 + STEP)
+        )
+        for name in roofline.inputs
+    }
+    rows = []
+    for label, own in kept.items():
+        ns, speedup = sum(times[label].values()), speedups.get(label)
+        tokens = sum((each.n_tokens or 1) - 1 for each in own.values())
+        rows.append(
+            ModelledRow(
+                label=label,
+                outputs=len(own),
+                ns=ns,
+                tokens_per_s=roofline.batch * tokens * 1e9 / ns if ns else 0.0,
+                speedup=speedup,
+                per_device=None if speedup is None else speedup / roofline.devices,
+                measured=measured.get(label),
+                sensitivity={
+                    name: Moved(less[label] / speedup - 1, more[label] / speedup - 1)
+                    for name, (less, more) in moved.items()
+                    if speedup
+                },
+            )
+        )
+    return Replayed(tuple(rows), {k: why for k, why in missing.items() if k not in kept})
+
+
+def _lacks(record: Record, roofline: Roofline) -> str | None:
+    """Why a record cannot be replayed."""
+    if record.error is not None:
+        return "failed"
+    if record.forwards is None or record.steps is None:
+        return "its forwards are not metered"
+    if record.batch is not None:
+        return "its prompts were decoded together: a trace of one is needed; --batch 1"
+    known = roofline.shapes
+    lacking = sorted({kind.model for kind in record.forwards.kinds} - known.keys())
+    if lacking == ["draft"]:
+        return f"no draft was named: --shape {roofline.names['target']}+DRAFT"
+    return f"there is no shape of its {', '.join(lacking)}" if lacking else None
+
+
+def _length(record: Record, roofline: Roofline) -> int:
+    """Rows that a text ends with."""
+    trace, new = record.forwards, record.n_tokens or 0
+    assert trace is not None
+    prompt = sum(
+        n
+        for at, n in zip(trace.kind, trace.n_tokens, strict=True)
+        if trace.kinds[at].role == "prefill" and trace.kinds[at].model == "target"
+    )
+    return (prompt if roofline.context is None else roofline.context) + new
+
+
+def _times(kept: Mapping[str, Mapping[Key, Record]], table: Costs) -> dict[str, dict[Key, float]]:
+    """Modelled decode times in ns, by label and output."""
+    found: dict[str, dict[Key, float]] = {}
+    for label, own in kept.items():
+        for key, record in own.items():
+            assert record.forwards is not None
+            assert record.steps is not None
+            time = replay(record.forwards, record.steps, table).decode
+            found.setdefault(label, {})[key] = time
+    return found
+
+
+def _speedups(
+    kept: Mapping[str, Mapping[Key, Record]], times: Mapping[str, Mapping[Key, float]]
+) -> dict[str, float]:
+    """Vanilla's time for as many tokens over a label's, over the outputs that both have."""
+    plain = kept.get(BASELINE, {})
+    found = {}
+    for label, own in kept.items():
+        base = took = 0.0
+        for key, record in own.items():
+            n, of = _decoded(record), _decoded(plain[key]) if key in plain else 0
+            if n and of and times[label][key] and times[BASELINE][key]:
+                base += times[BASELINE][key] * n / of
+                took += times[label][key]
+        if took:
+            found[label] = base / took
+    return found
+
+
+def _decoded(record: Record) -> int:
+    return (record.n_tokens or 1) - 1
+
+
+def lines_of(rows: Sequence[ModelledRow]) -> list[dict[str, Any]]:
+    """Rows for programs."""
+    return [
+        {
+            "label": row.label,
+            "modelled": True,
+            "outputs": row.outputs,
+            "modelled_ns": row.ns,
+            "modelled_tokens_per_s": row.tokens_per_s,
+            "modelled_speedup": row.speedup,
+            "modelled_speedup_per_device": row.per_device,
+            "measured_speedup_here": row.measured,
+            **{
+                f"{name.replace(' ', '_')}_{sign}": change
+                for name, each in row.sensitivity.items()
+                for sign, change in (("-10%", each.less), ("+10%", each.more))
+            },
+        }
+        for row in rows
+    ]

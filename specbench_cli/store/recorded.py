@@ -1,0 +1,42 @@
+"""What a finished run says of acceptance, for runs of shapes that it is imposed on."""
+
+from __future__ import annotations
+
+import re
+
+from specbench_cli.errors import UsageError
+
+
+def chance(asked: str) -> str:
+    """What `--acceptance` stands for: a number as it was typed, or a run's `acceptance`."""
+    number = re.fullmatch(r"[-+.\d][-+.\deE]*", asked)
+    return asked if number else f"{acceptance(asked):.4f}"
+
+
+def acceptance(name: str) -> float:
+    """The share of a run's tested levels that stood, of its rows that draft with a draft model.
+
+    Args:
+        name: the run's folder, or `last`.
+    Raises:
+        UsageError: there is no such run, or no such row in it.
+    """
+    from specbench_cli.store.run_dir import RunDir, folder  # `run` without a run needs none of it
+
+    run = RunDir.open(folder(name))
+    drafting = {
+        row["label"]
+        for row in run.manifest.get("rows") or ()
+        if "draft" in (row.get("uses") or ()) and not row.get("accept")
+    }
+    tested = accepted = 0
+    for record in run.records():
+        if record.label in drafting and record.steps is not None:
+            tested += sum(record.steps.tested)
+            accepted += sum(record.steps.accepted)
+    if not tested:
+        raise UsageError(
+            f"--acceptance {name}: no lossless row of that run drafted with a draft model",
+            "give a number from 0 to 1, or a run of sps",
+        )
+    return accepted / tested

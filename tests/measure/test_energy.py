@@ -1,0 +1,105 @@
+"""Joules from counters that are files, and from a library that is a double."""
+
+import ctypes
+
+import pytest
+import torch
+
+from specbench_cli.measure import energy
+from specbench_cli.measure.energy import Counter, Energy, gpu, packages
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def zones(tmp_path, monkeypatch):
+    """Two packages at 1 and 2 J, the first with a part of its own; where a counter is set."""
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+
+    def put(name, microjoules):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "name").write_text(f"package-{name[-1]}\n")
+        (folder / "max_energy_range_uj").write_text("10000000\n")
+        (folder / "energy_uj").write_text(f"{microjoules}\n")
+
+    for name, value in (("intel-rapl:0", 1_000_000), ("intel-rapl:1", 2_000_000),
+                        ("intel-rapl:0:0", 5_000_000)):  # fmt: skip
+        put(name, value)
+    return put
+
+
+def test_packages_are_summed_and_their_parts_are_not(zones):
+    meter = Energy.of(CPU)
+    assert meter.facts() == {"counters": ["RAPL package-0", "RAPL package-1"], "why_not": None}
+    meter.begin()
+    zones("intel-rapl:0", 1_250_000)
+    zones("intel-rapl:1", 2_500_000)
+    zones("intel-rapl:0:0", 9_000_000)
+    assert meter.end() == pytest.approx(0.75)
+
+
+def test_a_counter_that_began_again_is_counted_on(zones):
+    meter = Energy.of(CPU)
+    zones("intel-rapl:0", 9_900_000)
+    meter.begin()
+    zones("intel-rapl:0", 300_000)
+    assert meter.end() == pytest.approx(0.4)
+
+
+def test_a_machine_without_counters_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    meter = Energy.of(CPU)
+    meter.begin()
+    assert meter.end() is None
+    assert "no RAPL on this system" in meter.facts()["why_not"]
+
+
+def test_a_counter_that_may_not_be_read_says_so(zones, tmp_path):
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    assert packages()[1].startswith(f"{tmp_path}/intel-rapl:0/energy_uj cannot be read")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("what?")
+    assert "cannot be read" in packages()[1]
+
+
+class Nvml:
+    """NVML with a GPU at 7 J, or none."""
+
+    def __init__(self, code=0):
+        self.code, self.millijoules = code, 7000
+
+    def nvmlInit_v2(self):  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
+        assert index.value == 2
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle, found):  # noqa: N802
+        ctypes.cast(found, ctypes.POINTER(ctypes.c_ulonglong))[0] = self.millijoules
+        return self.code
+
+
+def test_a_board_is_read_by_nvml():
+    library = Nvml()
+    counter, why_not = gpu(2, library)
+    assert (counter.name, why_not) == ("NVML GPU 2", None)
+    meter = Energy([counter])
+    meter.begin()
+    library.millijoules += 250
+    assert meter.end() == pytest.approx(0.25)
+    assert gpu(2, Nvml(code=3)) == (None, "NVML tells no energy of GPU 2: NVML's code 3")
+
+
+def test_a_machine_without_nvml_says_so(monkeypatch):
+    monkeypatch.setattr(energy, "LIBRARY", "libnothing.so.0")
+    assert gpu(0) == (None, "NVML (libnothing.so.0) is not on this machine")
+
+
+def test_half_of_the_counters_is_no_figure(zones, monkeypatch):
+    monkeypatch.setattr(energy, "gpu", lambda index: (None, "NVML is not there"))
+    meter = Energy.of(torch.device("cuda", 0))
+    meter.begin()
+    assert (meter.counters, meter.end(), meter.why_not) == ((), None, "NVML is not there")
+    monkeypatch.setattr(energy, "gpu", lambda index: (Counter("board", lambda: 1.0), None))
+    assert len(Energy.of(torch.device("cuda", 0)).counters) == 3

@@ -1,0 +1,88 @@
+"""Shapes: models without weights, drawn when they are needed."""
+
+import json
+
+import pytest
+import torch
+
+from specbench_cli.engine.models.checkpoint import DrawnWeights, config_facts, weights_of
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.load import load_decoder, module_of, sha256_of
+from specbench_cli.engine.types import Tokens
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models.resolve import resolve
+from specbench_cli.models.shapes import Shape, folder_of, shape, shapes
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", ["tiny-1m", "tiny-4m", "tiny-moe"])
+def test_a_shape_has_the_parameters_that_its_arithmetic_says(name):
+    facts = config_facts(folder_of(name))
+    assert facts.parameters == shape(name).parameters
+    assert (facts.vocab_size, facts.eos, facts.dtype) == (8192, frozenset(), "drawn")
+
+
+def test_every_shapes_config_is_one_that_transformers_reads():
+    from transformers import AutoConfig
+
+    for name in shapes():
+        config = AutoConfig.from_pretrained(folder_of(name))
+        assert config.num_hidden_layers == shape(name).layers
+        assert config.eos_token_id is None
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", HostedDecoder)])
+def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_them(name, kind):
+    folder = folder_of(name)
+    ids = torch.arange(7)[None] + 100
+    decoders = [load_decoder(folder, name="target") for _ in range(2)]
+    assert type(decoders[0]) is kind
+    logits = [
+        each.forward(Tokens(ids), each.new_state(16), logits_at="all").logits for each in decoders
+    ]
+    assert torch.equal(*logits)
+    own = module_of(decoders[0])(ids).logits
+    torch.testing.assert_close(logits[0], own, atol=1e-4, rtol=1e-3)
+    assert sha256_of(decoders[0]) == config_facts(folder).sha256
+
+
+def test_half_precision_is_drawn_too():
+    decoder = load_decoder(folder_of("tiny-4m"), name="target", dtype=torch.bfloat16)
+    out = decoder.forward(Tokens(torch.tensor([[1, 2, 3]])), decoder.new_state(8))
+    assert out.logits.dtype == torch.bfloat16
+    assert out.logits.isfinite().all()
+    assert decoder.weight_bytes == 2 * shape("tiny-4m").parameters
+
+
+def test_a_checkpoint_that_lacks_its_weights_is_no_shape(tmp_path):
+    folder = folder_of("tiny-1m")
+    assert isinstance(weights_of(folder), DrawnWeights)
+    said = json.loads((folder / "config.json").read_text())
+    del said["specbench"]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(EnvironmentFault, match=r"lacks model\.safetensors"):
+        weights_of(tmp_path)
+
+
+def test_a_shape_is_resolved_by_its_name_and_others_are_named():
+    found = resolve("shape:llama-2-7b")
+    assert (found.label, found.shape, found.draft) == ("shape:llama-2-7b", True, None)
+    assert (found.path / "tokenizer.json").is_file()
+    assert resolve("shape:llama-2-7b").path == found.path
+    with pytest.raises(UsageError) as fault:
+        resolve("shape:llama-3")
+    assert fault.value.message == "unknown shape 'llama-3'"
+    assert "llama-3-8b" in fault.value.hint
+
+
+def test_a_shape_that_cannot_be_is_refused():
+    sizes = {"layers": 1, "hidden": 8, "mlp": 8, "vocab": 9, "positions": 8, "source": "made"}
+    with pytest.raises(ValueError, match="heads come in groups"):
+        Shape(heads=3, kv_heads=2, **sizes)
+    with pytest.raises(ValueError, match="llama with 4 experts"):
+        Shape(heads=2, kv_heads=2, experts=4, **sizes)

@@ -1,0 +1,162 @@
+"""`specbench predict RUN --hardware`: a recorded run on accelerators that are not here."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.measure.costs import Costs
+from specbench_cli.measure.roofline import Roofline
+from specbench_cli.report.numbers.prediction import predict, replay
+from specbench_cli.report.roofline.replayed import replayed
+from specbench_cli.store.run_dir import RunDir
+
+REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "default-2cores"
+ASKED = ("--hardware", "h100x2", "--shape", "llama-2-70b+7b")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run of vanilla, sps, pld and peers, without its figures; two prompts of it."""
+    folder = tmp_path_factory.mktemp("runs") / "made"
+    shutil.copytree(REFERENCE, folder)
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    kept = sorted({json.loads(line)["prompt_id"] for line in lines})[:2]
+    some = [line for line in lines if json.loads(line)["prompt_id"] in kept]
+    (folder / "records.jsonl").write_text("\n".join(some) + "\n")
+    return folder
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
+        monkeypatch.setenv(name, "")
+
+    def call(*args):
+        return (app._run(list(args)), *capsys.readouterr())
+
+    return call
+
+
+def test_every_row_is_modelled_and_says_what_it_hangs_on(run, made):
+    code, out, err = run("predict", str(made), *ASKED)
+    rows = {row["label"]: row for row in csv.DictReader(io.StringIO(out), delimiter="\t")}
+    assert code == 0, err
+    assert list(rows) == ["vanilla", "sps", "pld"]
+    assert "modelled: 2 x NVIDIA H100 SXM 80 GB, llama-2-70b + llama-2-7b, bfloat16, batch 1" in err
+    assert "acceptance and lengths: as recorded with embedded-7m + embedded-1m" in err
+    assert "modelled, not measured" in err
+    assert "hf:vanilla: not modelled: its forwards are not metered" in err
+    assert {row["modelled"] for row in rows.values()} == {"True"}
+    assert float(rows["vanilla"]["modelled_speedup"]) == pytest.approx(1)
+    sps = {name: float(value) for name, value in rows["sps"].items() if name != "label"
+           and value not in ("", "True")}  # fmt: skip
+    assert sps["modelled_speedup"] > sps["measured_speedup_here"]  # drafts are dearer here
+    assert sps["modelled_speedup_per_device"] == pytest.approx(
+        sps["modelled_speedup"] / 2, rel=1e-4
+    )
+    # A dearer draft slows what drafts with it, and nothing else.
+    assert sps["draft_weights_+10%"] < 0 < sps["draft_weights_-10%"]
+    assert float(rows["pld"]["draft_weights_+10%"]) == 0
+
+
+def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
+    source = RunDir.open(made)
+    roofline = Roofline.of("h100x2", "llama-2-70b+7b")
+    found = replayed(source.records(), source.manifest, roofline)
+    table = roofline.table(source.manifest["models"])
+    once = {}
+    for record in source.records():
+        if record.label == "sps":
+            once.setdefault(
+                (record.prompt_id, record.turn),
+                replay(record.forwards, record.steps, table).decode,
+            )
+    row = next(row for row in found.rows if row.label == "sps")
+    assert row.ns == pytest.approx(sum(once.values()))
+    assert row.outputs == len(once)
+
+
+def test_a_table_from_its_file_predicts_what_it_did_and_the_same_elsewhere(made, tmp_path):
+    source = RunDir.open(made)
+    table = Roofline.of("h100x2", "llama-2-70b+7b").table(source.manifest["models"])
+    table.save(tmp_path / "table.json")
+    again = Costs.load(tmp_path / "table.json")
+    found = predict(source.records(), source.manifest, table, again)
+    for row in found.rows:
+        assert row.elsewhere == row.predicted + (row.predicted_void or 0)
+
+
+def test_large_batches_take_the_gain_away(run, made):
+    def speedup(*more):
+        out = run("predict", str(made), *ASKED, *more, "--json")[1]
+        rows = {row["label"]: row for row in json.loads(out)["rows"]}
+        return rows["sps"]["modelled_speedup"], rows["vanilla"]["modelled_tokens_per_s"]
+
+    alone, many = speedup(), speedup("--batch", "128")
+    assert many[0] < alone[0]  # arithmetic, no longer bandwidth, bounds a verification
+    assert many[1] > 20 * alone[1]
+    late = speedup("--overhead", "1000")
+    assert late[0] < alone[0]  # a millisecond a forward makes the small draft as dear as the target
+
+
+def test_json_names_every_number_it_went_by(run, made):
+    event = json.loads(run("predict", str(made), *ASKED, "--json")[1])
+    said = event["modelled"]
+    assert (said["devices"], said["device"]["bandwidth"]) == (2, 3.35e12)
+    assert said["shapes"]["target"]["source"].startswith("https://huggingface.co/meta-llama")
+    assert said["bytes_held_by_weights"] == 2 * (68_976_648_192 + 6_738_415_616)
+    assert event["recorded_with"] == {"target": "embedded-7m", "draft": "embedded-1m"}
+
+
+def test_a_person_gets_both_tables(run, made, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, _ = run("predict", str(made), *ASKED)
+    assert code == 0
+    assert "modelled speedup" in out and "measured here" in out
+    assert "draft weights" in out and "bandwidth" in out and "experts" not in out
+
+
+def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
+    asked = ("--load", "poisson:20", "--batch", "2", "--json")
+    event = json.loads(run("predict", str(made), *ASKED, *asked)[1])
+    assert event["roofline"]["hardware"] == "h100x2"
+    assert {row["method"] for row in event["modelled"]} == {"vanilla", "sps", "pld"}
+    slow = json.loads(run("predict", str(made), "--hardware", "h100x2", "--shape",
+                          "llama-2-13b+7b", *asked)[1])  # fmt: skip
+    times = [
+        {row["method"]: row["ms_per_token_p50"] for row in each["modelled"]}
+        for each in (event, slow)
+    ]
+    assert times[0]["vanilla"] > times[1]["vanilla"]  # 70 of 13 billion weights
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--hardware", "h100"), "--hardware: a roofline takes --hardware and --shape"),
+        (("--context", "64"), "--context: a roofline takes --hardware and --shape"),
+        (("--hardware", "b9", "--shape", "llama-2-7b"), "unknown hardware 'b9'"),
+        (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "it does not fit: 151,4"),
+        ((*ASKED, "--costs", "x.json"), "--costs cannot go with --hardware"),
+        ((*ASKED, "--dtype", "int8"), "--dtype int8: no peak of h100"),
+        ((*ASKED, "--threads", "2"), "--threads cannot go with RUN"),
+    ],
+)
+def test_what_cannot_be_modelled_is_told(run, made, asked, says):
+    code, out, err = run("predict", str(made), *asked)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "hint: " in err
+
+
+def test_a_target_alone_leaves_rows_with_a_draft_out(run, made):
+    code, _, err = run("predict", str(made), "--hardware", "h100", "--shape", "llama-2-7b")
+    assert code == 0
+    assert "sps: not modelled: no draft was named: --shape llama-2-7b+DRAFT" in err
