@@ -14,22 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from methods._engines.client import Client, checked
-from methods._engines.servers import Asked, Reply, Server
+from methods._engines.client import Client, checked, secret_of
+from methods._engines.exchange import asked, hand_over, output
+from methods._engines.servers import Server
 from specbench_cli.api import (
     Field,
     Method,
-    MethodFault,
     MethodParams,
     PeerSession,
     Session,
     Step,
     UsageError,
-    key_of,
 )
 
 
@@ -67,19 +66,13 @@ class HttpVanilla(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens in one request; no step is told."""
         assert isinstance(session, PeerSession)
-        if session.sampling.rule == "coupled":
-            raise MethodFault(
-                f"{self.name} draws by chances of the server's own, which are not vanilla's",
-                "--temperature 0, or --verify rejection",
-            )
-        asked = _asked(session, self._server)
-        reply = self._server.complete(asked, session.now)
-        ids = _ids(session, reply, self._client)
-        session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
+        kind, model = self._server.kind, self._server.model
+        wanted = asked(session, self.name, model=model, text=not kind.tells_ids)
+        reply = self._server.complete(wanted, session.now)
+        ids = output(session, reply, self._client.fault)
         self._server.count(reply)
-        if reply.drafted is not None and reply.accepted is not None:
-            self.drafts(reply.drafted)
-            session.count(drafted=reply.drafted, accepted=reply.accepted)
+        hand_over(session, reply, ids)
+        self.drafts(reply.drafted or 0)
         if reply.text and not reply.ids:
             session.count(text=1)
         yield from ()
@@ -101,7 +94,8 @@ class HttpVanilla(Method):
                 f"{self.name} asks a server, and none is named",
                 f"--set {self.name}.url=http://127.0.0.1:8000",
             )
-        return Client(url, self.name, params.key, params.timeout)
+        secret = secret_of(url, self.name, params.key)
+        return Client(url, self.name, secret, params.timeout)
 
     @cached_property
     def _server(self) -> Server:
@@ -115,63 +109,3 @@ class Http(HttpVanilla):
 
     def drafts(self, drafted: int) -> None:
         """It may."""
-
-
-def _asked(session: PeerSession, server: Server) -> Asked:
-    """The session's request in the words of servers."""
-    request, sampling = session.requests[0], session.sampling
-    if request.source is not None:
-        raise MethodFault(f"{request.prompt_id} holds more than a text, and servers are sent texts")
-    draw = key_of("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
-    return Asked(
-        ids=request.ids,
-        text="" if server.kind.tells_ids else _text(session.tokenizer, list(request.ids)),
-        budget=request.stop.max_new_tokens,
-        stops=sorted(request.stop.eos),
-        temperature=sampling.temperature if sampling.draws else 0.0,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=draw % 2**31,
-        model=server.model,
-    )
-
-
-def _text(tokenizer: Any, ids: list[int]) -> str:
-    """The text that a tokenizer reads as these ids, with or without a BOS that it adds itself."""
-    for skipped in (0, 1):
-        text: str = tokenizer.decode(ids[skipped:], clean_up_tokenization_spaces=False)
-        if tokenizer(text).input_ids == ids:
-            return text
-    raise MethodFault(
-        "no text reads as this prompt's ids, and the server takes texts alone", "leave the row out"
-    )
-
-
-def _ids(session: PeerSession, reply: Reply, client: Client) -> list[int]:
-    """The output's ids, an EOS that the server does not tell included.
-
-    Raises:
-        EnvironmentFault: it is no output of this prompt and this target.
-    """
-    request, tokenizer = session.requests[0], session.tokenizer
-    most, eos, read = request.stop.max_new_tokens, request.stop.eos, reply.prompt_tokens
-    if reply.finish is None:
-        raise client.fault(f"ended its answer after {len(reply.ids)} tokens without saying why")
-    if read not in (None, len(request.ids)):
-        raise client.fault(f"read {read} tokens where the prompt has {len(request.ids)}")
-    ids = list(reply.ids)
-    if reply.text and not ids:
-        ids = tokenizer(reply.text, add_special_tokens=False).input_ids
-    told = len(ids)
-    if reply.finish == "stop" and eos and eos.isdisjoint(ids[-1:]) and told < most:
-        ids.append(tokenizer.eos_token_id if tokenizer.eos_token_id in eos else min(eos))
-    if reply.tokens not in (None, told, len(ids)):
-        raise client.fault(f"made {reply.tokens} tokens, and what it sent reads as {told}")
-    if not ids:
-        raise client.fault("answered with nothing")
-    if max(ids) >= session.target.vocab_size:
-        limit = session.target.vocab_size
-        raise client.fault(f"made token {max(ids)}, and the target has {limit}: another model's")
-    if told > most:
-        raise client.fault(f"made {told} tokens where {most} were asked for")
-    return ids

@@ -8,13 +8,11 @@ first prompt. The time is the whole of its `generate`, the first token's what it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from methods._engines import openvino
+from methods._engines.exchange import check_text, hand_over
+from methods._engines.installed import check_installed
 from specbench_cli.api import (
     Field,
     Method,
@@ -45,7 +43,7 @@ class OpenVino(Method):
 
     def check(self) -> None:
         """See that it is installed."""
-        openvino.check_installed(self.name)
+        check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
     def pipeline(self, session: PeerSession) -> Any:
         """What decodes: made once."""
@@ -60,39 +58,14 @@ class OpenVino(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens in one call; no step is told."""
         assert isinstance(session, PeerSession)
-        request, stop = session.requests[0], session.requests[0].stop
-        if session.sampling.draws or request.source is not None:
-            raise MethodFault(f"{self.name} decodes texts greedily alone", "--temperature 0")
+        check_text(session, self.name)
+        if session.sampling.draws:
+            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
         if self._pipeline is None:
             self._pipeline = self.pipeline(session)
-        settings = self._genai.GenerationConfig(
-            max_new_tokens=stop.max_new_tokens,
-            stop_token_ids=set(stop.eos),
-            ignore_eos=not stop.eos,
-            do_sample=False,
-            **self.options(),
-        )
-        began = session.now()
-        prompt = self._core.Tensor(np.array([request.ids], dtype=np.int64))
-        said = self._pipeline.generate(prompt, settings)
-        ended = session.now()
-        first = began + round(said.perf_metrics.get_ttft().mean * 1e6)
-        session.adopt_tokens(said.tokens[0], min(first, ended), ended)
-        counted = said.extended_perf_metrics
-        if counted is not None:
-            session.count(
-                drafted=counted.draft_model_metrics.get_num_generated_tokens(),
-                accepted=counted.get_num_accepted_tokens(),
-            )
+        reply = openvino.decode(self._pipeline, session, **self.options())
+        hand_over(session, reply, reply.ids)
         yield from ()
-
-    @cached_property
-    def _genai(self) -> Any:
-        return import_module("openvino_genai")
-
-    @cached_property
-    def _core(self) -> Any:
-        return import_module("openvino")
 
 
 class OpenVinoDraftParams(MethodParams):

@@ -45,21 +45,19 @@ class Client:
     Args:
         url: as `checked` has it.
         name: the method that asks, for the commands that errors name.
-        key: the environment variable that holds an API key; None: none is sent.
+        secret: an API key; None: none is sent.
         timeout: seconds of silence that are waited for.
-    Raises:
-        UsageError: there is no such variable, or the key would cross a network in the clear.
     """
 
-    def __init__(self, url: str, name: str, key: str | None, timeout: float) -> None:
+    def __init__(self, url: str, name: str, secret: str | None, timeout: float) -> None:
         self._url, self._name, self._timeout = url, name, timeout
-        self._secret = _secret(url, name, key)
+        self._secret = secret
         self._client = httpx2.Client(
             verify=url.startswith("https:"),  # else certificates are read for nothing
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
-            headers={"Authorization": f"Bearer {self._secret}"} if self._secret else {},
+            headers={"Authorization": f"Bearer {secret}"} if secret else {},
         )
 
     def read(self, path: str) -> str | None:
@@ -155,7 +153,12 @@ class Client:
         return sorted({each.pid for each in own if each.laddr.port == port and each.pid})
 
 
-def _secret(url: str, name: str, key: str | None) -> str | None:
+def secret_of(url: str, name: str, key: str | None) -> str | None:
+    """The API key that an environment variable holds, for a server at a url.
+
+    Raises:
+        UsageError: there is no such variable, or the key would cross a network in the clear.
+    """
     if key is None:
         return None
     if not os.environ.get(key):

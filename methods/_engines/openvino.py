@@ -3,21 +3,19 @@ state, as OpenVINO GenAI wants it. In float32 throughout, its cache included."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.api import EnvironmentFault
+from methods._engines.exchange import Reply
+from methods._engines.exported import folder_of
+from specbench_cli.api import PeerSession
 
 PRECISE = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -27,17 +25,6 @@ PRECISE = {
 """As our own decoding is; OpenVINO's own defaults hold keys and values in 8 bits."""
 _TRACED = 2, 3
 """Tokens and rows of state that a module is traced with: two numbers that occur nowhere else."""
-
-_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-
-
-def check_installed(name: str) -> None:
-    """Raise EnvironmentFault where OpenVINO GenAI is not installed."""
-    if find_spec("openvino_genai") is None:
-        raise EnvironmentFault(
-            f"{name} decodes by OpenVINO GenAI, which is not installed",
-            "pip install 'specbench-cli[openvino]'",
-        )
 
 
 def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
@@ -55,20 +42,46 @@ def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) 
     return genai.LLMPipeline(exported(tokenizer, module), "CPU", **shared, **properties)
 
 
+def decode(pipeline: Any, session: PeerSession, **options: Any) -> Reply:
+    """A session's request, greedily, by a pipeline. When the first token was there is what GenAI
+    says itself.
+
+    Args:
+        options: more of its settings of a generation.
+    """
+    genai, core = import_module("openvino_genai"), import_module("openvino")
+    request, stop = session.requests[0], session.requests[0].stop
+    settings = genai.GenerationConfig(
+        max_new_tokens=stop.max_new_tokens,
+        stop_token_ids=set(stop.eos),
+        ignore_eos=not stop.eos,
+        do_sample=False,
+        **options,
+    )
+    began = session.now()
+    said = pipeline.generate(core.Tensor(np.array([request.ids], dtype=np.int64)), settings)
+    ended = session.now()
+    first = began + round(said.perf_metrics.get_ttft().mean * 1e6)
+    reply = Reply(said.tokens[0], first_ns=min(first, ended), last_ns=ended)
+    counted = said.extended_perf_metrics
+    if counted is not None:
+        reply.drafted = counted.draft_model_metrics.get_num_generated_tokens()
+        reply.accepted = counted.get_num_accepted_tokens()
+    return reply
+
+
 def exported(tokenizer: Any, module: Any) -> str:
-    """The folder of a module's OpenVINO model and tokenizer, made at first use; it goes with the
-    module, or at the program's end."""
-    if module not in _folders:
-        folder = tempfile.mkdtemp(prefix="specbench-openvino-")
-        finalize(module, shutil.rmtree, folder, ignore_errors=True)
+    """The folder of a module's OpenVINO model and tokenizer."""
+
+    def write(folder: Path) -> None:
         core, own = import_module("openvino"), import_module("openvino_tokenizers")
         encoder, decoder = own.convert_tokenizer(tokenizer, with_detokenizer=True)
         models = {"model": _stateful(module), "tokenizer": encoder, "detokenizer": decoder}
         for name, model in models.items():
-            core.save_model(model, Path(folder, f"openvino_{name}.xml"), compress_to_fp16=False)
+            core.save_model(model, folder / f"openvino_{name}.xml", compress_to_fp16=False)
         module.config.save_pretrained(folder)
-        _folders[module] = folder
-    return _folders[module]
+
+    return str(folder_of(module, "openvino", write))
 
 
 class _Rows:

@@ -9,56 +9,15 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
 from methods._engines.client import Client
+from methods._engines.exchange import Asked, Reply
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A completion as it is asked for: the prompt's ids, and the text that reads as these where it
-    was asked for; `stops` are the ids that end it."""
-
-    ids: Sequence[int]
-    text: str
-    budget: int
-    stops: Sequence[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    model: str | None
-
-
-@dataclass(slots=True)
-class Reply:
-    """What came back.
-
-    ids: of the output, where the server tells them; else its text. first_ns, last_ns: when the
-    first and the last of it were there. finish: why it ended. prompt_tokens, tokens: how many the
-    server says that it read and made. drafted, accepted: tokens, where it counts them.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    text: str = ""
-    first_ns: int = 0
-    last_ns: int = 0
-    finish: str | None = None
-    prompt_tokens: int | None = None
-    tokens: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-
-    @property
-    def end(self) -> tuple[int, int, str | None]:
-        """What changes with every piece of the output, an EOS that is not told included."""
-        return len(self.ids), len(self.text), self.finish
 
 
 class Event(BaseModel, ABC):

@@ -15,7 +15,7 @@ from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.measure.roofline import Roofline
+    from specbench_cli.measure.hardware.roofline import Roofline
 
 EXAMPLES = (
     "specbench predict --probe",
@@ -251,15 +251,15 @@ def predict(
                 " are 2 or more",
                 "specbench predict --probe --batch 8",
             )
-        from specbench_cli.commands._probe import probe as measure
+        from specbench_cli.commands.predicting.probe import probe as measure
 
         return measure(given, method or [], set_ or [], rounds, batch, out, json)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
-    from specbench_cli.commands import _roofline
+    from specbench_cli.commands.predicting import roofline as elsewhere
 
     if hardware is not None:
         given.pop("dtype", None)
-    roofline = _roofline.asked(
+    roofline = elsewhere.asked(
         hardware, shape, dtype=dtype, context=context, overhead=overhead, batch=batch
     )
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
@@ -276,7 +276,7 @@ def predict(
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, folder
 
-        return _roofline.predict(RunDir.open(folder(run)), roofline, json)
+        return elsewhere.predict(RunDir.open(folder(run)), roofline, json)
     _refuse({"--batch": batch}, "RUN without --load or --hardware")
     return _predict(run, costs, against, json)
 
@@ -331,7 +331,7 @@ def _simulate(
     roofline: Roofline | None,
 ) -> ExitCode:
     """What a run's rows would meet under load."""
-    from specbench_cli.commands import _roofline
+    from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.measure.costs import Costs
     from specbench_cli.report import load as table
@@ -348,7 +348,7 @@ def _simulate(
     size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
     if roofline is not None:
         roofline = replace(roofline, batch=size)
-        costs = _roofline.under_load(run, roofline)
+        costs = elsewhere.under_load(run, roofline)
     else:
         costs = fitting(Costs.load(file), run) if file else own(run)
     prices = Prices(costs)
@@ -362,7 +362,7 @@ def _simulate(
                 "event": "done",
                 "run": run.path,
                 "costs": _brief(costs) | {"modelled_for": foreign_to(costs, run)},
-                "roofline": None if roofline is None else _roofline.facts(roofline),
+                "roofline": None if roofline is None else elsewhere.facts(roofline),
                 "batch": size,
                 "modelled": [table.as_dict(row) for row in rows],
                 "saturation_modelled": table.saturation(rows),

@@ -30,7 +30,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.planning.placement import choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint

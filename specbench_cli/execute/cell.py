@@ -28,7 +28,7 @@ from specbench_cli.errors import MethodFault, SpecbenchError, WorkerLost
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
 from specbench_cli.execute.shown import shown
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched

@@ -7,7 +7,7 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.roofline import (
+from specbench_cli.measure.hardware.roofline import (
     CONTEXTS,
     INPUTS,
     ROWS,

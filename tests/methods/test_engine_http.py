@@ -114,7 +114,7 @@ def test_drawn_outputs_are_drawn_anew_in_each_pass_and_coupled_ones_refused(serv
     decode(http(double.url), sampling=warm)
     asked = double.requests[0]
     assert (asked["temperature"], asked["top_k"], asked["top_p"]) == (0.7, 30, 0.9)
-    with pytest.raises(MethodFault, match="chances of the server's own"):
+    with pytest.raises(MethodFault, match="chances of the engine's own"):
         decode(http(double.url), sampling=Sampling("coupled", 0.7))
 
 

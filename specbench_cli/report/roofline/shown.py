@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_cli import output
-from specbench_cli.measure.roofline import Roofline
+from specbench_cli.measure.hardware.roofline import Roofline
 from specbench_cli.report.numbers.standing import BASELINE
 from specbench_cli.report.roofline.replayed import ModelledRow, Moved, Replayed, lines_of
 from specbench_cli.report.terminal.prediction_table import print_table

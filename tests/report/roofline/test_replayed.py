@@ -10,7 +10,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.roofline import Roofline
+from specbench_cli.measure.hardware.roofline import Roofline
 from specbench_cli.report.numbers.prediction import predict, replay
 from specbench_cli.report.roofline.replayed import replayed
 from specbench_cli.store.run_dir import RunDir

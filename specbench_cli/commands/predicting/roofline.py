@@ -12,7 +12,7 @@ from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.measure.roofline import Roofline
+    from specbench_cli.measure.hardware.roofline import Roofline
     from specbench_cli.store.run_dir import RunDir
 
 DTYPE = "bfloat16"
@@ -32,7 +32,7 @@ def asked(
     Raises:
         UsageError: half of one, or what `Roofline.of` does not know.
     """
-    from specbench_cli.measure.roofline import Roofline
+    from specbench_cli.measure.hardware.roofline import Roofline
 
     if hardware is None or shape is None:
         given = {

@@ -40,7 +40,7 @@ from specbench_cli.measure.costs import (
 )
 from specbench_cli.models.shapes import Shape, pair, shape
 
-HARDWARE = Path(__file__).parent / "hardware.yaml"
+HARDWARE = Path(__file__).parent / "devices.yaml"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of one number."""
 
@@ -60,7 +60,7 @@ INPUTS = (
 
 
 class Accelerator(BaseModel):
-    """An entry of hardware.yaml, where the units are explained."""
+    """An entry of devices.yaml, where the units are explained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
