@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.measure.hardware.roofline import Roofline
 
 EXAMPLES = (
     "specbench predict --probe",
@@ -24,7 +22,9 @@ EXAMPLES = (
     "specbench predict --probe --batch 8",
     "specbench predict last",
     "specbench predict last --costs costs.json --json",
+    "specbench predict last --costs before.json --costs after.json",
     "specbench predict last --against other-machine.json",
+    "specbench predict last --sweep sps.length=1:10:1 --costs one-thread.json",
     "specbench predict last --load poisson:1:8:1 --batch 8",
     "specbench predict last --hardware h100x2 --shape llama-2-70b+7b",
     "specbench predict last --hardware a100x4 --shape mixtral-8x7b --batch 8 --context 4096",
@@ -49,10 +49,10 @@ def predict(
         typer.Argument(metavar="RUN", help="A run's folder, or `last`.", show_default=False),
     ] = None,
     costs: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Costs to predict by.",
+            help="Costs to predict by; of several probes, before the run and after it, the mean.",
             show_default="the run's",
             rich_help_panel=PREDICTED,
         ),
@@ -79,6 +79,25 @@ def predict(
             help="What its rows would meet under load: simulated, by costs and recorded acceptance."
             " As in run.",
             show_default=False,
+            rich_help_panel=PREDICTED,
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="M.PARAM=VALUES",
+            help="What other settings of a row would have taken: simulated, by costs and what the"
+            " row accepted. As in run.",
+            show_default=False,
+            rich_help_panel=PREDICTED,
+        ),
+    ] = None,
+    row: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="With --sweep: the row whose acceptance counts.",
+            show_default="its method's that was tested most",
             rich_help_panel=PREDICTED,
         ),
     ] = None,
@@ -236,7 +255,14 @@ def predict(
         "plugins": plugin,
     }
     given = {name: value for name, value in models.items() if value not in (None, False)}
-    others = {"--costs": costs, "--against": against, "--load": load, "--batch": batch}
+    others = {
+        "--costs": costs,
+        "--against": against,
+        "--load": load,
+        "--sweep": sweep,
+        "--row": row,
+        "--batch": batch,
+    }
     lines = {"--hardware": hardware, "--shape": shape, "--context": context, "--overhead": overhead}
     if sum((run is not None, probe, compare is not None)) != 1:
         raise UsageError(
@@ -256,6 +282,7 @@ def predict(
         return measure(given, method or [], set_ or [], rounds, batch, out, json)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     from specbench_cli.commands.predicting import roofline as elsewhere
+    from specbench_cli.commands.predicting import scripted
 
     if hardware is not None:
         given.pop("dtype", None)
@@ -270,18 +297,32 @@ def predict(
     assert run is not None
     if roofline is not None:
         _refuse({"--costs": costs, "--against": against}, "--hardware")
+    if row is not None and not sweep:
+        raise UsageError(
+            "--row says whose acceptance --sweep goes by",
+            f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
+        )
+    if len(costs or ()) > 1 and (load is not None or sweep):
+        raise UsageError(
+            f"{len(costs or ())} --costs: what is simulated goes by one of them",
+            "give one --costs FILE with --load or --sweep",
+        )
+    one = costs[0] if costs else None
     if load is not None:
-        _refuse({"--against": against}, "--load")
-        return _simulate(run, costs, load, batch, json, roofline)
+        _refuse({"--against": against, "--sweep": sweep}, "--load")
+        return scripted.under_load(run, one, load, batch, json, roofline)
+    if sweep:
+        _refuse({"--against": against, "--batch": batch, "--hardware": hardware}, "--sweep")
+        return scripted.resettled(run, one, sweep, row, json)
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, folder
 
         return elsewhere.predict(RunDir.open(folder(run)), roofline, json)
     _refuse({"--batch": batch}, "RUN without --load or --hardware")
-    return _predict(run, costs, against, json)
+    return _predict(run, costs or (), against, json)
 
 
-def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> ExitCode:
+def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:
     """Replay a run."""
     from specbench_cli.measure.costs import Costs
     from specbench_cli.report.numbers.facts import Facts
@@ -291,17 +332,19 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     from specbench_cli.store.run_dir import RunDir, folder
 
     run = RunDir.open(folder(name))
-    costs = fitting(Costs.load(file), run) if file else own(run)
+    probes = [fitting(Costs.load(file), run) for file in files] or [own(run)]
+    costs, also = probes[0], probes[1:]
     against = fitting(Costs.load(other), run) if other else None
-    prediction = replay(run.records(), run.manifest, costs, against)
+    prediction = replay(run.records(), run.manifest, costs, against, also)
     foreign = foreign_to(costs, run)
     if json:
         output.json_line(
             {
                 "event": "done",
                 "run": run.path,
-                "costs": _brief(costs) | {"modelled_for": foreign},
-                "against": against and _brief(against),
+                "costs": costs.brief | {"modelled_for": foreign},
+                "also": [each.brief for each in also],
+                "against": against and against.brief,
                 "missing": prediction.missing,
                 "rows": prediction.rows,
             }
@@ -311,8 +354,10 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     head = facts.header({}, width=100)
     if not facts.decoding.startswith("greedy"):
         head.append("host: probed with greedy decoding; what sampling adds is not predicted")
-    head.append(f"costs: {costs.label}, probed {costs.created_utc}")
-    if costs.quietness.noisy:
+    when = " and ".join(each.created_utc for each in probes)
+    head.append(f"costs: {costs.label}, probed {when}")
+    head += [f"drift: {_drift(costs, each)}" for each in also]
+    if any(each.quietness.noisy for each in probes):
         head.append("noisy costs: probed while other programs were running (--allow-noise)")
     if foreign:
         head.append(f"modelled for {foreign}: errors are not the model's alone")
@@ -322,86 +367,16 @@ def _predict(name: str, file: Path | None, other: Path | None, json: bool) -> Ex
     return ExitCode.OK
 
 
-def _simulate(
-    name: str,
-    file: Path | None,
-    load: str,
-    batch: int | None,
-    json: bool,
-    roofline: Roofline | None,
-) -> ExitCode:
-    """What a run's rows would meet under load."""
-    from specbench_cli.commands.predicting import roofline as elsewhere
-    from specbench_cli.config.arrivals import Arrivals
-    from specbench_cli.measure.costs import Costs
-    from specbench_cli.report import load as table
-    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
-    from specbench_cli.report.numbers.simulated import Prices, errors, simulated
-    from specbench_cli.store.run_dir import RunDir, folder
+def _drift(first: Costs, then: Costs) -> str:
+    """How far a later probe of the machine is from an earlier one."""
+    from statistics import median
 
-    try:
-        loads = Arrivals.sweep(load)
-    except ValueError as error:
-        raise UsageError(f"--load {error}", "specbench predict --help") from error
-    run = RunDir.open(folder(name))
-    config = run.manifest.get("config", {}).get("effective", {})
-    size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
-    if roofline is not None:
-        roofline = replace(roofline, batch=size)
-        costs = elsewhere.under_load(run, roofline)
-    else:
-        costs = fitting(Costs.load(file), run) if file else own(run)
-    prices = Prices(costs)
-    rows, missing = simulated(run, costs, loads, size, chunk, prices)
-    typed = {each.typed for each in loads}
-    measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
-    off = errors(rows, measured)
-    if json:
-        output.json_line(
-            {
-                "event": "done",
-                "run": run.path,
-                "costs": _brief(costs) | {"modelled_for": foreign_to(costs, run)},
-                "roofline": None if roofline is None else elsewhere.facts(roofline),
-                "batch": size,
-                "modelled": [table.as_dict(row) for row in rows],
-                "saturation_modelled": table.saturation(rows),
-                "measured": [table.as_dict(row) for row in measured],
-                "errors": off,
-                "missing": missing,
-                "forwards": prices.forwards,
-                "extrapolated": prices.extrapolated,
-            }
-        )
-        return ExitCode.OK
-    beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
-    if roofline is not None:
-        from specbench_cli.report.roofline.shown import head
+    from specbench_cli.measure.costs import differences
+    from specbench_cli.report.terminal.text import percent
 
-        first = head(roofline, run.manifest.get("models", {}))
-    else:
-        first = [f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}"]
-    lines = [
-        *first,
-        *([_apart(size)] if size > 1 and not prices.together else ()),
-        *(table.row_lines(rows, "modelled under load") if rows else ()),
-        *(table.row_lines(measured, "measured under the same load") if measured else ()),
-        *(
-            f"modelled / measured, {each['method']} at {each['load']}: latency p50"
-            f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
-            for each in off
-        ),
-        *(f"not modelled: {label}: {why}" for label, why in missing.items()),
-    ]
-    output.data("\n".join(lines))
-    return ExitCode.OK
-
-
-def _apart(size: int) -> str:
-    return (
-        "batches were not probed: a forward over several sequences is taken to cost what one over"
-        f" as many rows does (specbench predict --probe --batch {size})"
-    )
+    found = differences(first, then)
+    moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)
+    return f"the median of {len(found)} points moved by {percent(moved, 1)} between them"
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
@@ -418,15 +393,6 @@ def _compare(first: Path, second: Path, json: bool) -> ExitCode:
     else:
         print_differences(found)
     return ExitCode.OK
-
-
-def _brief(costs: Costs) -> dict[str, Any]:
-    return {
-        "machine": costs.machine.get("id"),
-        "label": costs.label,
-        "created_utc": costs.created_utc,
-        "noisy": costs.quietness.noisy,
-    }
 
 
 def _refuse(options: Mapping[str, Any], beside: str) -> None:

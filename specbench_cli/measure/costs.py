@@ -3,8 +3,8 @@
 Between points a time is interpolated linearly, in new tokens and in context length. Beyond the
 last point it goes on with the last slope, but never falls; before the first it stays what it was
 there. `covers` tells the two apart. The host's time of a step, all that is done between forwards,
-is linear in the step's draft forwards and drafted tokens (`HostCost`); trees, and drafts of heads,
-have such a line of their own.
+is linear in the step's draft forwards and drafted tokens (`HostCost`); trees, and methods that were
+probed by name, have such a line of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -30,8 +31,12 @@ from pydantic import (
 
 from specbench_cli.errors import UsageError
 
-SCHEMA = 3
-"""Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches."""
+SCHEMA = 4
+"""Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches,
+version 3 no `lone` forwards, and the host's lines of heads by model, not by method."""
+
+TREES = "draft"
+"""The host's line of a draft model's trees."""
 
 PROBE = "specbench predict --probe"
 
@@ -105,16 +110,18 @@ class BatchCost(_Frozen):
 
 
 class Curve(_Frozen):
-    """One model's forwards, its prefills (context 0), and its forwards over a tree's root and nodes
-    (none where only chains were measured)."""
+    """One model's forwards, its prefills (context 0), its forwards over a tree's root and nodes
+    (none where only chains were measured), and some that came right after another one of the model,
+    with its weights still in the caches (none: as any other)."""
 
     forwards: tuple[Point, ...] = Field(min_length=1)
     prefills: tuple[Point, ...] = Field(min_length=1)
     trees: tuple[Point, ...] = ()
+    lone: tuple[Point, ...] = ()
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
-        for points in (self.forwards, self.trees):
+        for points in (self.forwards, self.trees, self.lone):
             if len({(point.n_tokens, point.context) for point in points}) < len(points):
                 raise ValueError("two points of the same tokens and context")
         if len({point.n_tokens for point in self.prefills}) < len(self.prefills):
@@ -132,10 +139,26 @@ class Curve(_Frozen):
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
-    def ns(self, n_tokens: float, context: float, *, tree: bool = False) -> float:
-        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows."""
+    @cached_property
+    def saved(self) -> Line:
+        """What a forward takes by itself, as a share of one behind other models', over new tokens:
+        the median over contexts."""
+        shares: dict[float, list[float]] = {}
+        for point in self.lone:
+            usual = self.ns(point.n_tokens, point.context)
+            shares.setdefault(point.n_tokens, []).append(point.ns / usual)
+        return sorted((n, min(1.0, median(found))) for n, found in shares.items())
+
+    def ns(
+        self, n_tokens: float, context: float, *, tree: bool = False, lone: bool = False
+    ) -> float:
+        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows;
+        lone: right after another one of the model."""
         lines = self.trees_by_context if tree else self.by_context
-        return along([(at, along(line, n_tokens)) for at, line in lines], context)
+        took = along([(at, along(line, n_tokens)) for at, line in lines], context)
+        if not lone or not self.saved:
+            return took
+        return took * along(self.saved, min(n_tokens, self.saved[-1][0]))
 
     @cached_property
     def prefill(self) -> Line:
@@ -192,7 +215,8 @@ class Costs(_Frozen):
         models: by role, `label`, `sha256`, `n_layers` and whatever else is known of it.
         curves: by role ("target", "draft"), or a head's kind ("eagle3").
         host: of steps with chains of a draft model, or none.
-        hosts: by the model that drafts: of steps with its trees, and of all steps with a head.
+        hosts: by method, of its steps; and that of a draft model's trees (TREES). In files of
+            schema 3 by the model that drafts.
         batch: of several sequences together; None where they were not probed.
     """
 
@@ -210,14 +234,20 @@ class Costs(_Frozen):
     batch: BatchCost | None = None
 
     def forward_ns(
-        self, model: str, n_tokens: float, context: float, *, tree: bool = False
+        self,
+        model: str,
+        n_tokens: float,
+        context: float,
+        *,
+        tree: bool = False,
+        lone: bool = False,
     ) -> float:
-        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows.
+        """See `Curve.ns`.
 
         Raises:
             KeyError: the probe did not measure this model.
         """
-        return self.curves[model].ns(n_tokens, context, tree=tree)
+        return self.curves[model].ns(n_tokens, context, tree=tree, lone=lone)
 
     def prefill_ns(self, model: str, n_tokens: float) -> float:
         """Time of a forward over a prompt of `n_tokens`. Raises KeyError as `forward_ns` does."""
@@ -253,6 +283,16 @@ class Costs(_Frozen):
         hardware = _Machine.model_validate(self.machine).hardware
         on_cpu = self.setup.device == "cpu" or not hardware.accelerators
         return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
+
+    @property
+    def brief(self) -> dict[str, Any]:
+        """Whose they are, for programs."""
+        return {
+            "machine": self.machine.get("id"),
+            "label": self.label,
+            "created_utc": self.created_utc,
+            "noisy": self.quietness.noisy,
+        }
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all.
@@ -370,6 +410,8 @@ def _named_points(costs: Costs) -> dict[str, float]:
     for role, curve in costs.curves.items():
         for p in curve.forwards:
             named[f"{role}, {p.n_tokens} tokens after {p.context}"] = p.ns
+        for p in curve.lone:
+            named[f"{role}, {p.n_tokens} tokens by itself after {p.context}"] = p.ns
         for p in curve.trees:
             named[f"{role}, a tree of {p.n_tokens} rows after {p.context}"] = p.ns
         for p in curve.prefills:

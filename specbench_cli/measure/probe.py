@@ -33,6 +33,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
+    TREES,
     BatchCost,
     BatchPoint,
     Curve,
@@ -60,6 +61,9 @@ FULL = Grid(
 
 CHAIN = 8
 """Tokens of the drafts that cost nothing to make."""
+
+PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
+"""Whose sessions make the line of chains, and that of trees, of a draft model."""
 
 ROUNDS = 24
 LEAST = 3
@@ -117,6 +121,7 @@ def probe(
     drafting: Mapping[str, Decoding],
     *,
     positions: int,
+    prompts: Sequence[Sequence[int]] = (),
     grid: Grid = FULL,
     batches: tuple[int, ...] = (),
     together: Mapping[str, Together] | None = None,
@@ -128,8 +133,10 @@ def probe(
 
     Args:
         windows: who measures the rounds; rounds that it finds void are left out.
-        drafting: by name, methods whose sessions tell what drafting costs the host.
+        drafting: by name, of a method and what sets it apart, what decodes sessions that tell what
+            drafting costs the host.
         positions: rows that all models are made for.
+        prompts: ids that sessions and batches decode; by default random ones.
         batches: sequences that are decoded together; together: by name, methods that decode them.
         progress: told the rounds done, between rounds.
 
@@ -159,6 +166,7 @@ def probe(
         grid,
         seed=seed,
         rounds=rounds,
+        prompts=[prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= positions],
         together=together,
         progress=progress,
     )
@@ -185,6 +193,7 @@ def measure(
     rounds: int,
     least: int = LEAST,
     seconds: float | None = None,
+    prompts: Sequence[Sequence[int]] = (),
     together: Mapping[str, Together] | None = None,
     sampling: Sampling | None = None,
     progress: Callable[[int], None] = lambda done: None,
@@ -203,19 +212,21 @@ def measure(
             "give numbers in place of auto, and predict for a pair of decoders with attention",
         )
     longest = max(grid.contexts)
-    workspace.reserve(max(longest + grid.spare, PROMPT + NEW_TOKENS))
+    most = max([PROMPT, *map(len, prompts)])
+    workspace.reserve(max(longest + grid.spare, most + NEW_TOKENS))
     models = (*workspace.decoders.values(), *workspace.heads.values())
     vocabulary = min(model.vocab_size for model in models)
     width = max(longest, PROMPT, grid.spare)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(vocabulary, (1, width), generator=generator)
+    texts = prompts or [ids[0, :PROMPT].tolist()]
     began = time.monotonic()
     # Lazy set-up, caches and clocks are afterwards as they will be.
-    Round(workspace, grid, decodings, ids, seed, together, sampling).measure()
+    Round(workspace, grid, decodings, ids, texts, seed, together, sampling).measure()
     if seconds is not None:
         rounds = max(least, min(rounds, int(seconds / (time.monotonic() - began))))
     all_rounds = [
-        Round(workspace, grid, decodings, ids, seed + number, together, sampling)
+        Round(workspace, grid, decodings, ids, texts, seed + number, together, sampling)
         for number in range(1, rounds + 1)
     ]
     for done, one in enumerate(all_rounds, start=1):
@@ -246,9 +257,7 @@ def curves(samples: Samples, workspace: Workspace) -> dict[str, Curve]:
 
 
 def _curve(model: str, samples: Samples) -> Curve:
-    prefills: list[Point] = []
-    chains: list[Point] = []
-    trees: list[Point] = []
+    points: dict[str, list[Point]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
     for at, times in sorted(samples.forwards.items()):
         if at.model == model:
             ns, spread = _median(times)
@@ -259,26 +268,36 @@ def _curve(model: str, samples: Samples) -> Curve:
                 spread=spread,
                 samples=len(times),
             )
-            (trees if at.tree else chains if at.context else prefills).append(point)
-    return Curve(forwards=tuple(chains), prefills=tuple(prefills), trees=tuple(trees))
+            kind = "lone" if at.lone else "trees" if at.tree else "forwards"
+            points[kind if at.context else "prefills"].append(point)
+    return Curve.model_validate(points)
 
 
 def _hosts(samples: Samples) -> dict[str, HostCost]:
-    """The host's lines, by `HostSample.of`."""
+    """The host's lines: "" of chains of a draft model, or none, TREES of its trees, and of each
+    other method its own."""
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
         ns, spread = _median([session.ns for session in sessions])
-        points.setdefault(sessions[0].of, []).append(
-            HostPoint(
-                name=name,
-                drafts=mean(session.drafts for session in sessions),
-                nodes=mean(session.nodes for session in sessions),
-                ns=ns,
-                spread=spread,
-                samples=len(sessions),
-            )
+        point = HostPoint(
+            name=name,
+            drafts=mean(session.drafts for session in sessions),
+            nodes=mean(session.nodes for session in sessions),
+            ns=ns,
+            spread=spread,
+            samples=len(sessions),
         )
-    return {of: _host(some) for of, some in points.items()}
+        method = name.partition(" ")[0]
+        of = "" if method in PLAIN else TREES if method in TREE_DRAFTS else method
+        points.setdefault(of, []).append(point)
+    lines = {of: _host(some) for of, some in points.items() if of in ("", TREES)}
+    for of, some in points.items():
+        if of in lines:
+            continue
+        trees = any(session.trees for point in some for session in samples.hosts[point.name])
+        base = lines.get(TREES if trees else "", lines[""])
+        lines[of] = _host(some) if len(some) > 2 else _beyond(base, some)
+    return lines
 
 
 def _host(points: Iterable[HostPoint]) -> HostCost:
@@ -286,6 +305,20 @@ def _host(points: Iterable[HostPoint]) -> HostCost:
     points = tuple(points)
     step, draft, node = _shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
+
+
+def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
+    """A line through too few points: another one's slopes, and what a step takes more than these
+    say, or as much less of them."""
+    took = mean(at.ns for at in points)
+    slopes = mean(base.draft * at.drafts + base.node * at.nodes for at in points)
+    share = min(1.0, took / slopes) if slopes else 0.0
+    return HostCost(
+        step=max(0.0, took - slopes),
+        draft=share * base.draft,
+        node=share * base.node,
+        points=tuple(points),
+    )
 
 
 def _shares(
@@ -301,9 +334,8 @@ def _shares(
 
 def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     """What is left of shared forwards' times, for each further sequence; and the host's plane."""
-    context = PROMPT + NEW_TOKENS / 2
     left: dict[str, dict[tuple[int, int], list[float]]] = {}
-    for model, n, rows, ns in samples.shared:
+    for model, n, rows, ns, context in samples.shared:
         if n > 1:
             more = ns - lone[model].ns(rows, context)
             left.setdefault(model, {}).setdefault((n - 1, rows), []).append(more)

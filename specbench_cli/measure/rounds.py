@@ -4,9 +4,12 @@ A round visits every context length and there every size of a target forward, in
 order, so that a drift of the machine falls on all points alike. A visit is what a step of
 decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
 not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
-tree, then one transfer of the decision to the host. States, decoders and clocks are those of a run.
-Prefills are timed where a context is built up. Where batches are asked for, some are decoded; where
-steps are, a few of each number of sequences and each length of their drafts.
+tree, then one transfer of the decision to the host. Where no other model comes in between, the
+target's weights are still there: some chains are timed once more right after another forward of
+it. States, decoders and clocks are those of a run. Prefills are timed where a context is built up.
+What the host does is timed in sessions and batches that decode prompts as a run does, so that
+drafts stand and fall as there. Where steps are asked for, a few are timed of each number of
+sequences and each length of their drafts.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, rows_of
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.whole_steps import SHORT, StepSample, time_steps
+from specbench_cli.measure.whole_steps import StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
 """Of the sessions that time the host."""
@@ -52,6 +55,7 @@ class Grid:
         contexts: rows before a forward.
         chains: new tokens of a target forward.
         trees: rows of a target forward over a tree, the root's included.
+        lone: new tokens of a target forward that follows another one.
         catch_up: new tokens of a draft model's first forward in a step.
         levels: nodes of a level that a draft model is fed at once.
         drafted: draft forwards of a visit.
@@ -63,6 +67,7 @@ class Grid:
     contexts: tuple[int, ...]
     chains: tuple[int, ...]
     trees: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    lone: tuple[int, ...] = (1, 4, 12)
     catch_up: tuple[int, ...] = (1, 2, 3)
     levels: tuple[int, ...] = (4, 8, 16)
     drafted: int = 4
@@ -83,22 +88,24 @@ class Grid:
 
 
 class HostSample(NamedTuple):
-    """A session: whose line of the host's time it belongs to (`Costs.hosts`), its draft forwards,
-    drafted tokens and host ns, all per step."""
+    """A session: whether its drafts are trees; its draft forwards, drafted tokens and host ns, all
+    per step."""
 
-    of: str
+    trees: bool
     drafts: float
     nodes: float
     ns: float
 
 
 class Shared(NamedTuple):
-    """A forward that several sequences share: of which model, how many, their rows in all, ns."""
+    """A forward that several sequences share: of which model, how many, their rows in all, ns, and
+    the rows before them in the mean."""
 
     model: str
     sequences: int
     n_tokens: int
     ns: int
+    context: float
 
 
 class BatchSample(NamedTuple):
@@ -111,12 +118,14 @@ class BatchSample(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill."""
+    """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill. lone:
+    another forward of the model came right before it."""
 
     model: str
     context: int
     n_tokens: int
     tree: bool
+    lone: bool = False
 
 
 @dataclass
@@ -254,8 +263,9 @@ class Round:
 
     Args:
         decodings: by name, what decodes the sessions that time the host.
-        ids: [1, n] tokens of the forwards and, the first of them, prompt of the sessions.
-        seed: of the order.
+        ids: [1, n] tokens of the forwards.
+        prompts: that sessions and batches decode; a round's sessions all decode one.
+        seed: of the order, and which prompt is a round's.
         together: by name, what decodes the grid's batches.
         sampling: of the steps that are timed as a whole.
 
@@ -270,6 +280,7 @@ class Round:
         grid: Grid,
         decodings: Mapping[str, Decoding],
         ids: Tensor,
+        prompts: Sequence[Sequence[int]],
         seed: int,
         together: Mapping[str, Together] | None = None,
         sampling: Sampling | None = None,
@@ -283,6 +294,7 @@ class Round:
         self._decodings, self._together = decodings, together or {}
         self._ids = ids.to(self._device)
         self._prompt = tuple(ids[0, :PROMPT].tolist())
+        self._prompts = [tuple(prompt) for prompt in prompts]
         self._seed = seed
         self.samples = Samples()
         self.other_cpu: float | None = None
@@ -346,10 +358,16 @@ class Round:
                 state.rollback(0, length)
             else:
                 state.commit(0, (0,))
+        lone = len(meter.forwards)
+        for n in rng.sample(grid.lone, len(grid.lone)):
+            length = state.length()
+            out = target.forward(Tokens(self._ids[:, :n]), state, logits_at="all")
+            cast(Tensor, out.logits)[0].argmax(-1).tolist()
+            state.rollback(0, length)
         meter.resolve()
         for at, f in enumerate(meter.forwards):
             before = 0 if f.role == "prefill" else context
-            point = Visited(f.model, before, f.n_tokens, at in trees)
+            point = Visited(f.model, before, f.n_tokens, at in trees, at >= lone)
             self.samples.forwards[point].append(f.t1_ns - f.t0_ns)
 
     def _drafter(self, model: Decoder | FeatureHead, meter: Meter) -> Drafter | Reader:
@@ -364,7 +382,8 @@ class Round:
         return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
 
     def _session(self, decoding: Decoding) -> HostSample:
-        request = Request("probe", 1, self._prompt, StopRule(frozenset(), NEW_TOKENS))
+        prompt = self._prompts[self._seed % len(self._prompts)]
+        request = Request("probe", 1, prompt, StopRule(frozenset(), NEW_TOKENS))
         session = Session(self._workspace, request, Sampling())
         steps = list(decoding(session))
         meter, text = session.harness.meter, session.harness.text
@@ -372,18 +391,13 @@ class Round:
         since = text.first_ns - meter.clock.zero_ns  # masks may go through the target before it
         forwards = [f for f in meter.forwards if f.role != "prefill" and f.t0_ns >= since]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
-        models = {f.model for f in forwards} - {"target"}
         drafts = sum(f.role != "verify" for f in forwards)
         drafted = [step.draft for step in steps if step.draft]
-        nodes = sum(draft.nodes for draft in drafted)
-        own_line = any(draft.nodes > draft.levels for draft in drafted) or any(
-            isinstance(self._models[model], Head | FeatureHead) for model in models
-        )
         host = max(0, text.last_ns - text.first_ns - busy)
         return HostSample(
-            of=min(models, default="") if own_line else "",
+            trees=any(draft.nodes > draft.levels for draft in drafted),
             drafts=drafts / len(steps),
-            nodes=nodes / len(steps),
+            nodes=sum(draft.nodes for draft in drafted) / len(steps),
             ns=host / len(steps),
         )
 
@@ -391,7 +405,8 @@ class Round:
         """Decode n sequences together; keep their forwards' times."""
         stop = StopRule(frozenset(), NEW_TOKENS)
         # Of unlike lengths, as those of users are: attention takes equally long ones at once.
-        texts = [self._prompt[at % SHORT :] for at in range(n)]
+        turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
+        texts = [turned[at % len(self._prompts)] for at in range(n)]
         requests = [Request(f"probe {at}", 1, text, stop) for at, text in enumerate(texts)]
         batch = Batch(self._workspace, requests, Sampling(), size=n)
         steps = list(decoding(batch))
@@ -399,8 +414,9 @@ class Round:
         said = [session.harness.text for session in batch.sessions]
         first, last = max(text.first_ns for text in said), max(text.last_ns for text in said)
         zero = batch.meter.clock.zero_ns
+        context = sum(map(len, texts)) / n + NEW_TOKENS / 2
         forwards = [
-            Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns)
+            Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns, context)
             for f in batch.meter.forwards
             if f.role != "prefill" and f.t0_ns >= first - zero
         ]

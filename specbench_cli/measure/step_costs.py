@@ -190,7 +190,7 @@ def quick(
     Raises:
         UsageError: the models' context is too short.
     """
-    grid = Grid(contexts=(1,), chains=(1,))
+    grid = Grid(contexts=(1,), chains=(1,), lone=())
     context = min(MIDDLING, positions - grid.spare)
     if context < 1:
         raise UsageError(
@@ -199,7 +199,7 @@ def quick(
             "give a number in place of auto",
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
-    grid = Grid(contexts=(context,), chains=(1,), steps=tuple(sorted(sizes)))
+    grid = Grid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
     found = measure(
         workspace,
         windows,

@@ -318,7 +318,7 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
     code, out, err = run("predict", "--probe", "--rounds", "1", *asked, "--set", head)
     assert code == 0, err
     assert {row["model"] for row in table_of(out)} == {"target", "eagle"}
-    assert "host, eagle: " in err
+    assert "host, eagle2: " in err
     small = ["--limit", "1", "--max-new-tokens", "8"]
     assert run("run", *asked, *small, "--set", head)[0] == 0
     code, out, err = run("predict", "last")
@@ -426,3 +426,65 @@ def test_a_trace_shorter_than_the_run_is_told(run, made, kept, tmp_path):
     (tmp_path / "few.txt").write_text("0\n1\n")
     code, _, err = run("predict", str(made), "--load", f"trace:{tmp_path}/few.txt")
     assert code == 2 and "lists 2 arrivals for 12 prompts" in err
+
+
+# ---- at other settings, simulated ----------------------------------------------------------------
+
+
+def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accepted(run, made, kept):
+    own = registry.build("sps", {}).params.length
+    code, out, _ = run("predict", str(made), "--sweep", f"sps.length=1,{own},9", "--json")
+    assert code == 0
+    (found,) = map(json.loads, out.splitlines())
+    short, same, long = found["modelled"]
+    assert {row["of"] for row in found["modelled"]} == {"sps"} and same["outputs"] == 14
+    replayed = json.loads(run("predict", str(made), "--json")[1])["rows"]
+    (sps,) = (row for row in replayed if row["label"] == "sps")
+    whole = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
+    assert same["decode"] == pytest.approx(whole, rel=0.02)
+    records = [json.loads(line) for line in (made / "records.jsonl").read_text().splitlines()]
+    counted = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
+    assert counted
+    steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in counted)
+    tokens = sum(r["n_tokens"] - 1 for r in counted)
+    assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
+    assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
+    assert same["speedup"] == same["vanilla"] / same["decode"]
+    code, out, err = run("predict", str(made), "--sweep", "sps.length=1,9")
+    assert code == 0 and "sps length=9" in out and "acceptance of sps:" in err
+
+
+def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, made, kept):
+    records = [json.loads(line) for line in (made / "records.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["label"] == "sps":
+            record["label"], record["void"] = "sps length=5", False
+    (made / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    manifest = (made / "manifest.json").read_text()
+    manifest = manifest.replace('"label": "sps"', '"label": "sps length=5"')
+    (made / "manifest.json").write_text(manifest)
+    asked = ("--sweep", "sps.length=5:6:1", "--row", "sps length=5", "--json")
+    code, out, err = run("predict", str(made), *asked)
+    assert code == 0, err
+    (found,) = map(json.loads, out.splitlines())
+    same, other = found["modelled"]
+    assert same["error"] == same["decode"] / same["measured"] - 1
+    assert (other["measured"], other["error"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (("--sweep", "sps.length=1:5:1", "--row", "pld"), "no row 'pld' of sps; it has"),
+        (("--sweep", "eagle2.depth=1,2"), "no row 'eagle2' of eagle2"),
+        (("--sweep", "sps.length=0,1"), "sps.length must be at least 1, got 0"),
+        (("--sweep", "hf:assisted.length=1,2"), "another program's, whose steps are its own"),
+        (("--sweep", "sps.length=1", "--load", "poisson:1"), "--sweep cannot go with --load"),
+        (("--sweep", "sps.length=1", "--batch", "4"), "--batch cannot go with --sweep"),
+        (("--row", "sps"), "--row says whose acceptance --sweep goes by"),
+    ],
+)
+def test_a_setting_that_cannot_be_simulated_is_told(run, made, kept, asked, why):
+    code, out, err = run("predict", str(made), *asked)
+    assert code == 2 and not out
+    assert why in " ".join(err.replace("│", " ").split())

@@ -24,12 +24,15 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import rounds as module
-from specbench_cli.measure.probe import FULL, probe
+from specbench_cli.measure.costs import HostPoint
+from specbench_cli.measure.probe import FULL, Chain, _beyond, probe
 from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""
 BESIDE = 40_000
+COLD = 60_000
+"""Ns of reading weights that are not in the caches."""
 TREE = 5_000
 """Ns that a mask adds to a forward."""
 
@@ -349,12 +352,59 @@ class Star:
 
 
 def test_host_has_a_line_of_its_own_for_trees(measure):
-    more = {f"star of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
+    more = {f"sps-tree of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
     found, _ = measure(more=more)
     assert list(found.hosts) == ["draft"]
     assert {point.name for point in found.hosts["draft"].points} == more.keys()
     assert found.host.node == pytest.approx(NODE)
     assert found.hosts["draft"].node > 0
+
+
+def test_a_methods_own_work_is_on_its_line_and_on_no_other(measure, clock):
+    class Busy(Chain):
+        def observe(self, session, outcome):
+            clock.now += 5 * STEP
+
+    plain, _ = measure()
+    found, _ = measure(more={"busy": partial(draft_and_verify, Busy(4))})
+    assert found.host == plain.host and list(found.hosts) == ["busy"]
+    assert found.hosts["busy"].step == pytest.approx(6 * STEP, rel=0.05)
+    assert found.hosts["busy"].node == plain.host.node
+
+
+def test_a_method_that_takes_less_than_the_line_says_has_less_of_it(measure):
+    more = {f"sps-tree of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
+    lines = [_beyond(measure(more=more)[0].hosts["draft"], [point]) for point in (
+        HostPoint(name="few", drafts=0.0, nodes=50.0, ns=NODE, spread=0.0, samples=1),
+    )]  # fmt: skip
+    (line,) = lines
+    assert line.step == 0 and line.draft * 0 + line.node * 50 == pytest.approx(NODE)
+
+
+def test_forwards_right_after_another_have_points_of_their_own(measure):
+    class Warm(Timed):
+        """Its weights are in the caches unless another model's have pushed them out."""
+
+        last = ""
+
+        def forward(self, x, state, **how):
+            before, Warm.last = Warm.last, self.name
+            if before != self.name == "target":
+                self._clock.now += COLD
+            return super().forward(x, state, **how)
+
+    target = measure(kind=Warm)[0].curves["target"]
+    assert {(p.n_tokens, p.context) for p in target.lone} == {
+        (n, context) for n in FULL.lone for context in FULL.contexts
+    }
+    assert target.ns(4, 64) - target.ns(4, 64, lone=True) == pytest.approx(COLD)
+    assert measure()[0].curves["target"].ns(4, 64, lone=True) == 1_200_000
+
+
+def test_sessions_decode_the_prompts_of_a_run(measure):
+    prompts = [[1] * 7, [1] * 11]
+    _, decoders = measure(prompts=prompts, rounds=2)
+    assert {n for n, context in decoders["draft"].log if not context} >= {7, 11}
 
 
 class Ahead(Star):
@@ -369,7 +419,7 @@ class Ahead(Star):
 
 def test_what_is_drafted_before_the_first_token_takes_nothing_off_the_hosts_time(measure):
     stars, aheads = (
-        measure(more={f"star of {n}": partial(draft_and_verify, kind(n)) for n in (2, 6)})[0]
+        measure(more={f"sps-tree of {n}": partial(draft_and_verify, kind(n)) for n in (2, 6)})[0]
         for kind in (Star, Ahead)
     )
     assert aheads.hosts == stars.hosts

@@ -211,6 +211,40 @@ def test_head_reads_the_prompt_while_decoding_and_has_a_host_line_of_its_own():
     assert found.prefill == pytest.approx(200 + 400)
 
 
+HOST = ("step", "draft", "node")
+
+
+def test_a_method_that_was_probed_by_name_has_its_own_host_line():
+    hosts = {
+        "sps": {"step": 400, "draft": 0, "node": 0},
+        "draft": {"step": 9, "draft": 9, "node": 9},
+    }
+    forwards = trace((PREFILL, 20), (VERIFY, 1))
+    own, other = (
+        replay(forwards, PLAIN, make_costs(hosts=hosts), method) for method in ("sps", "pld")
+    )
+    assert own.decode - other.decode == pytest.approx(300)
+
+
+def test_a_forward_right_after_another_of_the_target_finds_its_weights_in_the_caches():
+    costs = make_costs()
+    curve = costs.curves["target"]
+    half = tuple(point.model_copy(update={"ns": point.ns / 2}) for point in curve.forwards)
+    warm = curve.model_copy(update={"lone": half})
+    costs = costs.model_copy(update={"curves": {**costs.curves, "target": warm}})
+    steps = Steps([0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1])
+    forwards = trace((PREFILL, 20), (VERIFY, 1), (DRAFT, 2), (VERIFY, 2), (VERIFY, 1))
+    target = 1020 / 2 + (2000 + 21) + 1022 / 2
+    assert replay(forwards, steps, costs).decode == pytest.approx(target + 160 + 300 + 10 + 1)
+
+
+def test_several_probes_of_a_machine_are_averaged():
+    records = [plain("sps", 1120)]
+    (row,) = predict(records, MANIFEST, make_costs(), None, [make_costs(0.5)]).rows
+    (lone,) = predict(records, MANIFEST, make_costs(), None).rows
+    assert row.predicted == pytest.approx(0.75 * lone.predicted)
+
+
 def test_of_several_workers_the_busiest_counts():
     kinds = [*KINDS, ForwardKind("draft", "draft", 1, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (3, 1), (VERIFY, 1), kinds=kinds)

@@ -45,6 +45,9 @@ TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """What decodes batches that are probed, as far as there is a draft model for it."""
 
+PROMPTS = 24
+"""Of `mini`, decoded to time the host's work."""
+
 LOST = 0.1
 """Of a probe's rounds; if noise took more there are no costs."""
 
@@ -92,6 +95,7 @@ def probe(
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
             {name: each for arm in plan.arms for name, each in _sessions(arm).items()},
             positions=bench.context,
+            prompts=[bench.prompt(question, ()) for question in plan.questions],
             batches=_sizes(batch),
             together=_together("draft" in bench.workspace.decoders),
             seed=asked.seed,
@@ -133,7 +137,7 @@ def _asked(given: dict[str, Any], methods: Sequence[str], sets: Sequence[str]) -
     from specbench_cli.models.resolve import resolve
 
     # Heads of plug-ins too are timed in this process, by the clock that times the target.
-    fixed = {"tasks": ["mini"], "limit": 1, "category": [], "isolation": "none"}
+    fixed = {"tasks": ["mini"], "limit": PROMPTS, "category": [], "isolation": "none"}
 
     def ask(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
         return load(

@@ -8,7 +8,12 @@ the prompt after the target's prefill, in one forward that costs what its prefil
 target that draft leave no rows behind; a forward through part of a model costs its share.
 
 A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
-found of trees, and the host's work with it and with heads has a line of its own (`Costs.hosts`).
+found of trees. A forward right after another one of its model finds the weights in the caches. The
+host's work is that of the method, where it was probed by name, else of a draft model's chains or
+trees (`Costs.hosts`).
+
+Where a machine was probed several times, before the run and after it, times are the means of what
+each probe says.
 
 Where several workers compute at once, the busiest one counts: overlap is taken to be perfect.
 """
@@ -17,9 +22,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from specbench_cli.measure.costs import Costs
@@ -85,30 +90,36 @@ class Prediction:
 
 
 def predict(
-    records: Iterable[Record], manifest: Mapping[str, Any], costs: Costs, against: Costs | None
+    records: Iterable[Record],
+    manifest: Mapping[str, Any],
+    costs: Costs,
+    against: Costs | None,
+    also: Sequence[Costs] = (),
 ) -> Prediction:
     """Replay a run.
 
     Args:
         manifest: the run's, for the order of methods and tasks.
         against: another machine's costs.
+        also: of further probes of the same machine.
     """
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     missing: dict[str, str] = {}
     for record in records:
-        why = _unpredictable(record, manifest, costs, against)
+        why = _unpredictable(record, manifest, (costs, *also), against)
         if why is not None:
             missing.setdefault(record.label, why)
             continue
         assert record.forwards is not None
         assert record.steps is not None
+        told = record.forwards, record.steps
         cells[record.label, record.task].append(
             Cell(
                 label=record.label,
                 task=record.task,
                 measured=None if record.void else record.ns.decode,
-                predicted=replay(record.forwards, record.steps, costs),
-                elsewhere=replay(record.forwards, record.steps, against) if against else None,
+                predicted=_mean([replay(*told, each, record.method) for each in (costs, *also)]),
+                elsewhere=replay(*told, against, record.method) if against else None,
             )
         )
     labels = _ordered((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
@@ -124,8 +135,14 @@ def predict(
     return Prediction(tuple(rows), {k: why for k, why in missing.items() if k not in labels})
 
 
-def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
-    """Run a trace at a machine's costs.
+def _mean(found: Sequence[Predicted]) -> Predicted:
+    """The mean of predictions of one output."""
+    prefill, decode = (mean(getattr(each, of) for each in found) for of in ("prefill", "decode"))
+    return replace(found[0], prefill=prefill, decode=decode)
+
+
+def replay(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> Predicted:
+    """Run a trace of a method at a machine's costs.
 
     Verifications are matched to steps in order; where there are more of them than steps (a method
     that verifies ahead) they commit evenly.
@@ -134,15 +151,17 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
     ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
     verifications = sum(ends[kind] and at not in trace.unused for at, kind in enumerate(trace.kind))
     trees = [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]
-    host_of = _host_of(trace, any(trees), costs)
+    host_of = method if method in costs.hosts else _host_of(trace, any(trees), costs)
     committed = list(accumulate(steps.committed, initial=0))
     prompt = verified = extrapolated = 0
     rows: dict[str, int] = defaultdict(int)
     prefill = costs.host_ns(of=host_of)
     busy: dict[int, float] = defaultdict(float)
+    read: dict[int, str] = {}  # by worker, whose weights it read last
     for at, (index, n) in enumerate(zip(trace.kind, trace.n_tokens, strict=True)):
         kind = trace.kinds[index]
         share = kind.share_of(costs.models.get(kind.model, {}).get("n_layers"))
+        lone, read[kind.worker] = read.get(kind.worker) == kind.model == "target", kind.model
         if kind.role == "prefill":
             if kind.model != "target":
                 share = 1.0  # draft models make no logits of a prompt, in the probe as here
@@ -162,7 +181,8 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
         if context:
             counts = kind.role == "verify" and at not in trace.unused
             tree = counts and trees[done : done + 1] == [True]
-            busy[kind.worker] += share * costs.forward_ns(kind.model, new, context, tree=tree)
+            took = costs.forward_ns(kind.model, new, context, tree=tree, lone=lone)
+            busy[kind.worker] += share * took
             extrapolated += not costs.covers(kind.model, new, context, tree=tree)
         else:
             busy[kind.worker] += share * costs.prefill_ns(kind.model, new)
@@ -186,14 +206,15 @@ def replay(trace: Trace, steps: Steps, costs: Costs) -> Predicted:
 
 
 def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:
-    """Whose line the host's time of an output lies on (see `Costs.hosts`)."""
+    """The line of a method that has none of its own: that of trees, or of the drafting model where
+    the file has lines by model (see `Costs.hosts`)."""
     drafting = {kind.model for kind in trace.kinds} - {"target"}
     lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
     return lines[0] if lines else ""
 
 
 def _unpredictable(
-    record: Record, manifest: Mapping[str, Any], costs: Costs, against: Costs | None
+    record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
     """Why a record cannot be replayed, and what to type to change that."""
     if record.error is not None:
@@ -206,7 +227,7 @@ def _unpredictable(
         return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
     models = {kind.model for kind in record.forwards.kinds}
     heads = {name: sha for name, sha in heads_of(manifest).items() if name in models}
-    for each in filter(None, (costs, against)):
+    for each in filter(None, (*costs, against)):
         if lacking := sorted(models - each.curves.keys()):
             why = f"the probe has no costs of its {', '.join(lacking)}"
         elif other := sorted(name for name, sha in heads.items() if not each.knows({name: sha})):

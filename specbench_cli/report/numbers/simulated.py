@@ -10,22 +10,28 @@ its rows, those of a prompt beside others among them, and what each further sequ
 probe of batches (`costs.BatchCost`), which knows the host's work, too. Where none were probed,
 further sequences add nothing, and the host's work is a sequence's own. Prompts that are prefilled
 together by themselves cost what each does.
+
+The same scripts say what other settings of a row would have taken, one prompt after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specbench_cli import registry
+from specbench_cli.config import sweep
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.measure.costs import Costs
 from specbench_cli.report.load import LoadRow
 from specbench_cli.report.numbers.run_costs import probe_command
+from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.source import Source
 from specbench_cli.store.schema import LOSSLESS, Record
 
@@ -47,6 +53,7 @@ class Prices:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.forwards = self.extrapolated = 0
+        self._last = ""  # whose weights are in the caches
 
     @property
     def together(self) -> bool:
@@ -56,6 +63,7 @@ class Prices:
     def __call__(self, model: str, rows: Sequence[Rows]) -> float:
         """Nanoseconds."""
         costs, going = self._costs, [each for each in rows if not each.prompt]
+        lone, self._last = self._last == model == "target", model
         if not going:
             return sum(costs.prefill_ns(model, each.new) for each in rows)
         nodes, batch = sum(each.new for each in going) - len(going), costs.batch
@@ -73,7 +81,7 @@ class Prices:
         context = sum(each.new * each.before for each in rows) / new
         self.forwards += 1
         self.extrapolated += not costs.covers(model, new, context)
-        return ns + costs.forward_ns(model, new, context)
+        return ns + costs.forward_ns(model, new, context, lone=lone)
 
 
 def simulated(
@@ -93,12 +101,8 @@ def simulated(
         UsageError: a trace lists fewer arrivals than the run has prompts.
     """
     from specbench_cli.engine.simulation import simulate
-    from specbench_cli.measure.step_costs import StepCosts, of_kept
 
-    told = run.manifest.get("step_costs")
-    policy = StepCosts.model_validate(told) if told else of_kept(costs)
-    prompts = {(each.prompt_id, each.turn): tuple(each.ids) for each in run.prompts()}
-    config = run.manifest.get("config", {}).get("effective", {})
+    policy, prompts, config = _told(run, costs)
     rows: dict[str, dict[str, Record]] = {}
     for record in run.records():
         if record.turn == 1:
@@ -133,6 +137,119 @@ def simulated(
         except (SpecbenchError, ValueError) as fault:
             missing[label] = getattr(fault, "message", str(fault))
     return found, missing
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A method's row as it would have been with other parameters: modelled.
+
+    label: the row's. of: the recorded row, whose acceptance it has. outputs: how many.
+    mat: tokens a verification. decode, vanilla: ns of decoding, summed over outputs, and of plain
+    decoding of the same. measured: what the run's own row of that label took, None if it has none
+    whose outputs all have times.
+    """
+
+    label: str
+    of: str
+    outputs: int
+    mat: float
+    decode: float
+    vanilla: float
+    measured: float | None
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, both modelled."""
+        return self.vanilla / self.decode
+
+    @property
+    def error(self) -> float | None:
+        """modelled / measured, less one."""
+        return None if not self.measured else self.decode / self.measured - 1
+
+
+def resettled(
+    run: Source, costs: Costs, swept: Mapping[str, Mapping[str, Sequence[Any]]], row: str | None
+) -> tuple[list[Setting], Prices]:
+    """What settings of a run's methods would have taken, by what one recorded row accepted.
+
+    Args:
+        costs: what a forward costs, and the host's step of one sequence.
+        swept: by method the values of its parameters, of which every combination is a row.
+        row: whose acceptance counts; None: of each method's rows the one that was tested most.
+    Raises:
+        UsageError: the run has no such row, or knows too little of it; a value is not allowed.
+    """
+    from specbench_cli.engine.simulation import simulate
+
+    alone = Prices(costs.model_copy(update={"batch": None}))
+    policy, prompts, config = _told(run, costs)
+    passes: dict[str, dict[tuple[str, int], list[Record]]] = {}
+    for record in run.records():
+        own = passes.setdefault(record.label, {})
+        own.setdefault((record.prompt_id, record.turn), []).append(record)
+    rows = {label: [each[0] for each in own.values()] for label, own in passes.items()}
+    plain = registry.build(BASELINE, {})
+    found = []
+    for name, values in swept.items():
+        base = _informed(rows, name, row)
+        try:
+            method = _method(rows[base])
+            _check_costs(method, costs, run.manifest)
+            scripts = _scripts(rows[base], prompts, config)
+        except _NotModelled as fault:
+            raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
+        passed = rows[base][0].params.passed
+
+        def decoded(method: Method, scripts: Sequence[Script] = scripts) -> tuple[float, float]:
+            """Decode time in ns and tokens a verification."""
+            batch = simulate(method, scripts, alone, size=1, costs=policy)
+            texts = [session.harness.text for session in batch.sessions]
+            tokens, steps = (  # the prefill makes the first token, and counts as a step
+                sum(getattr(text, of) - 1 for text in texts) for of in ("position", "steps")
+            )
+            decode = float(sum(text.last_ns - text.first_ns for text in texts))
+            return decode, tokens / max(1, steps)
+
+        vanilla, _ = decoded(plain)
+        for point in sweep.points(values):
+            label = " ".join([name, *sweep.settings(point)])
+            decode, mat = decoded(registry.build(name, {**passed, **point}))
+            took = [
+                median(record.ns.decode or 0 for record in each if not record.void)
+                for each in passes.get(label, {}).values()
+                if any(not record.void for record in each)
+            ]
+            measured = sum(took) if len(took) == len(scripts) else None
+            found.append(Setting(label, base, len(scripts), mat, decode, vanilla, measured))
+    return found, alone
+
+
+def _informed(rows: Mapping[str, Sequence[Record]], method: str, row: str | None) -> str:
+    """The label of the method's row that is asked for, or whose drafts were tested most."""
+    own = {label: records for label, records in rows.items() if records[0].method == method}
+    named = own if row is None else {label: own[label] for label in own if label == row}
+    if not named:
+        raise UsageError(
+            f"the run has no row {row or method!r} of {method}; it has {', '.join(rows)}",
+            "name the recorded row with --row, and its method's parameter with --sweep",
+        )
+
+    def tested(label: str) -> int:
+        origins = [record.origin or () for record in named[label]]
+        return sum(word in ("accepted", "recovered") for own in origins for word in own)
+
+    return max(named, key=tested)
+
+
+def _told(run: Source, costs: Costs) -> tuple[Any, dict[tuple[str, int], tuple[int, ...]], Any]:
+    """What policies were told of forwards, the prompts' ids, the run's configuration."""
+    from specbench_cli.measure.step_costs import StepCosts, of_kept
+
+    told = run.manifest.get("step_costs")
+    policy = StepCosts.model_validate(told) if told else of_kept(costs)
+    prompts = {(each.prompt_id, each.turn): tuple(each.ids) for each in run.prompts()}
+    return policy, prompts, run.manifest.get("config", {}).get("effective", {})
 
 
 def _times(load: Arrivals, n: int, seed: int) -> list[float]:
@@ -185,7 +302,7 @@ def _scripts(
     budget = config.get("max_new_tokens") or max(record.n_tokens or 0 for record in records)
     found = []
     for record in records:
-        prompt = prompts.get((record.prompt_id, 1))
+        prompt = prompts.get((record.prompt_id, record.turn))
         if prompt is None or record.output_ids is None or record.origin is None:
             raise _NotModelled("the run does not hold its prompts, outputs and origins")
         output = tuple(record.output_ids)

@@ -156,7 +156,7 @@ def _times(kept: Mapping[str, Mapping[Key, Record]], table: Costs) -> dict[str, 
         for key, record in own.items():
             assert record.forwards is not None
             assert record.steps is not None
-            time = replay(record.forwards, record.steps, table).decode
+            time = replay(record.forwards, record.steps, table, record.method).decode
             found.setdefault(label, {})[key] = time
     return found
 

@@ -17,6 +17,7 @@ from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
 from specbench_cli.models.shapes import PREFIX as SHAPE
 from specbench_cli.report.numbers.prediction import Prediction, Row
+from specbench_cli.report.numbers.simulated import Setting
 from specbench_cli.report.terminal.text import NONE, percent
 
 WORST = 5
@@ -49,6 +50,28 @@ def print_prediction(prediction: Prediction, head: Sequence[str], elsewhere: boo
     ]
     drawn = [_drawn(row, elsewhere) for row in prediction.rows]
     print_table(head, drawn if output.human() else map(asdict, prediction.rows), notes)
+
+
+def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
+    """Rows as they would have been at other settings."""
+    notes = [
+        f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
+        " they stood or fell there; those that it never tested stand as often",
+        "times: decoding, summed over outputs; speedup: over plain decoding at the same costs",
+    ]
+    drawn = [
+        {
+            "row": each.label,
+            "outputs": str(each.outputs),
+            "MAT": f"{each.mat:.2f}",
+            "modelled": _seconds(each.decode),
+            "speedup": f"{each.speedup:.2f}x",
+            "measured": _seconds(each.measured),
+            "error": NONE if each.error is None else f"{each.error:+.1%}",
+        }
+        for each in found
+    ]
+    print_table(head, drawn if output.human() else map(asdict, found), notes)
 
 
 def print_costs(costs: Costs) -> None:

@@ -1,0 +1,129 @@
+"""The half of `specbench predict` that decodes recorded outputs once more, as scripts say: under
+load, or at other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench_cli import output
+from specbench_cli.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.measure.hardware.roofline import Roofline
+
+
+def under_load(
+    name: str,
+    file: Path | None,
+    load: str,
+    batch: int | None,
+    json: bool,
+    roofline: Roofline | None,
+) -> ExitCode:
+    """What a run's rows would meet under load."""
+    from specbench_cli.commands.predicting import roofline as elsewhere
+    from specbench_cli.config.arrivals import Arrivals
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.report import load as table
+    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
+    from specbench_cli.report.numbers.simulated import Prices, errors, simulated
+    from specbench_cli.store.run_dir import RunDir, folder
+
+    try:
+        loads = Arrivals.sweep(load)
+    except ValueError as error:
+        raise UsageError(f"--load {error}", "specbench predict --help") from error
+    run = RunDir.open(folder(name))
+    config = run.manifest.get("config", {}).get("effective", {})
+    size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
+    if roofline is not None:
+        roofline = replace(roofline, batch=size)
+        costs = elsewhere.under_load(run, roofline)
+    else:
+        costs = fitting(Costs.load(file), run) if file else own(run)
+    prices = Prices(costs)
+    rows, missing = simulated(run, costs, loads, size, chunk, prices)
+    typed = {each.typed for each in loads}
+    measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
+    off = errors(rows, measured)
+    if json:
+        output.json_line(
+            {
+                "event": "done",
+                "run": run.path,
+                "costs": costs.brief | {"modelled_for": foreign_to(costs, run)},
+                "roofline": None if roofline is None else elsewhere.facts(roofline),
+                "batch": size,
+                "modelled": [table.as_dict(row) for row in rows],
+                "saturation_modelled": table.saturation(rows),
+                "measured": [table.as_dict(row) for row in measured],
+                "errors": off,
+                "missing": missing,
+                "forwards": prices.forwards,
+                "extrapolated": prices.extrapolated,
+            }
+        )
+        return ExitCode.OK
+    beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
+    if roofline is not None:
+        from specbench_cli.report.roofline.shown import head
+
+        first = head(roofline, run.manifest.get("models", {}))
+    else:
+        first = [f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}"]
+    lines = [
+        *first,
+        *([_apart(size)] if size > 1 and not prices.together else ()),
+        *(table.row_lines(rows, "modelled under load") if rows else ()),
+        *(table.row_lines(measured, "measured under the same load") if measured else ()),
+        *(
+            f"modelled / measured, {each['method']} at {each['load']}: latency p50"
+            f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
+            for each in off
+        ),
+        *(f"not modelled: {label}: {why}" for label, why in missing.items()),
+    ]
+    output.data("\n".join(lines))
+    return ExitCode.OK
+
+
+def _apart(size: int) -> str:
+    return (
+        "batches were not probed: a forward over several sequences is taken to cost what one over"
+        f" as many rows does (specbench predict --probe --batch {size})"
+    )
+
+
+def resettled(
+    name: str, file: Path | None, asked: Sequence[str], row: str | None, json: bool
+) -> ExitCode:
+    """What other settings of a run's rows would have taken."""
+    from specbench_cli.config.sources import from_sweeps
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.report.numbers import simulated
+    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
+    from specbench_cli.report.terminal.prediction_table import print_settings
+    from specbench_cli.store.run_dir import RunDir, folder
+
+    swept: dict[str, dict[str, Sequence[object]]] = {}
+    for (method, param), values in from_sweeps(asked).swept.items():
+        swept.setdefault(method, {})[param] = values.value
+    run = RunDir.open(folder(name))
+    costs = fitting(Costs.load(file), run) if file else own(run)
+    found, prices = simulated.resettled(run, costs, swept, row)
+    foreign = foreign_to(costs, run)
+    if json:
+        rows = [asdict(each) | {"speedup": each.speedup, "error": each.error} for each in found]
+        more = {"forwards": prices.forwards, "extrapolated": prices.extrapolated}
+        whose = {"run": run.path, "costs": costs.brief | {"modelled_for": foreign}}
+        output.json_line({"event": "done", **whose, "modelled": rows, **more})
+        return ExitCode.OK
+    beyond = prices.extrapolated / max(1, prices.forwards)
+    head = [f"modelled: {costs.label}, probed {costs.created_utc}, {beyond:.0%} beyond its points"]
+    if foreign:
+        head.append(f"modelled for {foreign}: errors are not the model's alone")
+    print_settings(found, head)
+    return ExitCode.OK
