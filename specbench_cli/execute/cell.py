@@ -553,9 +553,18 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 
 def warm_up(
-    arm: Arm, workspace: Workspace, request: Request, sampling: Sampling, memory: Memory
+    arm: Arm,
+    workspace: Workspace,
+    request: Request,
+    sampling: Sampling,
+    memory: Memory,
+    size: int = 1,
 ) -> None:
-    """Run a row a little: lazy set-up, caches and clocks are then as they will be."""
+    """Run a row a little: lazy set-up, caches and clocks are then as they will be.
+
+    Args:
+        size: sequences that the row will decode together.
+    """
     kind = PeerSession if arm.method.peer else Session
     own = memory if arm.method.learns else None
     workspace = workspace.alone(arm.method.decodes)
@@ -565,6 +574,11 @@ def warm_up(
             pass
     if arm.method.learns:
         learn(arm.method, session)
+    if size > 1 and arm.method.batches:
+        held = arm.method.held(size)
+        together = Batch(workspace, [request] * size, sampling, size=size, held=held, memory=own)
+        for _ in arm.method.generate_batch(together):
+            pass
 
 
 def one_line(failure: BaseException) -> str:

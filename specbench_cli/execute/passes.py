@@ -552,7 +552,9 @@ class Pass:
                 continue
             try:
                 with limited(self._plan.config.timeout_per_prompt):
-                    warm_up(arm, self._bench.workspace, request, self._sampling, memory[arm.label])
+                    own = memory[arm.label]
+                    size = self._plan.config.batch or 1
+                    warm_up(arm, self._bench.workspace, request, self._sampling, own, size)
             except WorkerLost as lost:
                 self._leave_out(arm, number, lost)
             except BaseException as failure:  # it will fail, and be recorded, on the prompts

@@ -324,10 +324,12 @@ def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
 def _shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
-    """What each part of a load takes, none below 0, of points' times."""
+    """What each part of a load takes, none below 0, of points' times; errors count as shares of
+    these, so that many sequences do not say what one takes."""
     from scipy.optimize import nnls
 
-    found, _ = nnls(np.array(loads), np.array([point.ns for point in points]))
+    ns = np.array([max(point.ns, 1.0) for point in points])
+    found, _ = nnls(np.array(loads) / ns[:, None], np.ones(len(points)))
     shares: list[float] = found.tolist()
     return shares
 
