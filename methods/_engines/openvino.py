@@ -3,6 +3,7 @@ state, as OpenVINO GenAI wants it. In float32 throughout, its cache included."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -109,6 +110,8 @@ class _Traced(nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
+        accepted = inspect.signature(module.forward).parameters
+        self.keeps = "cache" if "cache" in accepted else "past_key_values"  # before 5.24
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
@@ -120,7 +123,7 @@ class _Traced(nn.Module):
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=position_ids,
-            past_key_values=cache,
+            **{self.keeps: cache},
             use_cache=True,
         )
         return said.logits, *cache.rows

@@ -24,7 +24,8 @@ class Oracle:
         self.module, self.device = module, module.device
         self._takes = set(inspect.signature(module.forward).parameters)
         self._encodes = "decoder_input_ids" in self._takes
-        self._keeps = "cache_params" if "cache_params" in self._takes else "past_key_values"
+        known = ("cache", "cache_params", "past_key_values")  # transformers 5.24, and before it
+        self._keeps = next((name for name in known if name in self._takes), known[-1])
 
     @torch.inference_mode()
     def logits(self, text: Sequence[int], source: Source | None, last: int) -> Tensor:

@@ -558,12 +558,13 @@ def warm_up(
     request: Request,
     sampling: Sampling,
     memory: Memory,
+    together: Sequence[Request] = (),
     size: int = 1,
 ) -> None:
     """Run a row a little: lazy set-up, caches and clocks are then as they will be.
 
     Args:
-        size: sequences that the row will decode together.
+        together: requests that are decoded as a batch, too, `size` of them in a step.
     """
     kind = PeerSession if arm.method.peer else Session
     own = memory if arm.method.learns else None
@@ -574,10 +575,10 @@ def warm_up(
             pass
     if arm.method.learns:
         learn(arm.method, session)
-    if size > 1 and arm.method.batches:
+    if together and arm.method.batches:
         held = arm.method.held(size)
-        together = Batch(workspace, [request] * size, sampling, size=size, held=held, memory=own)
-        for _ in arm.method.generate_batch(together):
+        batch = Batch(workspace, together, sampling, size=size, held=held, memory=own)
+        for _ in arm.method.generate_batch(batch):
             pass
 
 

@@ -542,6 +542,19 @@ class Pass:
         ids = tuple(self._bench.prompt(question))
         self._bench.workspace.reserve(len(ids) + max(WARM_UP_TOKENS, self._plan.budget(question)))
         request = self._bench.request("warm-up", 1, ids, self._bench.stop(WARM_UP_TOKENS))
+        size = self._plan.config.batch or 1
+        # A prompt's length that no forward had takes longer: the row that comes first would pay.
+        lengths = {
+            len(prompt): prompt
+            for each in (self._plan.questions if size > 1 else ())
+            for prompt in (tuple(self._bench.prompt(each)),)
+        }
+        together = [
+            self._bench.request(f"warm-up {n}", 1, prompt, self._bench.stop(WARM_UP_TOKENS))
+            for n, prompt in lengths.items()
+        ]
+        self._bench.workspace.reserve(max([len(ids), *lengths]) + WARM_UP_TOKENS)
+        limit = self._plan.config.timeout_per_prompt
         for arm in self._plan.arms:
             if arm.label in self._guests.labels:
                 failure = self._guests.warm_up(arm, ids, self._bench.workspace.capacity)
@@ -551,10 +564,9 @@ class Pass:
             if arm.label in self.left_out or arm.label in self._guests.labels:
                 continue
             try:
-                with limited(self._plan.config.timeout_per_prompt):
-                    own = memory[arm.label]
-                    size = self._plan.config.batch or 1
-                    warm_up(arm, self._bench.workspace, request, self._sampling, own, size)
+                with limited(limit and limit * (1 + len(together))):
+                    own, how = memory[arm.label], (together, size)
+                    warm_up(arm, self._bench.workspace, request, self._sampling, own, *how)
             except WorkerLost as lost:
                 self._leave_out(arm, number, lost)
             except BaseException as failure:  # it will fail, and be recorded, on the prompts

@@ -69,7 +69,7 @@ class EncodedDecoder(ChainDecoder):
         inputs = {
             "decoder_input_ids": ids,
             "encoder_outputs": (encoded,),
-            "past_key_values": EncoderDecoderCache(own, crossed),
+            self._keeps: EncoderDecoderCache(own, crossed),
             "use_cache": True,
         }
         found = self._run(inputs, at, wanted, n)
@@ -92,7 +92,7 @@ class EncodedDecoder(ChainDecoder):
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.module(
-            input_ids=ids, decoder_input_ids=ids, past_key_values=cache, use_cache=True
+            input_ids=ids, decoder_input_ids=ids, **{self._keeps: cache}, use_cache=True
         )
         self._shapes = shapes_of(cache.self_attention_cache)
         state = self.new_state(ids.shape[1])

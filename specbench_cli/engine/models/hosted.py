@@ -41,6 +41,13 @@ UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeErr
 """What a module raises that is called in a way that it is not made for."""
 
 
+def cache_argument(accepted: Iterable[str]) -> str:
+    """What a module calls its cache, of the names of its arguments: transformers 5.24 calls all of
+    them `cache`, older ones some `cache_params` and most `past_key_values`."""
+    known = ("cache", "cache_params", "past_key_values")
+    return next((name for name in known if name in accepted), known[-1])
+
+
 class ModuleDecoder(Decoder):
     """A transformers module as a decoder: what all kinds of modules have in common.
 
@@ -61,6 +68,7 @@ class ModuleDecoder(Decoder):
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
         self._config = config
         self._accepted = set(inspect.signature(module.forward).parameters)
+        self._keeps = cache_argument(self._accepted)
         inner = module.get_decoder()
         self._base = module.base_model if inner is module else inner
         self._layers = _layer_list(self._base, self.n_layers)
@@ -297,7 +305,7 @@ class HostedDecoder(ModuleDecoder):
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,
             "attention_mask": self._masks(starts, n, positions, mask),
-            "past_key_values": Cache(
+            self._keeps: Cache(
                 layers=[Rows(state, at, lines, starts) for at in range(len(self._shapes))]
             ),
             "use_cache": True,
@@ -380,7 +388,7 @@ class HostedDecoder(ModuleDecoder):
     def _trial(self, ids: Tensor) -> float:
         """Finds out what the layers store, too."""
         cache = DynamicCache(config=self.module.config)
-        expected = self.module(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        expected = self.module(input_ids=ids, **{self._keeps: cache}, use_cache=True).logits
         self._shapes = shapes_of(cache)
         state = self.new_state(ids.shape[1])
         return apart(

@@ -56,7 +56,6 @@ class RecurrentDecoder(ChainDecoder):
 
     def _trial(self, ids: Tensor) -> float:
         """Finds out, too, whether the module reads several tokens at once behind its cache."""
-        self._keeps = "cache_params" if "cache_params" in self._accepted else "past_key_values"
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._tried(ids, expected)
         if not gap <= self.rounding:
