@@ -125,7 +125,7 @@ SYNTHETIC = Column(
     "models",
     "synthetic: weights were drawn at random; no figure of such a row is a model's",
     "l",
-    shown=lambda row: "synthetic" if row.synthetic else text.NONE,
+    shown=lambda row: "synthetic" if row.synthetic else "real",
     data={"synthetic": lambda row: row.synthetic},
     when=_known("synthetic"),
 )
