@@ -83,6 +83,13 @@ class LoadRow:
             saturated=bool(np.mean(waited > took - waited) > 0.5),
         )
 
+    def typical(self) -> Floats:
+        """Each request's latency in seconds, the median over the passes; all of them where a pass
+        lacks some."""
+        if len({len(part) for part in self.latency}) > 1:
+            return np.concatenate(self.latency)
+        return np.asarray(np.median(np.stack(self.latency), axis=0))
+
     @property
     def throughput(self) -> float:
         """Requests a second, from the first arrival to the last token."""

@@ -405,6 +405,26 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 
 
+def test_a_probe_before_and_one_after_are_two_passes_of_a_simulation(
+    run, made, kept, costs, tmp_path
+):
+    curve = costs.curves["target"]
+    points = tuple(each.model_copy(update={"ns": 2 * each.ns}) for each in curve.forwards)
+    slow = {**costs.curves, "target": curve.model_copy(update={"forwards": points})}
+    before = ("--costs", changed(costs, tmp_path / "b"))
+    after = ("--costs", changed(costs, tmp_path / "c", curves=slow))
+    asked = ("predict", str(made), "--load", "poisson:2", "--json")
+    alone, both = (json.loads(run(*asked, *files)[1]) for files in (before, before + after))
+    assert (len(alone["also"]), len(both["also"])) == (0, 1)
+    one, two = alone["modelled"][0], both["modelled"][0]
+    assert two["requests"] == 2 * one["requests"]
+    assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
+    assert both["forwards"] == 2 * alone["forwards"]
+    sweep = ("--sweep", "sps.length=1:2:1")
+    code, _, err = run("predict", str(made), *sweep, *before, *after)
+    assert code == 2 and "other settings are simulated by one of them" in err
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

@@ -21,6 +21,7 @@ from specbench_cli.report.load import (
     write_loads,
 )
 from specbench_cli.report.markdown import report
+from specbench_cli.report.numbers.simulated import errors
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.store.schema import PASSES_APART, Batch
@@ -116,6 +117,18 @@ def test_several_passes_are_one_row_and_their_waits_are_not_mixed(queue):
     assert twice.requests == 2 * once.requests
     assert twice.throughput == pytest.approx(once.throughput)
     assert twice.times()["latency_s_p50"][0] == once.times()["latency_s_p50"][0]
+
+
+def test_a_simulation_is_held_against_each_requests_median_over_the_passes(queue):
+    (modelled,) = load_rows(queue("poisson:3", passes=2))
+    first, *others = queue("poisson:3", passes=3)
+    stalled = replace(first, batch=replace(first.batch, finished=first.batch.finished + 9 * SECOND))
+    (measured,) = load_rows([stalled, *others])
+    assert measured.times()["latency_s_p99"][0] > modelled.times()["latency_s_p99"][0]
+    (off,) = errors([modelled], [measured])
+    assert off["latency_s_p50_error"] == pytest.approx(0) == off["latency_s_p99_error"]
+    (cut,) = load_rows(others)  # a pass lacks a request: which is which is not known
+    assert len(cut.typical()) == 3 * 96 - 1
 
 
 def test_table_page_file_and_figure_say_the_same(queue, manifest, tmp_path):

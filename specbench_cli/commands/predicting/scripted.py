@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def under_load(
     name: str,
-    file: Path | None,
+    files: Sequence[Path],
     load: str,
     batch: int | None,
     json: bool,
@@ -41,11 +41,15 @@ def under_load(
     size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
     if roofline is not None:
         roofline = replace(roofline, batch=size)
-        costs = elsewhere.under_load(run, roofline)
+        probes = [Prices(elsewhere.under_load(run, roofline))]
     else:
-        costs = fitting(Costs.load(file), run) if file else own(run)
-    prices = Prices(costs)
-    rows, missing = simulated(run, costs, loads, size, chunk, prices)
+        given = [fitting(Costs.load(file), run) for file in files]
+        probes = [Prices(each) for each in given or [own(run)]]
+    costs = probes[0].costs
+    rows, missing = simulated(run, probes, loads, size, chunk)
+    forwards, beyond = (
+        sum(getattr(each, of) for each in probes) for of in ("forwards", "extrapolated")
+    )
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
     off = errors(rows, measured)
@@ -55,6 +59,7 @@ def under_load(
                 "event": "done",
                 "run": run.path,
                 "costs": costs.brief | {"modelled_for": foreign_to(costs, run)},
+                "also": [each.costs.brief for each in probes[1:]],
                 "roofline": None if roofline is None else elsewhere.facts(roofline),
                 "batch": size,
                 "modelled": [table.as_dict(row) for row in rows],
@@ -62,21 +67,22 @@ def under_load(
                 "measured": [table.as_dict(row) for row in measured],
                 "errors": off,
                 "missing": missing,
-                "forwards": prices.forwards,
-                "extrapolated": prices.extrapolated,
+                "forwards": forwards,
+                "extrapolated": beyond,
             }
         )
         return ExitCode.OK
-    beyond = f", {prices.extrapolated / max(1, prices.forwards):.0%} of them beyond its points"
     if roofline is not None:
         from specbench_cli.report.roofline.shown import head
 
         first = head(roofline, run.manifest.get("models", {}))
     else:
-        first = [f"modelled: batch {size}, {costs.label}, probed {costs.created_utc}{beyond}"]
+        when = " and ".join(each.costs.created_utc for each in probes)
+        share = f"{beyond / max(1, forwards):.0%} of them beyond its points"
+        first = [f"modelled: batch {size}, {costs.label}, probed {when}, {share}"]
     lines = [
         *first,
-        *([_apart(size)] if size > 1 and not prices.together else ()),
+        *([_apart(size)] if size > 1 and not probes[0].together else ()),
         *(table.row_lines(rows, "modelled under load") if rows else ()),
         *(table.row_lines(measured, "measured under the same load") if measured else ()),
         *(

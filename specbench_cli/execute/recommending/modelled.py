@@ -95,7 +95,7 @@ def _batches(
     n = len(part.asked)
     prices = Prices(costs)
     for size in sizes:
-        rows, missing = simulated(part, costs, [Arrivals.parse(f"burst:{n}:1")], size, None, prices)
+        rows, missing = simulated(part, [prices], [Arrivals.parse(f"burst:{n}:1")], size, None)
         rates = {row.label: row.goodput for row in rows}
         for label in labels:
             if label in rates and REFERENCE in rates:

@@ -47,22 +47,23 @@ class Prices:
     """What forwards take by a machine's costs; see `simulation.Price`.
 
     Attributes:
+        costs: these.
         forwards, extrapolated: how many there were, and of them those beyond the probe's points.
     """
 
     def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+        self.costs = costs
         self.forwards = self.extrapolated = 0
         self._last = ""  # whose weights are in the caches
 
     @property
     def together(self) -> bool:
         """Whether it is known what sequences cost that are decoded together."""
-        return self._costs.batch is not None
+        return self.costs.batch is not None
 
     def __call__(self, model: str, rows: Sequence[Rows]) -> float:
         """Nanoseconds."""
-        costs, going = self._costs, [each for each in rows if not each.prompt]
+        costs, going = self.costs, [each for each in rows if not each.prompt]
         lone, self._last = self._last == model == "target", model
         if not going:
             return sum(costs.prefill_ns(model, each.new) for each in rows)
@@ -86,23 +87,22 @@ class Prices:
 
 def simulated(
     run: Source,
-    costs: Costs,
+    probes: Sequence[Prices],
     loads: Sequence[Arrivals],
     size: int,
     chunk: int | None,
-    prices: Prices,
 ) -> tuple[list[LoadRow], dict[str, str]]:
     """The rows of a run under loads, and by label why others have none.
 
     Args:
+        probes: of one machine, by each of which a row has a pass. Policies go by the first one.
         size: sequences that take part in a step. chunk: most tokens of prompts beside them.
-        prices: of `costs`.
     Raises:
         UsageError: a trace lists fewer arrivals than the run has prompts.
     """
     from specbench_cli.engine.simulation import simulate
 
-    policy, prompts, config = _told(run, costs)
+    policy, prompts, config = _told(run, probes[0].costs)
     rows: dict[str, dict[str, Record]] = {}
     for record in run.records():
         if record.turn == 1:
@@ -113,25 +113,28 @@ def simulated(
         records = list(own.values())
         try:
             method = _method(records)
-            _check_costs(method, costs, run.manifest)
+            for prices in probes:
+                _check_costs(method, prices.costs, run.manifest)
             scripts = _scripts(records, prompts, config)
             for load in loads:
                 times = _times(load, len(records), config.get("seed") or 0)
-                batch = simulate(
-                    *(method, scripts, prices),
-                    size=size,
-                    chunk=chunk,
-                    arrivals=times,
-                    costs=policy,
-                )
-                texts = [session.harness.text for session in batch.sessions]
-                first, ended = (
-                    np.array([getattr(text, of) for text in texts]) / 1e9
-                    for of in ("first_ns", "last_ns")
-                )
-                tokens = np.array([float(text.position) for text in texts])
-                met = (np.array(times), first, ended, tokens)
-                found.append(LoadRow.of(label, load.typed, [met]))
+                met = []
+                for prices in probes:
+                    batch = simulate(
+                        *(method, scripts, prices),
+                        size=size,
+                        chunk=chunk,
+                        arrivals=times,
+                        costs=policy,
+                    )
+                    texts = [session.harness.text for session in batch.sessions]
+                    first, ended = (
+                        np.array([getattr(text, of) for text in texts]) / 1e9
+                        for of in ("first_ns", "last_ns")
+                    )
+                    tokens = np.array([float(text.position) for text in texts])
+                    met.append((np.array(times), first, ended, tokens))
+                found.append(LoadRow.of(label, load.typed, met))
         except UsageError:
             raise
         except (SpecbenchError, ValueError) as fault:
@@ -324,16 +327,19 @@ def _right(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
 
 def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
     """How far p50 and p99 of the latency are off where the same row was measured under the same
-    load, as a share of the measured ones."""
+    load, as a share of the measured ones: of each request's median over the passes, for the worst
+    request of several passes is the machine's worst moment, which no simulation knows."""
     known = {(row.label, row.load): row for row in measured}
     found = []
     for row in modelled:
         other = known.get((row.label, row.load))
         if other is not None:
-            ours, theirs = row.times(), other.times()
+            (half, most), (own_half, own_most) = (
+                np.percentile(each.typical(), (50, 99)) for each in (row, other)
+            )
             off = {
-                f"{key}_error": ours[key][0] / theirs[key][0] - 1
-                for key in ("latency_s_p50", "latency_s_p99")
+                "latency_s_p50_error": float(half / own_half - 1),
+                "latency_s_p99_error": float(most / own_most - 1),
             }
             found.append({"method": row.label, "load": row.load, **off})
     return found
