@@ -66,7 +66,7 @@ ROWS = {
             ("copy", "none"),
             (
                 *({"threshold": at} for at in (0.5, 0.7, 0.9, 0.97)),
-                *({"gate": "random", "rate": at} for at in (0.02, 0.05, 0.1, 0.2, 0.4)),
+                *({"gate": "random", "rate": at} for at in (0.4, 0.55, 0.7, 0.9)),
             ),
         )
     ],
@@ -140,11 +140,18 @@ def _rate(row: Row, cells: Sequence[Record]) -> float | None:
     return sum(map(float, filter(None, left))) / sum((r.n_tokens or 0) - 1 for r in cells)
 
 
+def _fill(cells: Sequence[Record]) -> object:
+    """How rows are filled that tokens which leave early do not have."""
+    return cells[0].params.effective.get("fill")
+
+
 def _more(rules: str, cells: Sequence[Record]) -> list[object]:
     """What only such rules have."""
     if rules == "exits":
         prompts = len(cells)  # each is one whole forward
         work = sum(record.target_equivalents or 0 for record in cells) - prompts
+        if not sum(record.target_forwards or 0 for record in cells):
+            return [text.NONE]
         return [text.number(work / (sum(record.n_tokens or 0 for record in cells) - prompts))]
     if rules == "words":
         tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
@@ -162,10 +169,12 @@ def _line(
     cells: Mapping[str, list[Record]],
 ) -> list[object]:
     """A row's figures, against the random one that let about as many pass: of its own method, where
-    rules decide on steps."""
+    rules decide on steps, and which fills missing rows alike, where tokens leave early."""
     rate = rates[row.label]
     over, at = text.NONE, text.NONE
     own = [other for other in random if other.method == row.method] or random
+    fill = _fill(cells[row.label])
+    own = [other for other in own if _fill(cells[other.label]) == fill] or own
     if rate is not None and own and not _tossed(row):
         near = min(own, key=lambda other: abs((rates[other.label] or 0) - rate))
         found = score_over(cells[near.label], cells[row.label])
