@@ -251,13 +251,17 @@ def compiled(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return loss
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """Forwards in bf16 where the device multiplies it; elsewhere fp32 is faster."""
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16; elsewhere fp32 is faster."""
     known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    has = device.type != "cpu" or any(
-        known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")
+    return device.type != "cpu" or any(
+        bool(known.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16")
     )
-    return torch.autocast(device.type, torch.bfloat16, enabled=bool(has))
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Forwards in bf16 where the device multiplies it."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bf16(device))
 
 
 @torch.no_grad()
