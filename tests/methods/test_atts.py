@@ -81,6 +81,21 @@ def test_a_larger_alpha_lets_no_logged_chunk_stand_that_fell(scores, calibrated,
         assert Conformal(alpha=strict).enough(p) <= Conformal(alpha=lax).enough(p)
 
 
+def test_p_values_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_to_fewer(
+    space, requests
+):
+    logged = []
+    for request in requests[:12]:
+        steps = decode(Session(space, request, GREEDY, memory=known(40)), alpha=0.5, known=0, cap=4)
+        logged += [
+            (step.extra["grade"], step.extra["stood"]) for step in steps if step.extra.get("spans")
+        ]
+    assert all((p > 0.5) == stood for p, stood in logged)
+    stands = [sum(Conformal(alpha=at / 10).enough(p) for p, _ in logged) for at in range(11)]
+    assert stands == sorted(stands, reverse=True) and stands[10] == 0
+    assert 0 < stands[5] < stands[0] == len(logged)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
 def test_at_alpha_1_48_outputs_are_vanillas(space, requests, sampling):

@@ -76,6 +76,39 @@ def test_a_stricter_judge_stops_whatever_this_one_stops():
     assert not rule.stricter.off and Verdict(1.0).off and str(rule) == "judge(threshold=0.2)"
 
 
+class Noted(JudgeHead):
+    """A judge that keeps what it says."""
+
+    def __init__(self):
+        super().__init__(torch.randn(WIDTH, generator=torch.manual_seed(4)), torch.zeros(1))
+        self.said = []
+
+    def __call__(self, rows):
+        self.said.append(super().__call__(rows))
+        return self.said[-1]
+
+
+def test_chances_that_were_logged_replay_to_the_same_verdicts_and_stricter_ones_to_fewer(
+    open_session, monkeypatch
+):
+    stood = []
+    judge = Noted()
+    for prompt in range(12):
+        session = open_session(prompt, Sampling(), budget=24, draft="far")
+        monkeypatch.setattr(type(session), "artifact", lambda *_: judge)
+        steps = list(Judge(JudgeParams(threshold=0.5)).generate(session))
+        stood += [step.outcome.origin for step in steps if step.draft.nodes]
+    assert len(stood) == len(judge.said)
+    for origin, chances in zip(stood, judge.said, strict=True):
+        for word, chance in zip(origin, chances.tolist(), strict=False):
+            assert word != "relaxed" or chance > 0.5
+            assert word != "recovered" or chance <= 0.5
+    verdicts = torch.cat(judge.said)
+    passed = [int((verdicts > at / 10).sum()) for at in range(11)]
+    assert passed == sorted(passed, reverse=True) and passed[10] == 0
+    assert 0 < passed[5] < passed[0] == len(verdicts)
+
+
 # ---- the head -----------------------------------------------------------------------------------
 
 

@@ -123,6 +123,30 @@ def test_what_is_not_trusted_is_not_left(told, open_session):
     assert all(step.extra["exits"] for step in steps)
 
 
+class Unsure(Told):
+    """Predictors that are surer the further the draft's first candidate is ahead."""
+
+    def __call__(self, layer, features):
+        super().__call__(layer, features)
+        return features[:, self.top]
+
+
+def test_trusts_that_were_logged_replay_to_the_same_exits_and_stricter_ones_to_fewer(
+    open_session, monkeypatch
+):
+    predictors, left = Unsure(0.0, top=96), []
+    for prompt in range(12):
+        session = open_session(prompt, SAMPLINGS[0], budget=24)
+        monkeypatch.setattr(type(session), "artifact", lambda *_: predictors)
+        steps = SpecEE(SpecEEParams(threshold=0.3, fill="copy")).generate(session)
+        left += [bool(step.extra["exits"]) for step in steps]
+    trusts = [float(features[0, 96]) for _, features in predictors.asked]
+    assert left == [trust > 0.3 for trust in trusts]
+    exits = [sum(trust > at / 20 for trust in trusts) for at in range(21)]
+    assert exits == sorted(exits, reverse=True) and exits[20] == 0
+    assert 0 < exits[6] < exits[0] == len(left)
+
+
 def test_its_control_leaves_by_chance_and_asks_no_predictor(told):
     steps, _, predictors = told(1.0, gate="random", rate=0.5, top=96, budget=40)
     assert 8 < sum(step.extra["exits"] for step in steps) < 31 and not predictors.asked
