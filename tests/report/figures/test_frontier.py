@@ -60,6 +60,34 @@ def test_without_times_speed_is_counted_in_forwards(made):
     )
 
 
+def test_where_forwards_are_parts_speed_is_counted_by_their_work(made):
+    summary = made()
+    lossy = tuple(
+        replace(row, speedup=None, work=row.verification_rate / 2) for row in summary.lossy
+    )
+    figure = frontier.draw(replace(summary, lossy=lossy))
+    assert figure.axes[0].get_xlabel() == "tokens for a target forward's work"
+    plain = figure.axes[0].containers[0].lines[0]
+    due = sorted(2 * row.per_forward for row in lossy if row.method == "typical")
+    assert sorted(plain.get_xdata()) == pytest.approx(due)
+
+
+def test_a_choice_that_a_word_names_is_a_line_of_its_own_and_a_coin_is_hollow(made):
+    summary = made()
+    asked = [{"fill": fill, "gate": gate, "head": "auto"}
+             for fill in ("copy", "none") for gate in ("predictor", "random")]  # fmt: skip
+    lossy = tuple(
+        replace(summary.lossy[0], label=f"specee {at}", method="specee", control=False, params=each)
+        for at, each in enumerate(asked)
+    )
+    axes = frontier.draw(replace(summary, lossy=lossy)).axes[0]
+    named = {each.get_label(): each for each in axes.containers}
+    assert list(named) == ["specee copy", "specee copy, at random", "specee none",
+                           "specee none, at random"]  # fmt: skip
+    faces = [each.lines[0].get_markerfacecolor() for each in named.values()]
+    assert [face == "white" for face in faces] == [False, True, False, True]
+
+
 def test_without_scores_there_is_no_figure_and_no_speedup(made):
     summary = made(scored=False)
     assert frontier.draw(summary) is None
