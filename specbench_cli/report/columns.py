@@ -309,9 +309,11 @@ BY_TARGET = (
 )  # fmt: skip
 """Of a terminal's table of several targets."""
 LOSSY = (
-    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, PER_FORWARD, LOST, OVER_RANDOM, SCORED,
+    METHOD, TARGET, DRAFT, SPEEDUP, INTERVAL, LOST, SCORED, OVER_RANDOM, PER_FORWARD,
 )  # fmt: skip
 """Of a terminal's lossy rows: speed and quality."""
+WITH_SPEEDUP = (INTERVAL, LOST, SCORED)
+"""What always stands beside a lossy row's speedup."""
 DATA = (
     GROUP, METHOD, GUARANTEE, SCOPE, SPEEDUP, INTERVAL, SOURCE, MAT, ACCEPT, RELAXED, WORK, TOKENS,
     TIME, ACCURACY, LOST, OVER_RANDOM, SCORED, *LEDGER, VALID, OUTPUT, ENERGY, PER_DEVICE,
@@ -331,11 +333,12 @@ PAGE = (
     TARGET, DRAFT, ENERGY, PER_DEVICE, SYNTHETIC,
 )  # fmt: skip
 LOSSY_PAGE = (
-    GROUP, METHOD, SPEEDUP, INTERVAL, ACCURACY, LOST, OVER_RANDOM, SCORED, PER_FORWARD, RULE_RATE,
+    METHOD, SPEEDUP, LOST, SCORED, INTERVAL, ACCURACY, OVER_RANDOM, PER_FORWARD, RULE_RATE,
     RELAXED, *LEDGER, RULE, DECODE, MAT, ACCEPT, TOKENS, OUTPUT, TIME, TTFT, MEDIAN, P95, PEAK,
     KIND, WORK, TARGET, DRAFT, ENERGY, PER_DEVICE, SYNTHETIC,
 )  # fmt: skip
-"""Of a page's lossy rows: what they gain and lose comes first."""
+"""Of a page's lossy rows: what they gain and lose comes first, in sight on a telephone; no letter
+ranks them by speed alone."""
 DETAIL = (
     METHOD,
     PARAMETERS,

@@ -27,7 +27,7 @@ from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import Verdict
+from specbench_cli.store.schema import Params, Verdict
 
 
 @pytest.fixture
@@ -389,6 +389,58 @@ def test_a_narrow_terminal_breaks_no_row_and_lacks_no_column(
     assert said <= set(narrow.split())
     if width == 80:
         assert narrow.count("A sps") == 1, "there is room for the whole of the first table"
+
+
+@pytest.fixture
+def lossy(synthetic):
+    """Records of two lossy rows of long names and of the control of one, all scored."""
+
+    def make(rate=0.3):
+        names = ["speculative-thinking reflect=together", "random for speculative-thinking reflect"]
+        fakes = [
+            synthetic.Fake(
+                name, "loose", 5, 0.6, guarantee="quality_only", verdict="unchecked", relaxed=0.2
+            )
+            for name in names
+        ]
+        records = synthetic.records([synthetic.vanilla, *fakes])
+        for record in records:
+            at = int(record.prompt_id.partition("/")[2])
+            record.score = float(record.label != names[1] or at % 3 > 0)
+            if record.label == names[1]:
+                record.params = Params({}, {"like": names[0], "rate": rate})
+        return records
+
+    return make
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_however_narrow_a_lossy_row_has_its_quality_and_n_beside_its_speedup(
+    make_reading, lossy, capsys, monkeypatch, width
+):
+    monkeypatch.setattr(output, "columns", lambda: width)
+    print_runs([make_reading(lossy())], families=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines if "speculative" in line)
+    _, *below = lines[next(at for at, line in enumerate(lines) if line.startswith("lossy")) :]
+    heading, *_ = (line for line in below if "speedup" in line)
+    assert "less vanilla's" in heading and heading.split().count("n") == 1
+    rows = [line for line in below if re.search(r"\d\.\d\dx", line) and "vanilla " not in line]
+    assert len(rows) == 2 and all(re.search(r"[+-]\d+\.\d \[.*\] 48\b", row) for row in rows)
+
+
+def test_a_control_that_lets_another_share_pass_is_compared_with_nothing(make_reading, lossy):
+    rate = next(
+        row.rule_rate
+        for row in make_reading(lossy()).summary.lossy
+        if row.label.startswith("specul")
+    )
+    rows = [{"label": row.label, "accept": "loose(0.3)"} for row in lossy()]
+    for asked, known in ((rate, True), (rate + 0.04, True), (rate + 0.06, False)):
+        reading = make_reading(lossy(asked), rows=rows)
+        row = next(row for row in reading.summary.lossy if row.label.startswith("specul"))
+        assert (row.over_random is not None) == known
+        assert any("no control of it" in line for line in text.controls(reading.summary)) != known
 
 
 def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, capsys):

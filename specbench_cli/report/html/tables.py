@@ -120,7 +120,8 @@ def by_family(summary: Summary) -> list[Table]:
             name = f"By task family, {caption.lower()}"
             heads = (family, columns.QUESTIONS, *shown)
             note = text.prose(text.small_families(summary, "column n", then=""))
-            tables.append(Table(f"family-{key}", name, heads, rows, note, heads=4))
+            named = 2 + _naming(shown)
+            tables.append(Table(f"family-{key}", name, heads, rows, note, heads=named))
     return tables
 
 
@@ -228,8 +229,12 @@ def _table(
 ) -> Table:
     shown = columns.of(chosen, rows)
     cells = tuple(tuple(_cell(column, row) for column in shown) for row in rows)
-    heads = 2 if shown[0] is columns.GROUP else 1
-    return Table(key, caption, tuple(shown), cells, note, heads)
+    return Table(key, caption, tuple(shown), cells, note, _naming(shown))
+
+
+def _naming(shown: Sequence[Column]) -> int:
+    """How many columns name a row."""
+    return 2 if shown[0] is columns.GROUP else 1
 
 
 _LOOKS: dict[Column, Callable[[Row], str]] = {

@@ -237,6 +237,16 @@ def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
     ]
 
 
+AS_MANY = 0.05
+"""How far a control's rate may be off."""
+
+
+def as_many(control: Row, row: Row) -> bool:
+    """Whether a control was to let about as many pass as a row's rule did."""
+    rate = row.rule_rate
+    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
+
+
 def groups(letters: str) -> list[str]:
     """Letters one by one; after Z and z they go on with A'."""
     return _LETTER.findall(letters)

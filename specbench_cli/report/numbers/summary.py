@@ -28,7 +28,7 @@ from typing import Any
 from specbench_cli.report.numbers.evidence import Evidence, compare, score_over
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.pairing import decode, process, total
-from specbench_cli.report.numbers.row import Row, Speedup, make_row
+from specbench_cli.report.numbers.row import Row, Speedup, as_many, make_row
 from specbench_cli.report.numbers.speedups import BASELINE, speedups
 from specbench_cli.report.numbers.standing import broken, near_ties
 from specbench_cli.report.source import light as without_bulk
@@ -182,7 +182,7 @@ def _rows(
             decode_letters=decode_letters.get(row.label, ""),
             target_model=target,
             devices=_devices(manifest, told.get(row.label, {})),
-            **_over_random(cells, row.label),
+            **_over_random(cells, rows, row),
             draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
         )
         for row in rows
@@ -198,10 +198,13 @@ def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
     return len({"cpu" if place.startswith("cpu") else place for place in placed})
 
 
-def _over_random(cells: Mapping[str, Sequence[Record]], label: str) -> dict[str, Any]:
-    """What a row's rule knows: its score against that of the control that is like it."""
-    control = (own for own in cells.values() if own[0].params.effective.get("like") == label)
-    found = score_over(next(control, ()), cells[label])
+def _over_random(
+    cells: Mapping[str, Sequence[Record]], rows: Sequence[Row], row: Row
+) -> dict[str, Any]:
+    """What a row's rule knows: its score against that of the control that is like it, where that
+    was to let as many pass."""
+    control = (o for o in rows if o.params.get("like") == row.label and as_many(o, row))
+    found = score_over(next((cells[other.label] for other in control), ()), cells[row.label])
     ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
     return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
 

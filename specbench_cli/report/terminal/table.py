@@ -30,8 +30,8 @@ _MARKS = {"left": "<", "center": "^", "right": ">"}
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: heading, cell, alignment, the blanks before it, whether it gives way first, and the
-    heading where there is little room."""
+    """A column: heading, cell, alignment, the blanks before it, whether it gives way first, the
+    heading where there is little room, and whether it is never put apart from those before it."""
 
     heading: str
     cell: Callable[[Row], Text]
@@ -39,6 +39,7 @@ class _Column:
     gap: int = 1
     shrinks: bool = False
     narrow: str = ""
+    bound: bool = False
 
 
 def print_runs(
@@ -156,7 +157,9 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
         own = [row for row in rows if row.lossless == lossless]
         if not own and (rows or not lossless):
             continue
-        grids = _grids([_column(column) for column in columns.of(chosen, own)], own, width)
+        bound = () if lossless else columns.WITH_SPEEDUP
+        drawn_as = [replace(_column(c), bound=c in bound) for c in columns.of(chosen, own)]
+        grids = _grids(drawn_as, own, width)
         for lines in grids:
             for place, kind in reversed(text.sections(own)):
                 lines.insert(1 + place if place else 0, Text(kind))
@@ -191,7 +194,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
     }
-    figures = {"speedup by family": _speedup, "MAT by family": text.mat}
+    figures = {"speedup by family": text.speedup, "MAT by family": text.mat}
     if any(row.score is not None for row in summary.rows):
         figures["accuracy by family"] = lambda row: text.percent(row.score)
     lines = _drawn_by(by_family, summary.rows, figures, width)
@@ -204,29 +207,26 @@ def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Te
     found = by_target(summary, facts.targets)
     if found is None:
         return []
-    figures = {"speedup by target": _speedup, "MAT by target": text.mat}
+    figures = {"speedup by target": text.speedup, "MAT by target": text.mat}
     return _drawn_by(found.targets, found.rows, figures, width)
 
 
 def _drawn_by(
     parts: Mapping[str, Mapping[str, Row]],
-    rows: Sequence[Row],
+    shown: Sequence[Row],
     figures: Mapping[str, Callable[[Row], str]],
     width: int | None,
 ) -> list[Text]:
     """A grid a figure, under its title: a line a row, a column a part of what was measured."""
     lines = []
     for title, figure in figures.items():
+        # There is no room for what a lossy row's speedup costs: the table above has it.
+        rows = [row for row in shown if row.lossless] if figure is text.speedup else shown
         drawn = [_column(columns.METHOD)]
         drawn += [_Column(part, _cell_of(own, figure), gap=2) for part, own in parts.items()]
         grids = _grids(drawn, rows, width)
         lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
     return lines
-
-
-def _speedup(row: Row) -> str:
-    """There is no room for what a lossy row's costs: the table above has it."""
-    return text.speedup(row) if row.lossless else text.NONE
 
 
 def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
@@ -235,31 +235,33 @@ def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[
 
 def _grids(chosen: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
     """`_grid`, for a terminal of a width: closer where that is needed to fit, else one below the
-    other, each with the columns up to the one that shrinks; None for lines of any length."""
+    other, each with the columns up to the one that shrinks, which does so for those that are bound
+    to those before them; None for lines of any length."""
     if width is None or _wide(_grid(chosen, rows)) <= width:
         return [_grid(chosen, rows)]
     close = [replace(column, gap=1, heading=column.narrow or column.heading) for column in chosen]
     lead = next(at for at, column in enumerate(close) if column.shrinks) + 1
     parts = [close[:lead]]
     for column in close[lead:]:
-        if len(parts[-1]) > lead and _wide(_grid([*parts[-1], column], rows)) > width:
+        full = len(parts[-1]) > lead and _wide(_grid([*parts[-1], column], rows)) > width
+        if full and not column.bound:
             parts.append(close[:lead])
         parts[-1] = [*parts[-1], column]
-    return [_grid(part, rows) for part in parts]
+    return [_grid(part, rows, min(width, WIDTH)) for part in parts]
 
 
 def _wide(lines: Sequence[Text]) -> int:
     return max(map(len, lines))
 
 
-def _grid(chosen: Sequence[_Column], rows: Sequence[Row]) -> list[Text]:
-    """Aligned lines, of at most `WIDTH` columns as far as the one that shrinks allows."""
+def _grid(chosen: Sequence[_Column], rows: Sequence[Row], most: int = WIDTH) -> list[Text]:
+    """Aligned lines, of at most so many columns as far as the one that shrinks allows."""
     cells = [[column.cell(row) for column in chosen] for row in rows]
     widths = [
         max([len(column.heading), *(len(line[i]) for line in cells)])
         for i, column in enumerate(chosen)
     ]
-    excess = sum(widths) + sum(column.gap for column in chosen) - WIDTH
+    excess = sum(widths) + sum(column.gap for column in chosen) - most
     for i, column in enumerate(chosen):
         if column.shrinks and excess > 0:
             widths[i] = max(min(widths[i], _LEAST_LABEL), widths[i] - excess)

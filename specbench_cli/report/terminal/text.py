@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.row import Row, groups
+from specbench_cli.report.numbers.row import AS_MANY, Row, as_many, groups
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.numbers.summary import PEER_BASELINE, Summary
 
@@ -349,7 +349,7 @@ def controls(summary: Summary) -> list[str]:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
         own = [r for r in summary.rows if r.params.get("like") == row.label]
-        off = [r for r in own if abs(r.params.get("rate", 0.0) - row.rule_rate) > _AS_MANY]
+        off = [other for other in own if not as_many(other, row)]
         lines += [
             f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
             f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
@@ -358,7 +358,7 @@ def controls(summary: Summary) -> list[str]:
         if own:
             continue
         rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
-        if any(rate is not None and abs(rate - row.rule_rate) <= _AS_MANY for rate in rates):
+        if any(rate is not None and abs(rate - row.rule_rate) <= AS_MANY for rate in rates):
             continue
         name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
         if rule:
@@ -376,10 +376,6 @@ def controls(summary: Summary) -> list[str]:
 def _judged(row: Row) -> str:
     """What a row's accept rule is asked about; one over steps has a rate among its parameters."""
     return "the judged steps" if "rate" in row.params else "the rejected levels"
-
-
-_AS_MANY = 0.05
-"""How far a control's rate may be off."""
 
 
 def _controls(other: Row, row: Row) -> bool:

@@ -134,7 +134,9 @@ def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
     summary = read(make_run()).summary
     lossless, lossy = overall(summary)
     methods = [row[1].shown for row in lossless.rows]
-    assert "loose" not in methods and [row[1].shown for row in lossy.rows] == ["loose"]
+    assert "loose" not in methods and [row[0].shown for row in lossy.rows] == ["loose"]
+    assert [head.heading for head in lossy.columns][:2] == ["method", "speedup"], "no letter"
+    assert (lossless.heads, lossy.heads) == (2, 1)
     assert set(methods) == {"vanilla", "sps", "tree", "pld", "hf:vanilla", "bad"}
     families = by_family(summary)[0]
     assert len(families.rows) == 6 * 6
