@@ -137,7 +137,7 @@ def _table(rules: str, run: RunDir, summary: Summary) -> list[Told]:
     rates = {row.label: _rate(row, cells[row.label]) for row in summary.rows}
     random = [row for row in summary.rows if _tossed(row) and rates[row.label] is not None]
     lines, told = [], list[Told]()
-    for row in summary.rows:
+    for row in sorted(summary.rows, key=_place):
         near = _nearest(row, random, rates, cells)
         over = None if near is None else score_over(cells[near.label], cells[row.label])
         if over is not None and near is not None:
@@ -147,6 +147,12 @@ def _table(rules: str, run: RunDir, summary: Summary) -> list[Told]:
         lines.append([*_line(row, rates, over, at), *_more(rules, cells[row.label])])
     print(table((*HEADINGS, *MORE.get(rules, ())), lines))
     return told
+
+
+def _place(row: Row) -> tuple[bool, str, bool]:
+    """Lossless rows first, a random row behind that which it is like: no order of speed."""
+    like = row.params.get("like")
+    return not row.lossless or like is not None, like or row.label, like is not None
 
 
 def _verdicts(told: Sequence[Told]) -> str:
