@@ -77,7 +77,7 @@ class Scratch:
 
     def __init__(self, sizes: Sizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor) -> None:
         rows, d, heads, kv = sum(ns), sizes.head_dim, sizes.heads, sizes.kv_heads
-        self.size = like.new_empty(rows, 1)
+        self.size = like.new_empty(rows, 1, dtype=torch.float32)
         self.normed = like.new_empty(rows, sizes.hidden)
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
         by_head = self.qkv.unflatten(-1, (heads + 2 * kv, d))
