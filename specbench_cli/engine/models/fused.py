@@ -85,9 +85,10 @@ class FusedStack(Decoder):
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
-        # Few operations win on CPU in float32; CUDA has fused kernels, half precisions compute in
-        # float32 inside of theirs.
-        self._lean = device.type == "cpu" and dtype == torch.float32
+        # Few operations win on CPU in float32; CUDA has fused kernels, attention in half precision
+        # computes in float32 inside of torch's. Its norm there is no kernel, but ten operations.
+        self._own_norm = device.type == "cpu" and dtype.itemsize <= 4
+        self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
         self._eps_size = torch.full((1, 1), (self._eps * self.hidden_size) ** 0.5)
         self._turns = Rotary(rotary, self._sizes.head_dim, dtype=dtype, device=device)
@@ -108,7 +109,7 @@ class FusedStack(Decoder):
             self._turns,
             device=self.device,
             dtype=self.dtype,
-            norm_factor=self.hidden_size**0.5 if self._lean else 1.0,
+            norm_factor=self.hidden_size**0.5 if self._own_norm else None,
             form=form,
         )
 
@@ -335,12 +336,15 @@ class FusedStack(Decoder):
         """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows, in `out` where it can."""
         if weight is None:
             return h
-        if not self._lean:
+        if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
         # sqrt(sum of squares + H eps) is a hypotenuse; the factor sqrt(H) is in the weights.
-        size = torch.linalg.vector_norm(h, 2, -1, True, out=size)
+        wide = h.float()
+        size = torch.linalg.vector_norm(wide, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
-        return torch.div(h, size, out=out).mul_(weight)
+        if self._lean:
+            return torch.div(h, size, out=out).mul_(weight)
+        return wide.div_(size).mul_(weight).to(self.dtype)
 
 
 class FusedDecoder(FusedStack):

@@ -40,7 +40,8 @@ class LayerReader:
         config: transformers' config: heads, sizes.
         tensors: the checkpoint, by transformers' names; any floating dtype.
         rotary: says how rows of queries and keys are ordered.
-        norm_factor: what all norm weights but the heads' are multiplied by.
+        norm_factor: what all norm weights but the heads' are multiplied by, in float32; None: they
+            are as they are.
         form: form of the linears; default: the rule of `linear`.
 
     Raises (all methods):
@@ -55,7 +56,7 @@ class LayerReader:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        norm_factor: float,
+        norm_factor: float | None,
         form: Form | None,
     ) -> None:
         self._tensors, self._rotary, self._form = tensors, rotary, form
@@ -84,8 +85,9 @@ class LayerReader:
         return self._tensors[name].to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str) -> Tensor:
-        """The weight of a norm, times the factor."""
-        return self.get(f"{name}.weight") * self._norm_factor
+        """The weight of a norm, times the factor if there is one."""
+        weight = self.get(f"{name}.weight")
+        return weight if self._norm_factor is None else weight.float() * self._norm_factor
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with a weight [out, in]."""

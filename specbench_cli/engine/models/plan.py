@@ -52,7 +52,8 @@ View = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
 
 Line = tuple[Tensor, Tensor, Tensor]
 """One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]. Or b in a
-row that have n rows each: [b, heads, n, d] and [b, n, 2 kv, d]."""
+row that have n rows each: [b, heads, n, d] and [b, n, 2 kv, d]. Where n is 1, heads that share keys
+are as good as rows: [(b,) kv, heads / kv, d]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Scratch:
 
     def __init__(self, sizes: Sizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor) -> None:
         rows, d, heads, kv = sum(ns), sizes.head_dim, sizes.heads, sizes.kv_heads
-        self.size = like.new_empty(rows, 1)
+        self.size = like.new_empty(rows, 1, dtype=torch.float32)
         self.normed = like.new_empty(rows, sizes.hidden)
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
         by_head = self.qkv.unflatten(-1, (heads + 2 * kv, d))
@@ -101,7 +102,11 @@ class Scratch:
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
         results = self.mixed[span].unflatten(-1, (heads, -1)).unflatten(0, (b, n))
-        return block[:, :, :heads].transpose(1, 2), results.transpose(1, 2), block[:, :, heads:]
+        queries, result = block[:, :, :heads].transpose(1, 2), results.transpose(1, 2)
+        if n == 1:  # as in a line of one sequence
+            kv = self._sizes.kv_heads
+            queries, result = (part.reshape(b, kv, heads // kv, -1) for part in (queries, result))
+        return queries, result, block[:, :, heads:]
 
 
 class Plan(NamedTuple):
