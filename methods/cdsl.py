@@ -1,7 +1,6 @@
 """CDSL: an answer that shall hold certain words, and looks ahead only where its draft fails.
 
-Nishanth Sridhar Nakshatri, Shamik Roy, Rajarshi Das, Suthee Chaidaroon, Leonid Boytsov, Rashmi
-Gangadharaiah: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
+Nakshatri et al.: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ class Cdsl(Method):
     1. The draft writes `length` tokens (in the baseline none); one target forward reads them; those
        that the lossless rule takes are y, and behind them comes the target's own token.
     2. If y is not empty and has added `margin` to the reward, which never falls, that is committed.
-    3. Else each of the target's `width` likeliest next tokens x is looked ahead from: the draft (or
-       the target, on its own rows) goes on greedily by `length` tokens w. The x of the greatest
-       log p(x) + weight reward(text x w) is committed.
+    3. Else the draft (or the target, on its own rows) goes on greedily by `length` tokens w behind
+       each x of the target's `width` likeliest; the best log p(x) + weight reward(text x w) stands.
     """
 
     name: ClassVar[str] = "cdsl"
@@ -101,11 +99,10 @@ class Cdsl(Method):
 
     def looked_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
         """Step 3."""
-        n = len(session.tokens())
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
         ways = list[Tensor]()
         for token in ids[0].split(1):
-            state.rollback(0, n)
+            state.rollback(0, len(session.tokens()))
             x, way = torch.cat((session.since(state.length()).ids[0], token)), [token]
             while len(way) <= min(self.params.length, session.room()):
                 x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)

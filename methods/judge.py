@@ -1,8 +1,7 @@
 """Judge Decoding: a small head on the target's rows lets harmless deviations pass.
 
-Gregor Bachmann, Sotiris Anagnostidis, Albert Pumarola, Markos Georgopoulos, Artsiom Sanakoyeu,
-Yuming Du, Edgar Schoenfeld, Ali Thabet, Jonas Kohler: Judge Decoding: Faster Speculative Sampling
-Requires Going Beyond Model Alignment, ICLR 2025, arXiv:2501.19309.
+Gregor Bachmann et al.: Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
+Alignment, ICLR 2025, arXiv:2501.19309.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ class JudgeParams(MethodParams):
     """Parameters of `Judge`."""
 
     length: int = Field(5, ge=1, description="draft tokens a step")
-    threshold: float = Field(
-        0.5, ge=0, le=1, description="a token passes above this chance of being harmless; off: 1"
-    )  # fmt: skip
+    threshold: float = Field(0.5, ge=0, le=1, description="harmless above this chance; off: 1")
     head: str = Field("auto", description="the judge: the target's own, or a folder")
 
 
@@ -51,13 +48,8 @@ class Verdict(AcceptRule):
     name: ClassVar[str] = "judge"
     pure: ClassVar[bool] = False
 
-    def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """It does not go by the target's distribution."""
-        raise MethodFault("a judge decides by the target's rows: `passing`")
-
     def passing(self, places: Places, random: Random) -> Tensor:
-        """sigmoid(w h + b) > threshold, with h the target's row that has read the token itself: one
-        place behind the row that the lossless rule asks of it."""
+        """sigmoid(w h + b) > threshold, h being the row that has read the token itself."""
         if self.head is None or places.features is None:
             raise MethodFault("a judge needs its head and the target's rows (`session.tap`)")
         return self.head(places.features) > self.threshold

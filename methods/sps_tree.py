@@ -3,8 +3,7 @@
 Xupeng Miao et al.: SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative
 Inference and Verification, ASPLOS 2024, arXiv:2305.09781. Children without replacement: Wonseok
 Jeon et al.: Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
-Replacement, 2024, arXiv:2402.14160. Dynamic trees: Yuhui Li et al.: EAGLE-2, EMNLP 2024,
-arXiv:2406.16858.
+Replacement, 2024, arXiv:2402.14160. Dynamic trees: EAGLE-2, EMNLP 2024, arXiv:2406.16858.
 """
 
 from __future__ import annotations
@@ -104,18 +103,16 @@ class SpsTree(Method):
             self.grown = Grown(session.chain(()), ())
             return self.grown.draft
         # 1. The row of the last committed token, which is the root: its children come from it.
-        first = levels.begin(session.since(levels.state.length()))
+        root = levels.begin(session.since(levels.state.length()))
         # 2. Either the likeliest children where their paths are likeliest, ...
         if params.shape == "dynamic":
-            nodes, width, depth = params.nodes, params.width, min(params.depth, limit)
-            size = size_of(session, levels.model, nodes, width=width, depth=depth)
-            self.grown = grow(
-                levels, first, session, k=width, depth=depth, nodes=most(nodes), size=size
-            )
+            nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
+            size = size_of(session, levels.model, nodes, width=k, depth=depth)
+            self.grown = grow(levels, root, session, k=k, depth=depth, nodes=most(nodes), size=size)
         else:
             # ... or so many children at each level as `widths` says, drawn one after another.
             shape = self.shape.within(limit, session.target.vocab_size)
-            self.grown = fill(shape, levels, first, session, how=params.law)
+            self.grown = fill(shape, levels, root, session, how=params.law)
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:

@@ -21,6 +21,7 @@ from specbench_cli import output
 from specbench_cli.config.sweep import settings
 from specbench_cli.execute.apart import TUNING
 from specbench_cli.execute.planning.pace import report_seconds
+from specbench_cli.execute.window import VOID
 
 if TYPE_CHECKING:
     from specbench_cli.execute.view import Progress as HowFar
@@ -30,6 +31,13 @@ BASELINE = "vanilla"
 LOSSLESS = ("exact_tokens", "exact_law")
 LINE_EVERY_S = 60.0
 """Shortest time between two lines of a log on the same prompts, which may take long."""
+
+
+BUSY = (
+    "other programs are at work, and times taken beside them are void: close them, or interrupt"
+    " and begin again with --allow-noise, which keeps such times and labels the run"
+)
+"""Said while a run lasts: at its end it is too late for a person who waits."""
 
 
 class Timing(NamedTuple):
@@ -103,6 +111,7 @@ class RunProgress:
         self._pairs = Speedups()
         self._bases: dict[str, str] = {}
         self._stage = self._window = ""
+        self._told_of_noise = False
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +154,11 @@ class RunProgress:
         return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """A window was timed."""
+        """A window was timed; what helps is said at the first whose times are lost."""
         self._window = text
+        if text.endswith(VOID) and not self._told_of_noise and not self._part:
+            self._told_of_noise = True
+            self.note(BUSY)
 
     def cell(self, record: Record) -> None:
         """A record was written."""

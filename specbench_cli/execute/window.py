@@ -8,6 +8,8 @@ from typing import Protocol
 from specbench_cli.measure.quiet import CEILING
 
 REPEATS = 2  # how often a noisy window is measured again before its times are given up
+VOID = "times void"
+"""What is said of a window whose times were given up."""
 
 
 class Meter(Protocol):
@@ -86,7 +88,7 @@ class Windows:
             for cell in self._cells:
                 cell.measure()
             share = self._meter.close()
-        self._tell(share, "times kept" if self._allow_noise else "times void")
+        self._tell(share, "times kept" if self._allow_noise else VOID)
         for cell in self._cells:
             cell.settle(share, noisy(share) and not self._allow_noise)
         self._cells = []

@@ -24,6 +24,18 @@ DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
+EXTRAS = {
+    "test": "the tests, linters and types of this project",
+    "docs": "the docs as a site: mkdocs serve",
+    "notebook": "running docs/tour.ipynb without a browser",
+    "grammar": "specbench run --grammar",
+    "openvino": "the methods engine:openvino, OpenVINO GenAI beside ours",
+    "ray": "specbench run --executor ray",
+    "wandb": "specbench export --wandb",
+    "mlflow": "specbench export --mlflow",
+    "mutation": "mutmut run: are the tests any good",
+}
+"""What cannot be done without an extra; all else works."""
 """There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
 
 Status = Literal["ok", "limited", "missing"]
@@ -97,7 +109,7 @@ def _packages() -> Iterator[Check]:
             f"extra {extra}",
             "limited" if absent else "ok",
             f"not installed: {', '.join(absent)}" if absent else "installed",
-            f"what the optional extra {extra!r} is for; runs do not need it",
+            EXTRAS.get(extra, f"what the extra {extra} was for"),  # of an older installation
             f"pip install '{DISTRIBUTION}[{extra}]'",
         )
 

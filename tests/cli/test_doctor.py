@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from specbench_cli.measure import health, supplies
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.models.aliases import Alias, aliases
 from specbench_cli.tasks import task_names
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +119,16 @@ def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
     assert checks["psutil"]["status"] == "ok"
     assert checks["extra test"]["status"] == "limited"
     assert checks["extra test"]["found"] == "not installed: no-such-tool"
+    assert checks["extra test"]["prevents"] == "the tests, linters and types of this project"
+
+
+def test_what_each_extra_is_for_is_said_by_doctor_and_on_the_page():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = set(project["project"]["optional-dependencies"])
+    table = (ROOT / "docs/install.md").read_text(encoding="utf-8").split("| extra | for |")[1]
+    rows = [line.split("|")[1] for line in table.split("##")[0].splitlines() if "|" in line]
+    assert set(health.EXTRAS) == extras
+    assert {name for row in rows for name in re.findall("`(.+?)`", row)} == extras
 
 
 def test_folder_that_cannot_be_written_is_exit_3(doctor):

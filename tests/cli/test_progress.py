@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.commands._progress import (
+    BUSY,
     Bar,
     JsonLines,
     Lines,
@@ -19,6 +20,7 @@ from specbench_cli.commands._progress import (
 from specbench_cli.execute.apart import TUNING
 from specbench_cli.execute.planning.pace import report_seconds
 from specbench_cli.execute.view import Progress
+from specbench_cli.execute.window import VOID
 from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
 PLAN = {
@@ -150,6 +152,18 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
         "61 s prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",
         "something [odd]",
     ]
+
+
+def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
+    view = Lines()
+    for text in ("62% other CPU, repeat 2 of 3", "quiet", "62% other CPU, times kept"):
+        view.window(0.5, text)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        view.window(0.62, f"62% other CPU, {VOID}")
+    assert capsys.readouterr().err == f"{BUSY}\n"
+    Lines(part=True).window(0.62, f"62% other CPU, {VOID}")  # the first pass has said it
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

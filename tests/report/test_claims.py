@@ -65,6 +65,10 @@ def test_the_paragraph_is_filled_from_the_manifest(make_run):
         "bootstrap-t on the log ratio over questions, stratified",
     ):
         assert fact in text
+    config = reading.run.manifest["config"]
+    one = config | {"effective": config["effective"] | {"threads": 1}}
+    alone = sentences(reading.summary, reading.run.manifest | {"config": one})
+    assert "; 1 thread was used, with" in " ".join(alone)
 
 
 def test_the_paragraph_says_what_is_special(make_run, synthetic):

@@ -150,6 +150,14 @@ def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
     assert any("by task: specbench report last" in line for line in lines)
 
 
+def test_a_run_that_goes_on_or_was_killed_is_not_shown_as_a_whole_one(make_reading, synthetic):
+    records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=3)
+    for status, said in (("running", True), ("finished", False)):
+        reading = make_reading(records, status=status)
+        lines = footer(reading.summary, reading.facts, "last")
+        assert any(line.startswith("running, or killed: not all cells") for line in lines) is said
+
+
 def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synthetic):
     peer = replace(synthetic.vanilla, label="hf:vanilla", peer=True)
     made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)

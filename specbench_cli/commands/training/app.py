@@ -22,7 +22,9 @@ from specbench_cli.errors import UsageError
 if TYPE_CHECKING:
     from specbench_cli.training.trainer import Report, Trainer
 
-app = typer.Typer(help="Train the embedded models.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train drafts and heads for a target; the embedded models.", no_args_is_help=True
+)
 
 
 Target = Annotated[
@@ -38,7 +40,7 @@ Target = Annotated[
 
 @app.callback()
 def _group() -> None:
-    """Train the embedded models."""
+    """Train drafts and heads for a target; the embedded models."""
 
 
 @app.command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
@@ -17,7 +17,7 @@ from specbench_cli.engine.verify.random import Random
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanRule(AcceptRule):
+class SpanRule(AcceptRule, ABC):
     """Base of rules over spans: a method finds a span's grade, the rule says what comes of it.
 
     Attributes:

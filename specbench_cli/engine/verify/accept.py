@@ -16,7 +16,6 @@ does not look at them.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
@@ -60,8 +59,9 @@ class Places:
 
 
 @dataclass(frozen=True)
-class AcceptRule(ABC):
-    """Base of accept rules: a frozen dataclass of its numbers, and one function.
+class AcceptRule:
+    """Base of accept rules: a frozen dataclass of its numbers, and one function: `lets_pass`, or
+    `passing` where the target's distribution does not say it.
 
     Class attributes:
         name: in tables and records.
@@ -73,7 +73,6 @@ class AcceptRule(ABC):
     guarantee: ClassVar[Guarantee] = "quality_only"
     pure: ClassVar[bool] = True
 
-    @abstractmethod
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """Which draft tokens stand though the lossless rule rejects them.
 
@@ -83,6 +82,7 @@ class AcceptRule(ABC):
         Returns:
             [m] bool.
         """
+        raise MethodFault(f"the rule {self.name} does not decide by p and tokens: see `passing`")
 
     def passing(self, places: Places, random: Random) -> Tensor:
         """Which of some draft tokens pass, [m] bool: those that `lets_pass`, each by `chance`."""

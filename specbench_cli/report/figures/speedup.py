@@ -65,6 +65,7 @@ def draw(summary: Summary) -> Figure | None:
     of_families = [speedup for speedups in by_row.values() for speedup in speedups]
     ends = [row.speedup_high for row in rows if row.speedup_high is not None]
     axes.set_xlim(0, style.reach([1.0, *overall, *of_families], ends))
+    axes.set_xlim(0, max(_end(axes, row, by_row[row.label]) for row in rows))
     for row in rows:
         _bar(axes, row, places[row.label], by_row[row.label])
     cut = ((places[row.label] + _WHISKER, row.speedup_high or 0.0) for row in rows)
@@ -92,8 +93,7 @@ def _bar(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
             style.REFERENCE if row.label == BASELINE else style.PEER if unranked else style.OURS
         )
         axes.barh(place, row.speedup, _BAR, color=colour, edgecolor="white", lw=0, zorder=2)
-        seen = [at for at in (row.speedup_low, row.speedup_high, *families) if at is not None]
-        _value(axes, text.ratio(row.speedup), place, [row.speedup, *seen])
+        _value(axes, row, place, families)
     if row.speedup is not None and row.speedup_low is not None and row.speedup_high is not None:
         whiskers = [[row.speedup - row.speedup_low], [row.speedup_high - row.speedup]]
         axes.errorbar(
@@ -110,16 +110,17 @@ def _bar(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
     _beside(axes, text.number(row.mat), place)
 
 
-def _value(axes: Axes, word: str, place: float, seen: Sequence[float]) -> None:
+def _value(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
     """A bar's own figure, on any shade of bar: at its foot, or beyond all that is drawn of the row
     where that begins there."""
     from matplotlib.patheffects import withStroke
 
-    inches = axes.bbox.width / axes.figure.dpi
-    wide = (style.width_of([word], style.SMALL) + 0.08) / inches * axes.get_xlim()[1]
+    begin, end = _drawn(row, families)
+    edge, share = axes.get_xlim()[1], _share(axes, row)
+    beyond = min(end + _DOT_IN / _inches(axes) * edge, (1 - share) * edge)
     axes.annotate(
-        word,
-        (0 if wide < min(seen) else max(seen) + _DOT_IN / inches * axes.get_xlim()[1], place),
+        text.ratio(row.speedup),
+        (0 if share * edge < begin else beyond, place),
         xytext=(2, 0),
         textcoords="offset points",
         va="center_baseline",
@@ -128,6 +129,33 @@ def _value(axes: Axes, word: str, place: float, seen: Sequence[float]) -> None:
         zorder=6,
         path_effects=[withStroke(linewidth=1.4, foreground="white")],
     )
+
+
+def _end(axes: Axes, row: Row, families: Sequence[float]) -> float:
+    """Where the axis has to end for a row's figure to stand beyond all that is drawn of the row:
+    now, or farther out. Over an interval that is cut it stands at the axis's end."""
+    edge = axes.get_xlim()[1]
+    begin, end = _drawn(row, families)
+    share = _share(axes, row)
+    if row.speedup is None or share * edge < begin or end > edge:
+        return edge
+    return max(edge, end / (1 - share - _DOT_IN / _inches(axes)))
+
+
+def _drawn(row: Row, families: Sequence[float]) -> tuple[float, float]:
+    """From where to where a row's interval and marks go, its bar's end among them."""
+    seen = [row.speedup or 0.0, *families]
+    seen += [at for at in (row.speedup_low, row.speedup_high) if at is not None]
+    return min(seen), max(seen)
+
+
+def _share(axes: Axes, row: Row) -> float:
+    """The share of the axis that a bar's figure takes."""
+    return (style.width_of([text.ratio(row.speedup)], style.SMALL) + 0.08) / _inches(axes)
+
+
+def _inches(axes: Axes) -> float:
+    return float(axes.bbox.width / axes.figure.dpi)
 
 
 def _beside(axes: Axes, word: str, place: float, **look: Any) -> None:

@@ -31,7 +31,7 @@ class Line:
 
     scope: "run" or "corpus" where it learns from prompt to prompt, so that its figures depend on
         their order; else "prompt".
-    output: its verdicts, in words.
+    output: its verdicts, in words. draft: the draft model that it uses; None where it uses none.
     """
 
     __pydantic_config__ = STRICT
@@ -46,6 +46,7 @@ class Line:
     mat: float | None
     tokens_per_s: float | None
     output: str
+    draft: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _line(row: Row) -> Line:
         mat=row.mat,
         tokens_per_s=row.tokens_per_s,
         output="; ".join(filter(None, (text.verdicts(row), text.at_what_cost(row)))),
+        draft=None if row.draft_model is None else public(row.draft_model),
     )
 
 

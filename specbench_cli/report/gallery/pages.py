@@ -39,7 +39,7 @@ _GUARANTEES = {
 """What a guarantee is, in words; the order is that of the boards."""
 _COLUMNS = (
     *(columns.METHOD, columns.SPEEDUP, columns.INTERVAL, columns.MAT, columns.TOKENS),
-    Heading("draft", "the draft model of the run", "l"),
+    Heading("draft", "the draft model that it uses", "l"),
     Heading("questions"),
     columns.OUTPUT,
     Heading("run", align="l"),
@@ -149,7 +149,7 @@ def _cells(place: Place, line: Line) -> tuple[Cell, ...]:
         Cell(text.between(line.low, line.high), line.low),
         Cell(text.number(line.mat), line.mat),
         Cell(text.number(line.tokens_per_s, 0), line.tokens_per_s),
-        word(entry.draft or text.NONE),
+        word(line.draft or text.NONE),
         Cell(str(sum(entry.prompts.values())), sum(entry.prompts.values())),
         word(line.output),
         Cell(entry.name, entry.name, link=place.link),

@@ -126,7 +126,9 @@ def _machine(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         else f"The machine had a {parts[0]}"
     )
     said += f" and {_and(parts[1:])}" if parts[1:] else ""
-    threads = f"; {config['threads']} threads were used" if config.get("threads") else ""
+    count = config.get("threads")
+    were = "thread was" if count == 1 else "threads were"
+    threads = f"; {count} {were} used" if count else ""
     versions = machine.get("versions") or manifest.get("versions", {})
     software = [
         f"{name} {versions[key]}"

@@ -387,6 +387,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     lines = []
     if facts.status == "interrupted":
         lines.append("interrupted: not all cells are there (specbench run --resume)")
+    if facts.status == "running":
+        lines.append("running, or killed: not all cells are there, and noise is told at its end")
     if facts.synthetic:
         lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
     if facts.noisy:

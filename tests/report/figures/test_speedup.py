@@ -94,3 +94,14 @@ def test_a_bars_figure_stands_beyond_what_is_drawn_at_its_foot(summary):
     (word,) = (text for text in axes.texts if text.get_text() == "0.05x")
     families = [row for of in summary.families.values() for row in of if row.label == "sps"]
     assert word.xy[0] > max(0.3, *(row.speedup for row in families))
+
+
+@pytest.mark.parametrize(("high", "beyond"), [(2.0, True), (100.0, False)])
+def test_no_bars_figure_is_drawn_over_the_column_beside_the_axis(summary, high, beyond):
+    rows = {row.label: row for row in summary.lossless}
+    rows["sps"] = replace(rows["sps"], speedup=1.01, speedup_low=0.04, speedup_high=high)
+    figure = speedup.draw(replace(summary, lossless=tuple(rows.values())))
+    (axes,) = figure.axes
+    (word,) = (text for text in axes.texts if text.get_text() == "1.01x")
+    assert word.get_window_extent(figure.canvas.get_renderer()).x1 <= axes.bbox.x1
+    assert bool(word.xy[0] > high) is beyond

@@ -96,6 +96,14 @@ def test_a_run_gets_a_page_with_picture_table_sentences_and_its_whole_report(mak
     assert (found.page.parent / "speedup.svg").read_text() == SVG
 
 
+def test_a_draft_model_stands_beside_the_rows_that_use_it_alone(make, tmp_path):
+    entry = published(make(), tmp_path / "g")
+    reading = read(make("other"))
+    drafts = {row.label: row.draft_model for row in reading.summary.rows}
+    assert {line.label: line.draft for line in entry.lines} == drafts
+    assert drafts["vanilla"] is None
+
+
 def test_sentences_are_the_runs_own_figures(make, tmp_path):
     reading = read(make())
     (best,) = [row for row in reading.summary.rows if row.label == "sps"]
