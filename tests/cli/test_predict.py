@@ -16,6 +16,7 @@ from methods._heads.eagle import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
 from specbench_cli.commands.predicting import probe as probing
+from specbench_cli.engine.drafting.goodput import emitted
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
@@ -470,8 +471,18 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
     assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
     assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
     assert same["speedup"] == same["vanilla"] / same["decode"]
+    stood, fell = (sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered"))
+    for row, length in ((short, 1), (same, own), (long, 9)):
+        assert row["acceptance"] == stood / (stood + fell)
+        needed = row["mat"] / row["speedup"]
+        if needed <= length + 1:
+            assert emitted(row["break_even"], length) == pytest.approx(needed, rel=1e-4)
+        else:
+            assert row["break_even"] is None
     code, out, err = run("predict", str(made), "--sweep", "sps.length=1,9")
     assert code == 0 and "sps length=9" in out and "acceptance of sps:" in err
+    best = min((short, long), key=lambda row: row["decode"])["label"]
+    assert f"best of sps: modelled {best}\n" in err
 
 
 def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, made, kept):
