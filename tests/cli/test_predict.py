@@ -406,7 +406,7 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 
 
-def test_a_probe_before_and_one_after_are_two_passes_of_a_simulation(
+def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a_sweep(
     run, made, kept, costs, tmp_path
 ):
     curve = costs.curves["target"]
@@ -421,9 +421,13 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_simulation(
     assert two["requests"] == 2 * one["requests"]
     assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
     assert both["forwards"] == 2 * alone["forwards"]
-    sweep = ("--sweep", "sps.length=1:2:1")
-    code, _, err = run("predict", str(made), *sweep, *before, *after)
-    assert code == 2 and "other settings are simulated by one of them" in err
+    swept = ("predict", str(made), "--sweep", "sps.length=1:2:1", "--json")
+    found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
+    rows = zip(*(each["modelled"] for each in found), strict=True)
+    assert [len(each["also"]) for each in found] == [0, 0, 1]
+    for quick, late, mean in rows:
+        assert mean["decode"] == pytest.approx((quick["decode"] + late["decode"]) / 2)
+        assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
 
 
 @pytest.mark.parametrize(

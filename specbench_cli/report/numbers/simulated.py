@@ -17,9 +17,9 @@ The same scripts say what other settings of a row would have taken, one prompt a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,8 +150,7 @@ class Setting:
     mat: tokens a verification. decode, vanilla: ns of decoding, summed over outputs, and of plain
     decoding of the same. measured: what the run's own row of that label took, None if it has none
     whose outputs all have times. acceptance: of the recorded row's tested tokens those that stood.
-    break_even: the acceptance at which it would take as long as plain decoding (`break_even`); None
-    where each step's draft has a length of its own, or where even drafts that all stand do not pay.
+    length: of each step's draft by a model, None where steps' lengths are their own.
     """
 
     label: str
@@ -162,7 +161,7 @@ class Setting:
     vanilla: float
     measured: float | None
     acceptance: float
-    break_even: float | None
+    length: int | None
 
     @property
     def speedup(self) -> float:
@@ -170,9 +169,27 @@ class Setting:
         return self.vanilla / self.decode
 
     @property
+    def break_even(self) -> float | None:
+        """The acceptance at which it would take as long as plain decoding; None where drafts have
+        no one length, or where even drafts that all stand do not pay."""
+        return None if self.length is None else break_even(self.mat / self.speedup, self.length)
+
+    @property
     def error(self) -> float | None:
         """modelled / measured, less one."""
         return None if not self.measured else self.decode / self.measured - 1
+
+
+def settled(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
+    """The same settings by several probes of a machine, before a run and after it: the means."""
+    return [
+        replace(
+            each[0],
+            decode=mean(one.decode for one in each),
+            vanilla=mean(one.vanilla for one in each),
+        )
+        for each in zip(*probes, strict=True)
+    ]
 
 
 def break_even(mat: float, length: int) -> float | None:
@@ -244,7 +261,6 @@ def resettled(
             other = registry.build(name, {**passed, **point})
             decode, mat = decoded(other)
             length = getattr(other.params, "length", None) if "draft" in other.needed else None
-            level = break_even(mat * decode / vanilla, length) if isinstance(length, int) else None
             took = [
                 median(record.ns.decode or 0 for record in each if not record.void)
                 for each in passes.get(label, {}).values()
@@ -252,7 +268,8 @@ def resettled(
             ]
             measured = sum(took) if len(took) == len(scripts) else None
             row_of = (label, base, len(scripts), mat, decode, vanilla, measured)
-            found.append(Setting(*row_of, stood / max(1, stood + fell), level))
+            one = length if isinstance(length, int) else None
+            found.append(Setting(*row_of, stood / max(1, stood + fell), one))
     return found, alone
 
 

@@ -75,7 +75,16 @@ def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
         }
         for each in found
     ]
-    print_table(head, drawn if output.human() else map(asdict, found), notes)
+    print_table(
+        head,
+        drawn
+        if output.human()
+        else [
+            asdict(each) | {"speedup": each.speedup, "break_even": each.break_even}
+            for each in found
+        ],
+        notes,
+    )
 
 
 def _best(found: Sequence[Setting]) -> list[str]:
