@@ -473,6 +473,28 @@ METHODS: dict[str, Entry] = {
         baseline="engine:openvino",
         source="github.com/openvinotoolkit/openvino.genai",
     ),
+    "engine:llama.cpp": Entry(
+        "methods.engine_llamacpp:LlamaCpp",
+        "llama.cpp's plain decoding: the baseline of its other rows.",
+        peer=True,
+        baseline="engine:llama.cpp",
+        source="github.com/abetlen/llama-cpp-python",
+    ),
+    "engine:llama.cpp-draft": Entry(
+        "methods.engine_llamacpp:LlamaCppDraft",
+        "llama.cpp's speculative decoding with a draft model, of constant length.",
+        needs=("draft",),
+        peer=True,
+        baseline="engine:llama.cpp",
+        source="github.com/abetlen/llama-cpp-python",
+    ),
+    "engine:llama.cpp-lookup": Entry(
+        "methods.engine_llamacpp:LlamaCppLookup",
+        "llama-cpp-python's prompt lookup.",
+        peer=True,
+        baseline="engine:llama.cpp",
+        source="github.com/abetlen/llama-cpp-python",
+    ),
     "engine:http-vanilla": Entry(
         "methods.engine_http:HttpVanilla",
         "A server that decodes plainly: the baseline of engine:http.",

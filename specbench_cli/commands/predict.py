@@ -302,17 +302,12 @@ def predict(
             "--row says whose acceptance --sweep goes by",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
-    if len(costs or ()) > 1 and sweep:
-        raise UsageError(
-            f"{len(costs or ())} --costs: other settings are simulated by one of them",
-            "give one --costs FILE with --sweep",
-        )
     if load is not None:
         _refuse({"--against": against, "--sweep": sweep}, "--load")
         return scripted.under_load(run, costs or (), load, batch, json, roofline)
     if sweep:
         _refuse({"--against": against, "--batch": batch, "--hardware": hardware}, "--sweep")
-        return scripted.resettled(run, costs[0] if costs else None, sweep, row, json)
+        return scripted.resettled(run, costs or (), sweep, row, json)
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, folder
 

@@ -16,6 +16,7 @@ from methods._heads.eagle import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
 from specbench_cli.commands.predicting import probe as probing
+from specbench_cli.engine.drafting.goodput import emitted
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
@@ -405,7 +406,7 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 
 
-def test_a_probe_before_and_one_after_are_two_passes_of_a_simulation(
+def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a_sweep(
     run, made, kept, costs, tmp_path
 ):
     curve = costs.curves["target"]
@@ -420,9 +421,13 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_simulation(
     assert two["requests"] == 2 * one["requests"]
     assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
     assert both["forwards"] == 2 * alone["forwards"]
-    sweep = ("--sweep", "sps.length=1:2:1")
-    code, _, err = run("predict", str(made), *sweep, *before, *after)
-    assert code == 2 and "other settings are simulated by one of them" in err
+    swept = ("predict", str(made), "--sweep", "sps.length=1:2:1", "--json")
+    found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
+    rows = zip(*(each["modelled"] for each in found), strict=True)
+    assert [len(each["also"]) for each in found] == [0, 0, 1]
+    for quick, late, mean in rows:
+        assert mean["decode"] == pytest.approx((quick["decode"] + late["decode"]) / 2)
+        assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
 
 
 @pytest.mark.parametrize(
@@ -470,8 +475,18 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
     assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
     assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
     assert same["speedup"] == same["vanilla"] / same["decode"]
+    stood, fell = (sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered"))
+    for row, length in ((short, 1), (same, own), (long, 9)):
+        assert row["acceptance"] == stood / (stood + fell)
+        needed = row["mat"] / row["speedup"]
+        if needed <= length + 1:
+            assert emitted(row["break_even"], length) == pytest.approx(needed, rel=1e-4)
+        else:
+            assert row["break_even"] is None
     code, out, err = run("predict", str(made), "--sweep", "sps.length=1,9")
     assert code == 0 and "sps length=9" in out and "acceptance of sps:" in err
+    best = min((short, long), key=lambda row: row["decode"])["label"]
+    assert f"best of sps: modelled {best}\n" in err
 
 
 def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, made, kept):

@@ -6,6 +6,8 @@ import pytest
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.report.numbers.prediction import ALL, predict, replay
+from specbench_cli.report.numbers.simulated import Setting, break_even
+from specbench_cli.report.terminal.prediction_table import print_settings
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
 PREFILL, DRAFT, VERIFY = range(3)
@@ -341,3 +343,25 @@ def test_method_that_cannot_be_replayed_says_why():
         "eagle3": f"the probe is of another eagle3; {probe} eagle3 --set eagle3.head=mine",
         "sps": "failed",
     }
+
+
+def test_break_even_is_where_a_drafts_tokens_pay_for_its_step():
+    assert break_even(1.0, 5) == pytest.approx(0.0, abs=1e-5)
+    assert break_even(1.5, 1) == pytest.approx(0.5, abs=1e-5)
+    assert break_even(6.0, 5) == pytest.approx(1.0, abs=1e-5)
+    assert break_even(6.1, 5) is None
+
+
+def test_best_setting_is_named_as_modelled_and_as_measured(capsys):
+    rows = [
+        Setting(f"sps length={k}", "sps", 3, 2.0, modelled, 9e9, measured, 0.7, 0.4)
+        for k, modelled, measured in ((1, 5e9, 5.5e9), (2, 4e9, 4.4e9), (3, 4.2e9, 4.0e9))
+    ]
+    print_settings(rows, ["modelled"])
+    said = capsys.readouterr().err
+    assert (
+        "best of sps: modelled sps length=2, measured sps length=3, which the modelled one took"
+        " 1.100 times as long as" in said
+    )
+    print_settings(rows[:1], ["modelled"])
+    assert "best of" not in capsys.readouterr().err

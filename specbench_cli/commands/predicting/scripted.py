@@ -104,7 +104,7 @@ def _apart(size: int) -> str:
 
 
 def resettled(
-    name: str, file: Path | None, asked: Sequence[str], row: str | None, json: bool
+    name: str, files: Sequence[Path], asked: Sequence[str], row: str | None, json: bool
 ) -> ExitCode:
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
@@ -118,17 +118,26 @@ def resettled(
     for (method, param), values in from_sweeps(asked).swept.items():
         swept.setdefault(method, {})[param] = values.value
     run = RunDir.open(folder(name))
-    costs = fitting(Costs.load(file), run) if file else own(run)
-    found, prices = simulated.resettled(run, costs, swept, row)
+    probes = [fitting(Costs.load(file), run) for file in files] or [own(run)]
+    costs, also = probes[0], probes[1:]
+    by_probe, prices = zip(
+        *(simulated.resettled(run, each, swept, row) for each in probes), strict=True
+    )
+    found = simulated.settled(by_probe)
+    forwards, extrapolated = (
+        sum(getattr(each, of) for each in prices) for of in ("forwards", "extrapolated")
+    )
     foreign = foreign_to(costs, run)
     if json:
-        rows = [asdict(each) | {"speedup": each.speedup, "error": each.error} for each in found]
-        more = {"forwards": prices.forwards, "extrapolated": prices.extrapolated}
+        worked_out = ("speedup", "break_even", "error")
+        rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]
+        more = {"forwards": forwards, "extrapolated": extrapolated}
         whose = {"run": run.path, "costs": costs.brief | {"modelled_for": foreign}}
-        output.json_line({"event": "done", **whose, "modelled": rows, **more})
+        probed = {"also": [each.brief for each in also]}
+        output.json_line({"event": "done", **whose, **probed, "modelled": rows, **more})
         return ExitCode.OK
-    beyond = prices.extrapolated / max(1, prices.forwards)
-    head = [f"modelled: {costs.label}, probed {costs.created_utc}, {beyond:.0%} beyond its points"]
+    beyond, when = extrapolated / max(1, forwards), " and ".join(p.created_utc for p in probes)
+    head = [f"modelled: {costs.label}, probed {when}, {beyond:.0%} beyond its points"]
     if foreign:
         head.append(f"modelled for {foreign}: errors are not the model's alone")
     print_settings(found, head)

@@ -17,9 +17,9 @@ The same scripts say what other settings of a row would have taken, one prompt a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,7 +149,8 @@ class Setting:
     label: the row's. of: the recorded row, whose acceptance it has. outputs: how many.
     mat: tokens a verification. decode, vanilla: ns of decoding, summed over outputs, and of plain
     decoding of the same. measured: what the run's own row of that label took, None if it has none
-    whose outputs all have times.
+    whose outputs all have times. acceptance: of the recorded row's tested tokens those that stood.
+    length: of each step's draft by a model, None where steps' lengths are their own.
     """
 
     label: str
@@ -159,6 +160,8 @@ class Setting:
     decode: float
     vanilla: float
     measured: float | None
+    acceptance: float
+    length: int | None
 
     @property
     def speedup(self) -> float:
@@ -166,9 +169,43 @@ class Setting:
         return self.vanilla / self.decode
 
     @property
+    def break_even(self) -> float | None:
+        """The acceptance at which it would take as long as plain decoding; None where drafts have
+        no one length, or where even drafts that all stand do not pay."""
+        return None if self.length is None else break_even(self.mat / self.speedup, self.length)
+
+    @property
     def error(self) -> float | None:
         """modelled / measured, less one."""
         return None if not self.measured else self.decode / self.measured - 1
+
+
+def settled(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
+    """The same settings by several probes of a machine, before a run and after it: the means."""
+    return [
+        replace(
+            each[0],
+            decode=mean(one.decode for one in each),
+            vanilla=mean(one.vanilla for one in each),
+        )
+        for each in zip(*probes, strict=True)
+    ]
+
+
+def break_even(mat: float, length: int) -> float | None:
+    """The acceptance at which drafts of a length bring so many tokens a step; None: at none.
+
+    Each token is taken to stand as often, whatever came before it (`goodput.emitted`).
+    """
+    from specbench_cli.engine.drafting.goodput import emitted
+
+    if mat > length + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if emitted(middle, length) < mat else (low, middle)
+    return (low + high) / 2
 
 
 def resettled(
@@ -203,6 +240,10 @@ def resettled(
         except _NotModelled as fault:
             raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
         passed = rows[base][0].params.passed
+        stood, fell = (
+            sum((record.origin or []).count(word) for record in rows[base])
+            for word in ("accepted", "recovered")
+        )
 
         def decoded(method: Method, scripts: Sequence[Script] = scripts) -> tuple[float, float]:
             """Decode time in ns and tokens a verification."""
@@ -217,14 +258,18 @@ def resettled(
         vanilla, _ = decoded(plain)
         for point in sweep.points(values):
             label = " ".join([name, *sweep.settings(point)])
-            decode, mat = decoded(registry.build(name, {**passed, **point}))
+            other = registry.build(name, {**passed, **point})
+            decode, mat = decoded(other)
+            length = getattr(other.params, "length", None) if "draft" in other.needed else None
             took = [
                 median(record.ns.decode or 0 for record in each if not record.void)
                 for each in passes.get(label, {}).values()
                 if any(not record.void for record in each)
             ]
             measured = sum(took) if len(took) == len(scripts) else None
-            found.append(Setting(label, base, len(scripts), mat, decode, vanilla, measured))
+            row_of = (label, base, len(scripts), mat, decode, vanilla, measured)
+            one = length if isinstance(length, int) else None
+            found.append(Setting(*row_of, stood / max(1, stood + fell), one))
     return found, alone
 
 

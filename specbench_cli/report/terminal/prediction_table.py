@@ -58,12 +58,16 @@ def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
         f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
         " they stood or fell there; those that it never tested stand as often",
         "times: decoding, summed over outputs; speedup: over plain decoding at the same costs",
+        "accept: of tested tokens those that stood; break-even: where it would be no speedup",
+        *_best(found),
     ]
     drawn = [
         {
             "row": each.label,
             "outputs": str(each.outputs),
             "MAT": f"{each.mat:.2f}",
+            "accept": f"{each.acceptance:.2f}",
+            "break-even": NONE if each.break_even is None else f"{each.break_even:.2f}",
             "modelled": _seconds(each.decode),
             "speedup": f"{each.speedup:.2f}x",
             "measured": _seconds(each.measured),
@@ -71,7 +75,37 @@ def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
         }
         for each in found
     ]
-    print_table(head, drawn if output.human() else map(asdict, found), notes)
+    print_table(
+        head,
+        drawn
+        if output.human()
+        else [
+            asdict(each) | {"speedup": each.speedup, "break_even": each.break_even}
+            for each in found
+        ],
+        notes,
+    )
+
+
+def _best(found: Sequence[Setting]) -> list[str]:
+    """Of each method that was modelled at several settings the best, and the best measured one."""
+    lines = []
+    for method in dict.fromkeys(each.label.partition(" ")[0] for each in found):
+        own = [each for each in found if each.label.partition(" ")[0] == method]
+        known = [(each.measured, each) for each in own if each.measured is not None]
+        best = min(own, key=lambda each: each.decode)
+        if len(own) < 2:
+            continue
+        line = f"best of {method}: modelled {best.label}"
+        if len(known) > 1:
+            least, measured = min(known, key=lambda each: each[0])
+            line += f", measured {measured.label}"
+            if best.measured is not None and best is not measured:
+                line += (
+                    f", which the modelled one took {best.measured / least:.3f} times as long as"
+                )
+        lines.append(line)
+    return lines
 
 
 def print_costs(costs: Costs) -> None:
