@@ -28,22 +28,28 @@ class Clock:
         return self.now
 
 
+def worked(due, units, seconds):
+    row = Work(due)
+    row.add(units, seconds)
+    return row
+
+
 def test_nothing_is_known_before_the_first_cell():
     assert seconds_left({"vanilla": Work(10)}, 0.0) is None
 
 
 def test_each_row_is_left_at_its_own_speed():
-    rows = {"slow": Work(due=4, done=2, spent=20), "fast": Work(due=10, done=2, spent=2)}
+    rows = {"slow": worked(4, 2, 20), "fast": worked(10, 2, 2)}
     assert seconds_left(rows, 22) == 2 * 10 + 8 * 1
 
 
 def test_a_row_without_a_cell_counts_as_the_others():
-    rows = {"known": Work(due=2, done=2, spent=6), "new": Work(due=2)}
+    rows = {"known": worked(2, 2, 6), "new": Work(due=2)}
     assert seconds_left(rows, 6) == 2 * 3
 
 
 def test_time_outside_cells_goes_on_as_it_came():
-    assert seconds_left({"vanilla": Work(due=4, done=2, spent=10)}, elapsed=15) == 10 * 1.5
+    assert seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
 
 
 def test_later_passes_count_with_their_starts_and_the_check_after_the_last_prompt():
@@ -100,6 +106,17 @@ def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
     for now, left in said[1:-1]:
         assert left == pytest.approx(end - now, rel=1e-6)
     assert all(one > next_ for (_, one), (_, next_) in pairwise(said[1:]))
+
+
+@pytest.mark.parametrize(("first", "then"), [(10.0, 1.0), (1.0, 10.0)])
+def test_time_left_follows_a_machine_that_becomes_quiet_or_busy(first, then):
+    clock = Clock()
+    pace = Pace({"vanilla": Work(200), "sps": Work(200)}, clock=clock)
+    for prompt in range(100):
+        for label in ("vanilla", "sps"):
+            with pace.spent(label, 1):
+                clock.now += first if prompt < 60 else then
+    assert pace.left() == pytest.approx(100 * 2 * then, rel=0.5)
 
 
 def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log):

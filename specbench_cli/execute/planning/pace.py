@@ -10,6 +10,11 @@ from typing import NamedTuple
 
 import psutil
 
+FADE = 0.5 ** (1 / 8)
+"""What an output weighs in its row's pace beside the next one: half after eight. Where a machine
+becomes quiet, or busy, what it took before says little of what is left; eight and those before them
+are enough that the lengths of outputs cancel."""
+
 
 @dataclass(slots=True)
 class Work:
@@ -17,7 +22,7 @@ class Work:
     may be made).
 
     due, done: units, of the pass. later: units of the passes after it. spent, tokens: seconds on
-    `done`, and the tokens that were made.
+    `done`, and the tokens that were made. faded_done, faded_spent: the same, the last ones most.
     """
 
     due: float
@@ -25,10 +30,24 @@ class Work:
     done: float = 0.0
     spent: float = 0.0
     tokens: int = 0
+    faded_done: float = 0.0
+    faded_spent: float = 0.0
+
+    def add(self, units: float, seconds: float) -> None:
+        """Count units that took so long."""
+        self.done += units
+        self.spent += seconds
+        self.faded_done = self.faded_done * FADE + units
+        self.faded_spent = self.faded_spent * FADE + seconds
+
+    @property
+    def pace(self) -> float:
+        """Seconds a unit, of late."""
+        return self.faded_spent / self.faded_done
 
 
 def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
-    """Seconds that remain: of each row what is left, at the seconds a unit that it took until now.
+    """Seconds that remain: of each row what is left, at its pace.
 
     A row that has done nothing yet counts as the others do. What is no cell's time (judging,
     writing) comes on top in the measure in which it has come so far.
@@ -39,12 +58,13 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
     Returns:
         None while nothing is known.
     """
-    done, spent = sum(row.done for row in rows.values()), sum(row.spent for row in rows.values())
-    if not done or not spent:
+    known = [row for row in rows.values() if row.done]
+    spent = sum(row.spent for row in known)
+    if not spent:
         return None
+    others = sum(row.faded_spent for row in known) / sum(row.faded_done for row in known)
     rest = sum(
-        (max(0.0, row.due - row.done) + row.later)
-        * (row.spent / row.done if row.done else spent / done)
+        (max(0.0, row.due - row.done) + row.later) * (row.pace if row.done else others)
         for row in rows.values()
     )
     return rest * max(1.0, elapsed / spent)
@@ -91,8 +111,7 @@ class Pace:
         begun = self._clock()
         row = self._rows[label]
         yield row
-        row.spent += self._clock() - begun
-        row.done += units
+        row.add(units, self._clock() - begun)
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -125,7 +144,7 @@ class Pace:
         row = self._rows[label]
         if not row.done or row.tokens * row.due / row.done < tokens:
             return 0.0
-        return tokens * together * row.spent / row.tokens
+        return tokens * together * row.pace * row.done / row.tokens
 
 
 def report_seconds(start_s: float, rows: int, cells: int) -> float:
