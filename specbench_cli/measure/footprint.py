@@ -40,8 +40,9 @@ class Sizes:
 
     weights: of all, copies included. row: of the keys and values of a token. scratch: of the
     buffers that a token of a forward has (`plan.Scratch`). moving: of what is made beside them in a
-    layer: the MLP's two halves, and rows of the hidden size before and after. logits: of a row of
-    logits. vocab: how many there are.
+    layer: rows of the hidden size before and after, and the MLP's two halves, where their product
+    is of a form that cannot write into a buffer. logits: of a row of logits. vocab: how many there
+    are.
     """
 
     weights: int
@@ -71,11 +72,13 @@ class Sizes:
         copied = text.tie_word_embeddings and device.type == "cpu"
         if copied and embedding.numel() <= HEAD_COPY_UP_TO[form_for(embedding)]:
             weights += embedding.nbytes
+        gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # untouched, too
+        halves = 0 if form_for(gate_up) == "plain" else 2 * inner
         return cls(
             weights=weights,
             row=text.num_hidden_layers * kv * size,
             scratch=(2 * inner + 2 * heads * width + kv + hidden) * size,
-            moving=(2 * inner + 3 * hidden) * size,
+            moving=(halves + 3 * hidden) * size,
             logits=facts.vocab_size * size,
             vocab=facts.vocab_size,
         )

@@ -30,6 +30,7 @@ EXTRAS = {
     "notebook": "running docs/tour.ipynb without a browser",
     "grammar": "specbench run --grammar",
     "openvino": "the methods engine:openvino, OpenVINO GenAI beside ours",
+    "llamacpp": "the methods engine:llama.cpp, which it compiles for minutes",
     "ray": "specbench run --executor ray",
     "wandb": "specbench export --wandb",
     "mlflow": "specbench export --mlflow",
