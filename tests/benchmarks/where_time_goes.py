@@ -12,8 +12,8 @@ over what one thread measures. beside: our rows' tokens/s over those of another 
 the same prompts. recommended: three seeds, and whether each one's choice shares a letter with the
 best of the table of all that was searched.
 
-What is made lies in --out; what is there already is not measured again. --methods leaves out what
-a target has no draft or head for.
+What is made lies in --out; what is there already is not measured again, what was begun is ended.
+--methods leaves out what a target has no draft or head for.
 """
 
 # ruff: noqa: T201
@@ -78,8 +78,15 @@ class Place:
         path = self.folder / name
         if not (path / "summary.csv").exists():
             words = ["-m", ",".join(methods), "--threads", str(threads), *self.models]
-            specbench("run", *words, *self.prompts, *more, "--out", path, "--json")
+            self.made("run", path, *words, *self.prompts, *more)
         return path
+
+    def made(self, command: str, path: Path, *words: str | Path) -> None:
+        """Have a folder made; one that was begun is gone on with."""
+        if path.exists():
+            specbench(command, "--resume", path, "--json")
+        else:
+            specbench(command, *words, "--out", path, "--json")
 
 
 def over_all(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -165,7 +172,7 @@ def recommended(asked: argparse.Namespace) -> None:
         if not done.exists():
             words = ["--minutes", str(asked.minutes), "--seed", str(seed), "--batches", "0"]
             words += ["--threads", str(asked.threads), *place.models, *place.prompts]
-            specbench("recommend", *words, "--out", folder, "--json")
+            place.made("recommend", folder, *words)
         said = json.loads(done.read_text(encoding="utf-8"))
         chosen[seed] = said["recommended"] or said["confirmed"][0]
         searched |= {each["method"] for each in said["search"]}
@@ -181,7 +188,7 @@ def recommended(asked: argparse.Namespace) -> None:
     run = place.folder / "table"
     if not (run / "summary.csv").exists():
         words = ["--threads", str(asked.threads), *place.models, *place.prompts]
-        specbench("run", "--config", config, *words, "--out", run, "--json")
+        place.made("run", run, "--config", config, *words)
     table = [row for row in specbench("report", run, "--json") if row["family"] == "all"]
     ranked = [row for row in table if row["group"]]
     best = max(ranked, key=lambda row: row["speedup"])
