@@ -11,12 +11,14 @@ from specbench_cli.errors import UsageError
 CLOSE = 2e-6
 
 
-def problem(rows: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def problem(
+    rows: int, bias: bool, n_out: int = 320
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     torch.manual_seed(rows)
     return (
         torch.randn(rows, 256),
-        torch.randn(256, 320) / 16,
-        torch.randn(320) if bias else None,
+        torch.randn(256, n_out) / 16,
+        torch.randn(n_out) if bias else None,
     )
 
 
@@ -26,15 +28,18 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 6, 16])
-def test_packed_and_plain_agree(rows: int, bias: bool) -> None:
-    x, weight, b = problem(rows, bias)
-    plain, packed = (linear(weight, b, form=form) for form in ("plain", "packed"))
-    assert close(packed(x), plain(x))
-    residual = torch.randn(rows, 320)
-    assert close(packed.add_to(residual.clone(), x), plain.add_to(residual.clone(), x))
+@pytest.mark.parametrize(("form", "n_out"), [("packed", 320), ("blocked", 320), ("blocked", 336)])
+def test_every_form_and_plain_agree(form: str, n_out: int, rows: int, bias: bool) -> None:
+    """336 are whole blocks, 320 are not."""
+    x, weight, b = problem(rows, bias, n_out)
+    plain, other = linear(weight, b, form="plain"), linear(weight, b, form=form)
+    assert close(other(x), plain(x))
+    assert close(other(x, torch.empty(rows, n_out)), plain(x))
+    residual = torch.randn(rows, n_out)
+    assert close(other.add_to(residual.clone(), x), plain.add_to(residual.clone(), x))
 
 
-@pytest.mark.parametrize("form", ["plain", "packed"])
+@pytest.mark.parametrize("form", ["plain", "blocked", "packed"])
 def test_one_row_and_many_agree(form: str) -> None:
     x, weight, b = problem(8, bias=True)
     product = linear(weight, b, form=form)
@@ -63,7 +68,7 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
     assert heights == {*range(72, 137, 8), 256, 272, 288, 496, 512, 544}
 
 
-@pytest.mark.parametrize("form", ["plain", "packed"])
+@pytest.mark.parametrize("form", ["plain", "blocked", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product_is_right_and_fills_the_buffer_given(form: str, bias: bool) -> None:
     x, weight, b = problem(5, bias)
@@ -85,7 +90,7 @@ def test_plain_columns_are_views_and_packed_has_none() -> None:
 
 def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weight, _ = problem(1, bias=False)
-    for form in ("plain", "packed"):
+    for form in ("plain", "blocked", "packed"):
         monkeypatch.setenv(FORM_VARIABLE, form)
         assert form_for(weight) == form
 
@@ -111,10 +116,18 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("slow_mkl", "bfloat16", "expected"),
     [
-        (True, True, {"small": "packed", "large": "packed", "half": "packed"}),
-        (True, False, {"small": "packed", "large": "packed", "half": "packed16"}),
-        (False, True, {"small": "plain", "large": "packed", "half": "packed"}),
-        (False, False, {"small": "plain", "large": "packed", "half": "packed16"}),
+        (True, True, {"small": "packed", "medium": "packed", "large": "packed", "half": "packed"}),
+        (
+            True,
+            False,
+            {"small": "packed", "medium": "packed", "large": "packed", "half": "packed16"},
+        ),
+        (False, True, {"small": "plain", "medium": "blocked", "large": "packed", "half": "packed"}),
+        (
+            False,
+            False,
+            {"small": "plain", "medium": "blocked", "large": "packed", "half": "packed16"},
+        ),
     ],
 )
 def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, monkeypatch):
@@ -127,8 +140,9 @@ def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, 
     ):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
     matrices = {
-        "small": torch.empty(1024, 1024),
-        "large": torch.empty(1024, 1025),
+        "small": torch.empty(512, 1023),
+        "medium": torch.empty(512, 1024),
+        "large": torch.empty(4096, 1025),
         "half": torch.empty(1024, 256, dtype=torch.bfloat16),
     }
     assert {name: form_for(matrix) for name, matrix in matrices.items()} == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 
-HEAD_COPY_UP_TO = {"plain": 1 << 24, "packed": 1 << 28, "packed16": 1 << 28, "widened": 1 << 28}
+HEAD_COPY_UP_TO = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24}
 """By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
 likes. A plain one is as fast as the embedding itself for a single row; the others for several."""
 
@@ -93,7 +93,8 @@ class LayerReader:
         """The product with a weight [out, in]."""
         form = self.form_of(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        matrix = self.settled(weight.t()) if self._on_cpu and "packed" not in form else weight.t()
+        as_it_lies = self._on_cpu and form in ("plain", "widened")
+        matrix = self.settled(weight.t()) if as_it_lies else weight.t()
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:

@@ -1,6 +1,6 @@
 """Matrix products with fixed weights, in the form that this machine multiplies fastest.
 
-Four forms, the same numbers up to rounding:
+Five forms, the same numbers up to rounding:
 
 * `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
   the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
@@ -8,6 +8,8 @@ Four forms, the same numbers up to rounding:
 * `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits). Its time is the
   reading of the weights up to some 8 rows, where MKL's, behind `torch.mm`, grows from the second
   row on; each call costs more than `torch.mm`'s.
+* `BlockedLinear`: narrow blocks of columns for `torch.bmm`, which MKL multiplies as they lie. Its
+  time is the reading of the weights up to some 8 rows, and its calls cost little.
 * `Packed16Linear`: bfloat16 weights packed once for FBGEMM as float16 numbers times a power of two,
   which processors without bfloat16 instructions widen to float32 in registers, between the reading
   and the multiplying. Its time is the reading of the weights up to some 14 rows.
@@ -38,16 +40,20 @@ from torch import Tensor
 
 from specbench_cli.errors import UsageError
 
-Form = Literal["plain", "packed", "packed16", "widened"]
+Form = Literal["plain", "blocked", "packed", "packed16", "widened"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule itself."""
 
 PACK_FROM = 1 << 16
 """Least number of weights of a matrix worth packing: below, oneDNN's fixed cost outweighs it."""
 
-PACK_OVER_WITH_MKL = 1 << 20
+BLOCK_FROM = 1 << 19
+"""Where MKL is fast, least number of weights of a matrix worth blocking: smaller ones stay in a
+core's cache, where `torch.mm` is faster."""
+
+PACK_OVER_WITH_MKL = 1 << 22
 """Where MKL is fast, a matrix with more weights than these is worth packing: it takes so long to
-read that flat cost over rows outweighs the cost of a call."""
+read that the cost of a call is nothing beside it, and few threads or many are kept busy."""
 
 LARGEST_EXPONENT = 16
 """float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
@@ -137,6 +143,55 @@ class PackedLinear:
         return None
 
 
+class BlockedLinear:
+    """`torch.bmm` with blocks of `WIDTH` columns, [blocks, in, WIDTH].
+
+    For two rows and more MKL copies a wide matrix into such blocks before it multiplies, which
+    reads it twice. What is as narrow is multiplied as it lies, a block by each thread in turn. The
+    last block is filled up with zeros.
+    """
+
+    WIDTH = 48
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.bias, (n_in, self._n_out) = bias, weight.shape
+        self._n_blocks = -(-self._n_out // self.WIDTH)
+        self._whole = self._n_out == self._n_blocks * self.WIDTH
+        filled = F.pad(weight, (0, self._n_blocks * self.WIDTH - self._n_out))
+        self.weight = filled.view(n_in, self._n_blocks, self.WIDTH).transpose(0, 1).contiguous()
+        prefer_large_pages(self.weight.data_ptr(), self.weight.nbytes)
+        self.nbytes = self.weight.nbytes + (0 if bias is None else bias.nbytes)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if len(x) == 1 and self._whole and out is not None:
+            torch.bmm(self._repeated(x), self.weight, out=out.view(self._n_blocks, 1, -1))
+        elif out is None:
+            out = self._product(x)
+        else:
+            out.copy_(self._product(x))
+        return out if self.bias is None else out.add_(self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if self.bias is not None:
+            residual.add_(self.bias)
+        if len(x) == 1 and self._whole:
+            residual.view(self._n_blocks, 1, -1).baddbmm_(self._repeated(x), self.weight)
+            return residual
+        return residual.add_(self._product(x))
+
+    def columns(self, start: int, stop: int) -> Tensor | None:
+        return None
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Rows [n, in] for each block; a view."""
+        return x.expand(self._n_blocks, -1, -1)
+
+    def _product(self, x: Tensor) -> Tensor:
+        """[n, out]: a row of each block after the other."""
+        y = torch.bmm(self._repeated(x), self.weight)
+        return y.transpose(0, 1).reshape(len(x), -1)[:, : self._n_out]
+
+
 class Packed16Linear:
     """FBGEMM with bfloat16 weights held as float16 numbers times one power of two.
 
@@ -217,8 +272,9 @@ class WidenedLinear(PlainLinear):
 
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
     """A product with weight [in, out] and bias [out], in the given form or the one of the rule."""
-    made: dict[Form, type[PlainLinear | PackedLinear | Packed16Linear]] = {
+    made: dict[Form, type[PlainLinear | BlockedLinear | PackedLinear | Packed16Linear]] = {
         "plain": PlainLinear,
+        "blocked": BlockedLinear,
         "packed": PackedLinear,
         "packed16": Packed16Linear,
         "widened": WidenedLinear,
@@ -238,10 +294,13 @@ def form_for(weight: Tensor) -> Form:
         raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be {forms}")
     if weight.device.type != "cpu":
         return "plain"
+    usual: Form
     if weight.dtype == torch.float32:
-        possible = {"packed"} if _can_pack() else set()
-        limit = PACK_FROM if _mkl_is_slow() else PACK_OVER_WITH_MKL + 1
-        usual: Form = "packed"
+        possible = {"blocked", "packed"} if _can_pack() else {"blocked"}
+        limit, usual = PACK_FROM, "packed"
+        if not _mkl_is_slow():
+            limit = BLOCK_FROM
+            usual = "packed" if weight.numel() > PACK_OVER_WITH_MKL else "blocked"
     elif weight.dtype == torch.bfloat16:
         hardware = _multiplies_bfloat16()
         possible = {"widened"}
