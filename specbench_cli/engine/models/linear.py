@@ -144,23 +144,25 @@ class PackedLinear:
 
 
 class BlockedLinear:
-    """`torch.bmm` with blocks of `WIDTH` columns, [blocks, in, WIDTH].
+    """`torch.bmm` with blocks of columns, [blocks, in, width].
 
     For two rows and more MKL copies a wide matrix into such blocks before it multiplies, which
-    reads it twice. What is as narrow is multiplied as it lies, a block by each thread in turn. The
-    last block is filled up with zeros.
+    reads it twice. What is as narrow is multiplied as it lies, a block by each thread in turn.
+    Where no width divides the columns, the last block is filled up with zeros.
     """
 
-    WIDTH = 48
+    WIDTHS = (48, 32)  # the fastest for a single row first
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias, (n_in, self._n_out) = bias, weight.shape
-        self._n_blocks = -(-self._n_out // self.WIDTH)
-        self._whole = self._n_out == self._n_blocks * self.WIDTH
-        filled = F.pad(weight, (0, self._n_blocks * self.WIDTH - self._n_out))
-        self.weight = filled.view(n_in, self._n_blocks, self.WIDTH).transpose(0, 1).contiguous()
+        width = next((w for w in self.WIDTHS if self._n_out % w == 0), self.WIDTHS[0])
+        self._n_blocks = -(-self._n_out // width)
+        lacking = self._n_blocks * width - self._n_out
+        self._whole = not lacking
+        filled = F.pad(weight, (0, lacking)) if lacking else weight
+        self.weight = filled.reshape(n_in, self._n_blocks, width).transpose(0, 1).contiguous()
         prefer_large_pages(self.weight.data_ptr(), self.weight.nbytes)
-        self.nbytes = self.weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) == 1 and self._whole and out is not None:
@@ -188,8 +190,8 @@ class BlockedLinear:
 
     def _product(self, x: Tensor) -> Tensor:
         """[n, out]: a row of each block after the other."""
-        y = torch.bmm(self._repeated(x), self.weight)
-        return y.transpose(0, 1).reshape(len(x), -1)[:, : self._n_out]
+        y = torch.bmm(self._repeated(x), self.weight).transpose(0, 1).reshape(len(x), -1)
+        return y if self._whole else y[:, : self._n_out].contiguous()
 
 
 class Packed16Linear:
