@@ -10,7 +10,7 @@ predicted: vanilla, sps with K = 1 to 10, pld, staged, eagle2: predicted over me
 10 by the trace of K = 5 alone. elsewhere: the trace of K = 5 on 2 threads and one thread's costs,
 over what one thread measures. beside: our rows' tokens/s over those of another engine (--engine) on
 the same prompts. recommended: three seeds, and whether each one's choice shares a letter with the
-best of the table of all that was searched.
+best of the table of all that was searched: --limit is of that table.
 
 What is made lies in --out; what is there already is not measured again, what was begun is ended.
 --methods leaves out what a target has no draft or head for.
@@ -59,9 +59,9 @@ class Place:
         self.folder.mkdir(parents=True, exist_ok=True)
         pair = ["--target", asked.target, *(["--draft", asked.draft] if asked.draft else [])]
         self.models: Words = [*pair, *(["--allow-noise"] if asked.allow_noise else [])]
-        self.prompts: Words = ["--task", asked.task, "--max-new-tokens", str(asked.max_new_tokens)]
-        if asked.limit:
-            self.prompts += ["--limit", str(asked.limit)]
+        self.task: Words = ["--task", asked.task, "--max-new-tokens", str(asked.max_new_tokens)]
+        limit: Words = ["--limit", str(asked.limit)] if asked.limit else []
+        self.prompts: Words = [*self.task, *limit]
         self.rounds: Words = ["--rounds", str(asked.rounds)]
 
     def costs(self, name: str, methods: Words, threads: int) -> Path:
@@ -171,7 +171,7 @@ def recommended(asked: argparse.Namespace) -> None:
         done = folder / "recommendation.json"
         if not done.exists():
             words = ["--minutes", str(asked.minutes), "--seed", str(seed), "--batches", "0"]
-            words += ["--threads", str(asked.threads), *place.models, *place.prompts]
+            words += ["--threads", str(asked.threads), *place.models, *place.task]
             place.made("recommend", folder, *words)
         said = json.loads(done.read_text(encoding="utf-8"))
         chosen[seed] = said["recommended"] or said["confirmed"][0]
