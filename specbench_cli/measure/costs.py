@@ -49,8 +49,9 @@ class _Frozen(BaseModel):
 
 
 class Point(_Frozen):
-    """A forward over `n_tokens` new tokens after `context` rows: the median of `samples` times in
-    ns, and their interquartile range as a share of it. A prefill has context 0."""
+    """A forward over `n_tokens` new tokens after `context` rows: the mean of `samples` times in
+    ns, far ones left out, and their interquartile range as a share of their median. A prefill has
+    context 0."""
 
     n_tokens: int = Field(ge=1)
     context: int = Field(ge=0)

@@ -1,7 +1,8 @@
 """The cost probe: what forwards and the host's work between them cost on this machine.
 
-Rounds (`rounds`) are measured while the machine is watched; times are medians over all that were
-quiet.
+Rounds (`rounds`) are measured while the machine is watched; times are means over all that were
+quiet, but for those that stand far out. A median would leave out that a time is longer than usual
+more often than shorter, and a run's sum has all of it.
 
 The host's time is that of real sessions: plain steps, chains that cost nothing to draft, and the
 drafting methods that are handed in. Decode time less forwards, divided by steps, is fitted by
@@ -64,6 +65,9 @@ CHAIN = 8
 
 PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
 """Whose sessions make the line of chains, and that of trees, of a draft model."""
+
+FAR = 3.0
+"""Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
 LEAST = 3
@@ -260,7 +264,7 @@ def _curve(model: str, samples: Samples) -> Curve:
     points: dict[str, list[Point]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
     for at, times in sorted(samples.forwards.items()):
         if at.model == model:
-            ns, spread = _median(times)
+            ns, spread = _typical(times)
             point = Point(
                 n_tokens=at.n_tokens,
                 context=at.context,
@@ -278,7 +282,7 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
     other method its own."""
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
-        ns, spread = _median([session.ns for session in sessions])
+        ns, spread = _typical([session.ns for session in sessions])
         point = HostPoint(
             name=name,
             drafts=mean(session.drafts for session in sessions),
@@ -371,7 +375,12 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     )
 
 
-def _median(times: Sequence[float]) -> tuple[float, float]:
-    """Median, and the interquartile range as a share of it."""
+def _typical(times: Sequence[float]) -> tuple[float, float]:
+    """The mean of what lies within `FAR` interquartile ranges of the quartiles, and that range as a
+    share of the median."""
     low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
-    return middle, (high - low) / middle if middle else 0.0
+    reach = FAR * (high - low)
+    return (
+        mean(each for each in times if low - reach <= each <= high + reach),
+        (high - low) / middle if middle else 0.0,
+    )
