@@ -25,7 +25,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import rounds as module
 from specbench_cli.measure.costs import HostPoint
-from specbench_cli.measure.probe import FULL, Chain, _beyond, probe
+from specbench_cli.measure.probe import FULL, Chain, _beyond, _typical, probe
 from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
@@ -218,6 +218,11 @@ def test_every_point_of_the_grid_has_its_programmed_time(measure):
     assert draft.keys() == {(n, c) for n in (1, 2, 3, *FULL.levels) for c in FULL.contexts}
     for (n, _), ns in draft.items():
         assert ns == 100_000 + 5_000 * n + TREE * (n in FULL.levels)
+
+
+def test_a_time_is_the_mean_of_all_but_what_stands_far_out():
+    """Quartiles are 10.5 and 13.5: what lies above 22.5 is another's doing, 15 is not."""
+    assert _typical([10, 500, 11, 12, 10, 15, 11]) == (11.5, pytest.approx(3 / 11))
 
 
 def test_trees_have_points_of_their_own(measure):
