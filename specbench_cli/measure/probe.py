@@ -57,6 +57,7 @@ from specbench_cli.measure.rounds import (
 FULL = Grid(
     contexts=(16, 64, 256, 1024),
     chains=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64),
+    trees=(2, 4, 8, 16, 17, 32, 33, 64),
 )
 """What is kept of a machine; contexts are those that the models have room for. 16 nodes are 17 rows
 with their root, and one row more than a vector's lanes costs more than a row."""

@@ -66,7 +66,7 @@ class Grid:
 
     contexts: tuple[int, ...]
     chains: tuple[int, ...]
-    trees: tuple[int, ...] = (2, 4, 8, 16, 17, 32, 33, 64)
+    trees: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     lone: tuple[int, ...] = (1, 4, 12)
     catch_up: tuple[int, ...] = (1, 2, 3)
     levels: tuple[int, ...] = (4, 8, 16)
