@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean, median
+from statistics import mean
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,7 +60,7 @@ FULL = Grid(
     trees=(2, 4, 8, 16, 17, 32, 33, 64),
 )
 """What is kept of a machine; contexts are those that the models have room for. 16 nodes are 17 rows
-with their root, and one row more than a vector's lanes costs more than a row."""
+with their root, and a 17th row costs more than a 16th."""
 
 CHAIN = 8
 """Tokens of the drafts that cost nothing to make."""
@@ -350,7 +350,7 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     beside = {}
     for model, found in left.items():
         further = np.array([n for n, _ in found], dtype=float)
-        added = np.array([median(times) for times in found.values()])
+        added = np.array([_typical(times)[0] for times in found.values()])
         beside[model] = max(0.0, float(further @ added / (further @ further)))
     points = tuple(
         BatchPoint(
@@ -358,7 +358,7 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
             sequences=n,
             drafts=mean(batch.drafts for batch in batches),
             nodes=mean(batch.nodes for batch in batches),
-            ns=median(batch.ns for batch in batches),
+            ns=_typical([batch.ns for batch in batches])[0],
             samples=len(batches),
         )
         for (name, n), batches in sorted(samples.batches.items())

@@ -31,7 +31,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize(
     ("form", "n_out"), [("packed", 320), ("blocked", 320), ("blocked", 336), ("blocked", 330)]
 )
-def test_every_form_and_plain_agree(form: str, n_out: int, rows: int, bias: bool) -> None:
+def test_packed_and_blocked_agree_with_plain(form: str, n_out: int, rows: int, bias: bool) -> None:
     """336 are whole blocks of the wider kind, 320 of the other, 330 are none."""
     x, weight, b = problem(rows, bias, n_out)
     plain, other = linear(weight, b, form="plain"), linear(weight, b, form=form)
@@ -116,38 +116,29 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow_mkl", "bfloat16", "expected"),
+    ("mkl", "bfloat16", "expected"),
     [
-        (True, True, {"small": "packed", "medium": "packed", "large": "packed", "half": "packed"}),
-        (
-            True,
-            False,
-            {"small": "packed", "medium": "packed", "large": "packed", "half": "packed16"},
-        ),
-        (False, True, {"small": "plain", "medium": "blocked", "large": "packed", "half": "packed"}),
-        (
-            False,
-            False,
-            {"small": "plain", "medium": "blocked", "large": "packed", "half": "packed16"},
-        ),
+        ("slow", True, ("packed", "packed", "packed", "packed", "packed")),
+        ("slow", False, ("packed", "packed", "packed", "packed", "packed16")),
+        ("fast", True, ("plain", "blocked", "blocked", "packed", "packed")),
+        ("fast", False, ("plain", "blocked", "blocked", "packed", "packed16")),
+        ("none", True, ("plain", "plain", "packed", "packed", "packed")),
+        ("none", False, ("plain", "plain", "packed", "packed", "packed16")),
     ],
 )
-def test_rule_goes_by_maker_size_and_instructions(slow_mkl, bfloat16, expected, monkeypatch):
+def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monkeypatch):
     monkeypatch.delenv(FORM_VARIABLE, raising=False)
     for name, value in (
         ("_can_pack", True),
         ("_can_pack_16", True),
-        ("_mkl_is_slow", slow_mkl),
+        ("_has_mkl", mkl != "none"),
+        ("_mkl_is_slow", mkl == "slow"),
         ("_multiplies_bfloat16", bfloat16),
     ):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
-    matrices = {
-        "small": torch.empty(512, 1023),
-        "medium": torch.empty(512, 1024),
-        "large": torch.empty(4096, 1025),
-        "half": torch.empty(1024, 256, dtype=torch.bfloat16),
-    }
-    assert {name: form_for(matrix) for name, matrix in matrices.items()} == expected
+    shapes = ((512, 1023), (1024, 1024), (1024, 1025), (4096, 1025))
+    matrices = [*(torch.empty(shape) for shape in shapes), torch.empty(1024, 256).bfloat16()]
+    assert tuple(map(form_for, matrices)) == expected
     tiny = torch.empty(64, 64)
     assert {form_for(tiny), form_for(tiny.bfloat16())} == {"plain"}
 

@@ -254,7 +254,7 @@ def test_visits_lie_around_their_context(measure):
     """Each keeps a row, so that a context is met at several lengths, as in life."""
     found, decoders = measure(context_ns=1_000, rounds=5)
     contexts = {context for n, context in decoders["target"].log if n == FULL.chains[-2]}
-    around = len(FULL.chains) // 2
+    around = FULL.stride // 2
     assert contexts <= {c + d for c in FULL.contexts for d in range(-around, around + 1)}
     assert len(contexts) > len(FULL.contexts)
     for point in found.curves["target"].forwards:

@@ -47,13 +47,16 @@ FORM_VARIABLE = "SPECBENCH_LINEAR"
 PACK_FROM = 1 << 16
 """Least number of weights of a matrix worth packing: below, oneDNN's fixed cost outweighs it."""
 
+PACK_OVER = 1 << 20
+"""Without MKL, a matrix with more weights than these is worth packing."""
+
 BLOCK_FROM = 1 << 19
 """Where MKL is fast, least number of weights of a matrix worth blocking: smaller ones stay in a
 core's cache, where `torch.mm` is faster."""
 
-PACK_OVER_WITH_MKL = 1 << 22
-"""Where MKL is fast, a matrix with more weights than these is worth packing: it takes so long to
-read that the cost of a call is nothing beside it, and few threads or many are kept busy."""
+BLOCK_UP_TO = 1 << 22
+"""Where MKL is fast, most weights of a matrix worth blocking: packed, larger ones take as long, as
+the cost of a call is nothing beside the reading."""
 
 LARGEST_EXPONENT = 16
 """float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
@@ -299,10 +302,12 @@ def form_for(weight: Tensor) -> Form:
     usual: Form
     if weight.dtype == torch.float32:
         possible = {"blocked", "packed"} if _can_pack() else {"blocked"}
-        limit, usual = PACK_FROM, "packed"
-        if not _mkl_is_slow():
+        limit, usual = PACK_OVER + 1, "packed"
+        if _mkl_is_slow():
+            limit = PACK_FROM
+        elif _has_mkl():
             limit = BLOCK_FROM
-            usual = "packed" if weight.numel() > PACK_OVER_WITH_MKL else "blocked"
+            usual = "blocked" if weight.numel() <= BLOCK_UP_TO else "packed"
     elif weight.dtype == torch.bfloat16:
         hardware = _multiplies_bfloat16()
         possible = {"widened"}
@@ -333,6 +338,11 @@ def _can_pack() -> bool:
 def _can_pack_16() -> bool:
     """Whether FBGEMM is what torch's quantized products are made by: on x86 with AVX2."""
     return torch.backends.quantized.engine in ("x86", "fbgemm")
+
+
+@cache
+def _has_mkl() -> bool:
+    return bool(torch.backends.mkl.is_available())
 
 
 @cache
