@@ -13,17 +13,17 @@ from specbench_cli.errors import ExitCode
 
 EXAMPLES = (
     "specbench publish last --to gallery",
-    "specbench publish results/reference/default-2cores --to gallery",
+    "specbench publish results/reference/* --to gallery",
     "specbench publish 20261121T102403Z-mini-1f2e3d4c --to gallery --json",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 def publish(
-    run: Annotated[
-        str,
+    runs: Annotated[
+        list[str],
         typer.Argument(
-            metavar="RUN",
+            metavar="RUN...",
             help="A run's folder, its name in `specbench list runs`, or `last`.",
             show_default=False,
         ),
@@ -38,35 +38,41 @@ def publish(
         ),
     ],
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--json", help="A JSON object a run.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> ExitCode:
-    """Add a finished run to a gallery: static pages that any web server or browser shows.
+    """Add finished runs to a gallery: static pages that any web server or browser shows.
 
     The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
     with its picture, its table, what it shows, and its whole report. A run that is there already is
-    replaced. A run that is unfinished, broken, mixed, noisy or void is refused.
+    replaced. A run that is unfinished, broken, mixed, noisy or void is refused, and
+    then none is added.
     """
     from specbench_cli.report.gallery.gallery import publish as add
+    from specbench_cli.report.gallery.refusal import refuse
     from specbench_cli.report.reading import read
     from specbench_cli.store.run_dir import RunDir, folder
 
-    published = add(read(RunDir.open(folder(run))), to)
-    if json:
+    found = [read(RunDir.open(folder(run))) for run in runs]
+    for run in found:
+        refuse(run)
+    for published in [add(run, to) for run in found]:
         entry = published.entry
-        output.json_line(
-            {
-                "run": entry.name,
-                "page": str(published.page),
-                "index": str(published.index),
-                "replaced": published.replaced,
-                "target": entry.target,
-                "tasks": entry.prompts,
-                "machine": entry.machine,
-                "sentences": list(entry.sentences),
-            }
-        )
-    else:
-        output.data(str(published.page))
+        if json:
+            output.json_line(
+                {
+                    "run": entry.name,
+                    "page": str(published.page),
+                    "index": str(published.index),
+                    "replaced": published.replaced,
+                    "target": entry.target,
+                    "tasks": entry.prompts,
+                    "machine": entry.machine,
+                    "sentences": list(entry.sentences),
+                }
+            )
+        else:
+            output.data(str(published.page))
+    if not json:
         output.data(str(published.index))
     return ExitCode.OK

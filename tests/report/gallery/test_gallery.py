@@ -375,6 +375,25 @@ def test_the_command_takes_a_folder_a_name_and_last(make, command, tmp_path):
             run.path.rename(tmp_path / "results/runs/20261121-mini")
 
 
+def test_several_runs_are_added_by_one_command(make, command):
+    make("a")
+    make("b", created="2026-11-22T10:24:03Z")
+    code, out, _ = command("a", "b", "--to", "g")
+    assert (code, out.splitlines()) == (
+        0,
+        ["g/runs/a/index.html", "g/runs/b/index.html", "g/index.html"],
+    )
+
+
+def test_one_refused_run_keeps_all_from_being_added(make, command):
+    make("a")
+    make("b", facts={"mixed": ["x"]})
+    code, out, err = command("a", "b", "--to", "g")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: b is not published: ")
+    assert not Path("g").exists()
+
+
 def test_json_is_one_object(make, command):
     make()
     code, out, _ = command("run", "--to", "g", "--json")
