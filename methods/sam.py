@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Pick, Session, Tokens
+from methods._heads.eagle import EagleHead
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Trained,
+    host,
+)
 from specbench_cli.api import SuffixAutomaton as Automaton
 
 
@@ -17,9 +30,11 @@ class SamParams(MethodParams):
 
     length: int = Field(40, ge=1, description="most draft tokens a step (n_predicts)")
     factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
-    beside: Literal["nothing", "draft"] = Field(
-        "nothing", description="what drafts where too little matches: a draft model, or nothing"
+    beside: Literal["nothing", "draft", "eagle"] = Field(
+        "nothing",
+        description="what drafts where too little matches: a draft model, EAGLE's head, or nothing",
     )
+    head: str = Field("auto", description="EAGLE's; auto: the target's own; else the folder of one")
     threshold: int = Field(5, ge=1, description="beside a model: tokens that must match")
     bias: int = Field(5, ge=0, description="beside a model: how many more in earlier outputs")
     drafted: int = Field(5, ge=1, description="beside a model: tokens that it drafts a step")
@@ -35,10 +50,12 @@ class Sam(Method):
     """SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from it.
 
     Exact because the draft is a function of the past alone, and so is whether a model drafts in its
-    place: what was found is a point mass, and what the model drew comes with its law.
+    place: what was found is a point mass, as are a head's likeliest tokens, and what a draft model
+    drew comes with its law.
     Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
     over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
-    could let a pad stand for a token; the model is any draft model.
+    could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
+    place of EAGLE-2's tree.
 
     With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
     automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
@@ -61,8 +78,15 @@ class Sam(Method):
 
     @property
     def needed(self) -> frozenset[str]:
-        """A draft model if one drafts."""
-        return frozenset({"draft"} if self.params.beside == "draft" else ())
+        """A draft model or a head if one drafts."""
+        return frozenset(
+            {{"eagle": "head"}.get(self.params.beside, self.params.beside)} - {"nothing"}
+        )
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head, if it drafts."""
+        head = Trained(EagleHead, self.params.head)
+        return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
         """An automaton for the text; the other as it was left; prefill the model."""
@@ -71,7 +95,9 @@ class Sam(Method):
         self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
         self.here = self.there = (0, 0)  # the matches: a state, and how many tokens
         self._read(session)
-        if self.needed:
+        if self.params.beside == "eagle":
+            self.levels = Levels.of_head(session, self.artifacts()[0], self.params.drafted)
+        elif self.needed:
             self.model = session.draft()
             self.state = session.new_state(self.model)
             self.model.forward(session.since(0), self.state, logits_at=None)
@@ -83,7 +109,8 @@ class Sam(Method):
         if self.needed:
             most, there = params.length, there - params.bias
             if max(here, there) < params.threshold:
-                return self._drafted(session, min(params.drafted, limit))
+                drafted = self._foreseen if params.beside == "eagle" else self._drafted
+                return drafted(session, min(params.drafted, limit))
         else:
             most = min(params.length, 1 + int(params.factor * max(here, there)))
         if here >= there:
@@ -98,9 +125,23 @@ class Sam(Method):
             x = Tokens(picks[-1][0][None])
         return session.drawn(picks)
 
+    def _foreseen(self, session: Session, n: int) -> Draft:
+        """Step 2: EAGLE's chain, a level after the other."""
+        if n < 1:
+            return session.chain(())
+        levels, tokens = self.levels, list[host.Ids]()
+        out = levels.begin(session.unread(levels.state.length()))
+        while len(tokens) < n:
+            if tokens:
+                out = levels.feed(tokens[-1], (0,))
+            children, _ = session.branch(out.rows, 1, how="point", ahead=len(tokens))
+            tokens.append(children[0])
+        levels.drop()
+        return session.chain(host.joined(tokens))
+
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Forget what the model made of rejected tokens; step 5."""
-        if self.needed:
+        if self.params.beside == "draft":
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         if session.finish is not None:
             if len(self.outputs.text) + len(session.output()) >= self.params.memory:

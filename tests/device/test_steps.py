@@ -142,7 +142,11 @@ CASES = {
     "eqspec": [({"length": 3}, nothing), ({"length": "smartspec", "max": 3}, nothing)],
     "exspec": [({"length": 3}, nothing), ({"length": "synergy", "max": 3}, nothing)],
     "pld": [({"length": 4, "ngram": 1}, nothing)],
-    "sam": [({}, nothing), ({"beside": "draft", "threshold": 2}, nothing)],
+    "sam": [
+        ({}, nothing),
+        ({"beside": "draft", "threshold": 2}, nothing),
+        ({"beside": "eagle", "threshold": 2}, nothing),
+    ],
     "rest": [({"shortest": 1, "nodes": 12}, nothing)],
     "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
     "lookahead": [({"ngram": 2, "window": 40}, choices)],

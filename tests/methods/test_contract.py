@@ -35,7 +35,11 @@ CONFIGURED = {
     "cdsl": [{"weight": 0.0, "length": 4}, {"weight": 0.0, "mode": "cdlh"}],
     "specee": [{"threshold": 1.0}, {"threshold": 1.0, "gate": "random"}],
     "random-accept": [{"rate": 0.0, "length": 7}],
-    "sam": [{"length": 10}, {"length": 6, "beside": "draft", "threshold": 2, "bias": 1}],
+    "sam": [
+        {"length": 10},
+        {"length": 6, "beside": "draft", "threshold": 2, "bias": 1},
+        {"length": 5, "beside": "eagle", "threshold": 2, "bias": 1},
+    ],
     "rest": [{"shortest": 1, "nodes": 16}],
     "token-recycling": [{"nodes": 24, "depth": 4}],
     "stand": [{"nodes": 16, "depth": 4}],

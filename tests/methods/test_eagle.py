@@ -13,6 +13,7 @@ from methods.eagle import AUTHORS, Eagle
 from methods.eagle2 import Eagle2
 from methods.eagle3 import Eagle3
 from methods.mtp import Mtp, MtpParams
+from methods.sam import Sam
 from specbench_cli.api import Session
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.sequence import StopRule
@@ -356,3 +357,27 @@ def test_methods_ask_for_the_head_of_their_kind():
         (Eagle3Head, "here"),
         (MtpHead, "here"),
     ]
+
+
+def drafts(made, session):
+    """Each step's tokens and whether the head drafted them, by the text before it."""
+    found, ids = {}, list(session.tokens())
+    for step in made.generate(session):
+        headed = any(forward.role == "draft" for forward in step.forwards)
+        found[tuple(ids)] = (step.draft.tokens.tolist(), headed)
+        ids += step.outcome.committed
+    return found
+
+
+@EXACT
+def test_sam_beside_the_head_drafts_its_chain_whatever_the_automaton_drafted_before(
+    open_heads, sampling
+):
+    chain = drafts(method(Eagle, shape="chain", depth=3), open_heads(0, sampling))
+    alone = method(Sam, beside="eagle", threshold=1000, drafted=3)
+    assert drafts(alone, open_heads(0, sampling)) == chain
+    mixed = drafts(method(Sam, beside="eagle", threshold=2, drafted=3), open_heads(0, sampling))
+    assert {headed for _, headed in mixed.values()} == {True, False}
+    compared = [text for text, (_, headed) in mixed.items() if headed and text in chain]
+    assert len(compared) > 3
+    assert all(mixed[text] == chain[text] for text in compared)
