@@ -203,8 +203,9 @@ class Packed16Linear:
     float16 has more bits than bfloat16 and a shorter range: with the power that brings the largest
     weight just below float16's largest number, weights down to 2^-33 of it are exact, and smaller
     ones are off by less than 2^-40 of it, which is less than float32 sums keep. Sums are float32,
-    rounded once at the end, and a row's are the same bit for bit whatever rows and however many
-    threads it is multiplied with.
+    rounded once at the end. With AVX-512 a row's are the same bit for bit whatever rows and however
+    many threads it is multiplied with; without it those of one row differ in float32's last bits
+    from those of a block, and one number in some ten thousand is rounded to its neighbour.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
