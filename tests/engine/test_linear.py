@@ -153,7 +153,7 @@ def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch
 
 
 def test_rows_packed_in_16_bits_are_the_same_in_any_block_by_any_number_of_threads():
-    """A token has the logits that it has alone, in whatever draft it is verified: the same bits with
+    """A token has the logits that it has alone, whatever draft it is in: the same bits with
     AVX-512, without it up to float32's sums, which FBGEMM makes otherwise of one row than of more.
     """
     torch.manual_seed(1)
