@@ -79,9 +79,8 @@ class Sam(Method):
     @property
     def needed(self) -> frozenset[str]:
         """A draft model or a head if one drafts."""
-        return frozenset(
-            {{"eagle": "head"}.get(self.params.beside, self.params.beside)} - {"nothing"}
-        )
+        words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
+        return frozenset(words[self.params.beside])
 
     def artifacts(self) -> tuple[Trained, ...]:
         """The head, if it drafts."""

@@ -13,7 +13,7 @@ from specbench_cli.errors import ExitCode
 
 EXAMPLES = (
     "specbench publish last --to gallery",
-    "specbench publish results/reference/* --to gallery",
+    "specbench publish results/reference/default-2cores last --to gallery",
     "specbench publish 20261121T102403Z-mini-1f2e3d4c --to gallery --json",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
@@ -45,8 +45,7 @@ def publish(
 
     The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
     with its picture, its table, what it shows, and its whole report. A run that is there already is
-    replaced. A run that is unfinished, broken, mixed, noisy or void is refused, and
-    then none is added.
+    replaced. A run that is unfinished, broken, mixed, noisy or void is refused, and none is added.
     """
     from specbench_cli.report.gallery.gallery import publish as add
     from specbench_cli.report.gallery.refusal import refuse
@@ -56,7 +55,8 @@ def publish(
     found = [read(RunDir.open(folder(run))) for run in runs]
     for run in found:
         refuse(run)
-    for published in [add(run, to) for run in found]:
+    for run in found:
+        published = add(run, to)
         entry = published.entry
         if json:
             output.json_line(
