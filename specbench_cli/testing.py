@@ -106,9 +106,9 @@ def few_cases() -> Iterator[None]:
             "wide_case": partial(wide_case, vocab=64),
         },
         "sampled": {"TOKENS": 200},
-        "tokens": {"CASES": 24, "PASSES": 1, "FEW": 2, "VARIED": 1},
+        "tokens": {"CASES": 24, "LEAST": 4, "PROMPTS": 5, "PASSES": 1, "FEW": 2, "VARIED": 1},
         "grammar": {"CASES": 3, "VARIANTS": 2},
-        "conduct": {"CASES": 4, "VARIED": 1},
+        "conduct": {"CASES": 2, "VARIED": 1},
         "bounds": {"TURNS": 1, "SURE": 1},
         "embedded": {"TOKENS": 80},
     }

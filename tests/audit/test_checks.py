@@ -31,13 +31,29 @@ from specbench_cli.errors import MethodFault
 OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
 
 
+OF_FEW_VARIANTS = {"grammar", "order", "batch", "recurrent", "generator"}
+"""Checks of what hardly any parameter changes: two variants pass them."""
+
+
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
     """In short: three tokens of each method are walked by tests/engine/test_law.py, and here a case
-    of each variant, and deep ones."""
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40, "block": 40})
-    found = run_checks(Subject.of(name, registry.load(name)), TABLE_CHECKS)
+    of a variant, and deep ones; of variants that many methods have in common each has its share.
+    """
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40, "block": 20})
+    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 30, "block": 10})
+    monkeypatch.setattr(checks_law, "MOST", 60)
+    whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
+    first, rest = whole.variants[:3], whole.variants[3:]
+    subject = replace(
+        whole, variants=first + rest[turn % 2 :: 2], varied=whole.varied[turn % 3 :: 3]
+    )
+    found = run_checks(
+        subject, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c not in OF_FEW_VARIANTS}
+    )
+    few = replace(whole, variants=first[:2], varied=())
+    found += run_checks(few, {c: TABLE_CHECKS[c] for c in OF_FEW_VARIANTS})
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
     assert checks["clock"].figure["steps"] > 100
@@ -45,7 +61,7 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
         assert "law" not in checks
         return
     assert checks["law"].figure["total_variation"] < 1e-9
-    assert checks["law"].figure["cases"] >= 3
+    assert checks["law"].figure["cases"] >= 1
     assert checks["tokens"].figure["outputs"] >= 24
 
 

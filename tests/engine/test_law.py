@@ -125,8 +125,15 @@ def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
         assert 0 < sum(len(step.outcome.path) for step in steps) < len(steps)
 
 
+def in_turn(cases, all_of, n):
+    """Each case with n of some things, others for each, so that together they meet all."""
+    for at, case in enumerate(cases):
+        own = [all_of[(n * at + i) % len(all_of)] for i in range(n)]
+        yield pytest.param(*case.values, own, id=case.id)
+
+
 METHODS = pytest.mark.parametrize("make", CASES)
-CHAINS = pytest.mark.parametrize("make", [c for c in CASES if c.values[0].func.name not in TREES])
+CHAINS = [case for case in CASES if case.values[0].func.name not in TREES]
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
@@ -205,14 +212,16 @@ def pair(random_table):
 
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint")
+WALKS = 3
 
 
 def crossed():
-    """Every method with every kind of pair and every sampling, each couple of the three once: so
-    that five walks a method, not twenty-five, meet all of them."""
+    """Every method with three kinds of pair, a sampling each, others for each method: so that
+    together they meet every kind under every sampling."""
     for at, case in enumerate(CASES):
-        for i, kind in enumerate(KINDS):
-            name = list(SAMPLINGS)[(at + i) % len(SAMPLINGS)]
+        for i in range(WALKS):
+            kind = KINDS[(at + 2 * i) % len(KINDS)]
+            name = list(SAMPLINGS)[(at // len(KINDS) + i) % len(SAMPLINGS)]
             marks = pytest.mark.smoke if i == 0 else ()
             yield pytest.param(*case.values, kind, name, id=f"{case.id}-{kind}-{name}", marks=marks)
 
@@ -233,15 +242,16 @@ def test_the_first_two_tokens_follow_it_without_a_cut(law_of_method, pair, name)
     assert distance(law, law_of_target(tables[0], PLAIN, length=2)) < 1e-9
 
 
-@METHODS
-@pytest.mark.parametrize(
-    ("eos", "budget"), [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)], ids=str
-)
-def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, eos, budget):
+ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
+
+
+@pytest.mark.parametrize(("make", "endings"), list(in_turn(CASES, ENDINGS, 2)))
+def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, endings):
     tables, sampling = pair("near"), narrowed(make, PLAIN)
-    law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
-    expected = law_of_target(tables[0], sampling, eos, length=min(3, budget))
-    assert distance(law, expected) < 1e-9
+    for eos, budget in endings:
+        law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
+        expected = law_of_target(tables[0], sampling, eos, length=min(3, budget))
+        assert distance(law, expected) < 1e-9
 
 
 @pytest.mark.parametrize("make", [c for c in CASES if "draft" in c.values[0].func.needs])
@@ -258,9 +268,11 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
-@CHAINS
-@pytest.mark.parametrize("kind", ["peaked", "near", "disjoint"])
-def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
+@pytest.mark.parametrize(
+    ("make", "kinds"), list(in_turn(CHAINS, ["peaked", "near", "disjoint"], 1))
+)
+def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kinds):
+    (kind,) = kinds
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
     law = law_of_method(make(), tables, sampling, eos=(2,))

@@ -146,10 +146,11 @@ def test_a_strange_draft_model_changes_nothing_in_the_output(
 @METHODS
 @EXACT
 def test_eos_and_budget_cut_the_output_and_change_nothing_before(
-    open_session, clear_prompts, plain, make, sampling
+    request, open_session, clear_prompts, plain, make, sampling
 ):
     g = longest(make().params, 5)
-    for turn, prompt in enumerate(clear_prompts(sampling, 6)):
+    turns = list(enumerate(clear_prompts(sampling, 6)))
+    for turn, prompt in in_turn(request, turns, 3):
         ids = plain(prompt, sampling).ids
         budget = (1, 2, g, g + 1, g + 2, 40)[turn]
         for eos in ((), (ids[turn % 9],), (ids[turn % 17], ids[turn % 13])):

@@ -80,8 +80,9 @@ def check_law(subject: Subject) -> list[Finding]:
             walked = _walk(subject, params, case) if left[share] > 0 else None
             if walked is None and left[share] > 0:
                 left[share] -= MOST  # walked in vain
-                narrow = replace(case, sampling=replace(case.sampling, top_k=2))
-                walked = _walk(subject, params, narrow)
+                if case.sampling.top_k != 2:
+                    narrow = replace(case, sampling=replace(case.sampling, top_k=2))
+                    walked = _walk(subject, params, narrow)
             if walked is None:
                 left_out += 1
             else:

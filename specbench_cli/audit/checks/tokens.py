@@ -35,6 +35,9 @@ from specbench_cli.engine.workspace import Workspace
 CASES = 120
 """Random tables for each rule, shared out among the variants."""
 
+LEAST = 12
+"""Of these for a variant."""
+
 VARIED = 6
 """The same for each of the parameters that are the defaults but for one."""
 
@@ -77,7 +80,7 @@ def check_tokens(subject: Subject) -> list[Finding]:
 def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
     for rule in EXACT_RULES:
         variants = list(subject.promising(rule))
-        cases = max(12, CASES // max(1, len(variants)))
+        cases = max(LEAST, CASES // max(1, len(variants)))
         for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
