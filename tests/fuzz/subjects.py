@@ -136,7 +136,7 @@ class Records(_Lines):
     file = "records.jsonl"
     free = (
         "sampling|guarantee|pass|turn|seed",
-        "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version",
+        "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version|valid|synthetic",
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
         r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
         r"origin\.\d+",
