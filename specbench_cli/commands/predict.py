@@ -178,6 +178,12 @@ def predict(
             rich_help_panel=PROBE,
         ),
     ] = None,
+    graphs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN", help="As in run.", show_default="run's", rich_help_panel=PROBE
+        ),
+    ] = None,
     threads: Annotated[
         str | None,
         typer.Option(metavar="N", help="As in run.", show_default="run's", rich_help_panel=PROBE),
@@ -250,6 +256,7 @@ def predict(
         "draft": draft,
         "device": device,
         "dtype": dtype,
+        "graphs": graphs,
         "threads": threads,
         "allow_noise": allow_noise,
         "plugins": plugin,

@@ -256,6 +256,14 @@ def run(
         str | None, _Decoding("NAME", "float32, bfloat16 or float16.", "float32")
     ] = None,
     device: Annotated[str | None, _Decoding("NAME", "auto, cpu, cuda or cuda:N.", "auto")] = None,
+    graphs: Annotated[
+        Literal["auto", "on", "off"] | None,
+        _Decoding(
+            "WHEN",
+            "Replay forwards of up to 64 rows as CUDA graphs: auto (on every GPU), on or off.",
+            "auto",
+        ),
+    ] = None,
     devices: Annotated[
         str | None,
         _Decoding(
@@ -404,6 +412,7 @@ def run(
         "device": device,
         "devices": devices,
         "dtype": dtype,
+        "graphs": graphs,
         "raw": raw,
         "allow_noise": allow_noise,
         "run_code": run_code,

@@ -14,7 +14,7 @@ from specbench_cli.comparison.outcome import Rule
 from specbench_cli.comparison.side import RowFacts, Side, changed
 from specbench_cli.store.schema import LOSSLESS
 
-_ROUNDING = ("machine", "torch", "transformers", "threads", "dtype", "device")
+_ROUNDING = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
 """What decides how sums are rounded, and so which way a near-tie falls."""
 
 

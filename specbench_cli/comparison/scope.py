@@ -30,7 +30,7 @@ _ASKED = (
     *("max_new_tokens", "raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""
-_TIMING = ("threads", "dtype", "device", "devices", "batch", "prefill_chunk", "load")
+_TIMING = ("threads", "dtype", "device", "devices", "graphs", "batch", "prefill_chunk", "load")
 """What times depend on by intention."""
 
 

@@ -44,7 +44,7 @@ SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 CIRCUMSTANCES = frozenset(
     (
         "batch prefill_chunk load memory_budget grammar contrast acceptance seed threads device"
-        " devices dtype allow_noise isolation executor timeout_per_prompt"
+        " devices dtype graphs allow_noise isolation executor timeout_per_prompt"
     ).split()
 )
 """What may be given without asking for more than the short run."""

@@ -131,8 +131,9 @@ class RunConfig(BaseModel):
     `targets` and `drafts` stand for a run of each pair (`execute.planning.matrix`). `limit` is of
     each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
     `devices` are for methods whose workers compute at once; all others use `device` and
-    `threads`. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of
-    a batch's others. `acceptance`: the chance that a draft's first choice is accepted, imposed on
+    `threads`. `graphs`: whether forwards of few rows are replayed from CUDA graphs; "auto": on
+    every GPU. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of a
+    batch's others. `acceptance`: the chance that a draft's first choice is accepted, imposed on
     shapes. `grammar`: what all outputs are held to, a built-in one's name or a file.
     `contrast`: what the target's logits are contrasted by, all of its settings.
     `judge`: which of vanilla's outputs transformers' own module is asked about: a sample, or
@@ -175,6 +176,7 @@ class RunConfig(BaseModel):
     device: str = "auto"
     devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    graphs: Literal["auto", "on", "off"] = "auto"
     raw: bool = False
     allow_noise: bool = False
     run_code: bool = False

@@ -145,6 +145,12 @@ class Workspace:
         self.transport.close()
 
     @property
+    def recorded(self) -> int:
+        """How many forwards its models have recorded so far, to be replayed."""
+        parts = [*self.decoders.values(), *self._artifacts.values()]
+        return sum(part.recorded for part in parts if isinstance(part, Decoder))
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights held."""
         parts = [*self.decoders.values(), *self._artifacts.values()]

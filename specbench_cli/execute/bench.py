@@ -19,7 +19,9 @@ from safetensors import SafetensorError
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
+from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
@@ -62,6 +64,12 @@ class Bench:
         config = plan.config
         self._plan = plan
         self.device = choose_device(config.home)
+        self._graphs = config.graphs != "off" and self.device.type == "cuda"
+        if config.graphs == "on" and not self._graphs:
+            raise EnvironmentFault(
+                f"--graphs on: what is recorded is CUDA graphs, and this run is on {self.device}",
+                hint="--device cuda, or leave --graphs out",
+            )
         self.energy = Energy.of(self.device)
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
@@ -88,6 +96,7 @@ class Bench:
                     device=self.device,
                     dtype=dtype,
                     imposed=imposed,
+                    graphs=self._graphs,
                 ),
                 checkpoint,
             )
@@ -119,6 +128,7 @@ class Bench:
                     device=self._beside,
                     dtype=dtype,
                     imposed=imposed,
+                    graphs=self._graphs,
                 )
             }
         self.unfit: dict[str, SpecbenchError] = {}
@@ -193,6 +203,8 @@ class Bench:
         target = self._plan.target
         files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
         made = readable(lambda path: kind.load(path, self.workspace.decoders), files)
+        if self._graphs:
+            recorded(made)
         self._heads[wanted] = files
         return made
 
@@ -240,7 +252,11 @@ class Bench:
 
     def resolved(self) -> dict[str, Any]:
         """The values of the configuration that only the machine could tell."""
-        return {"threads": torch.get_num_threads(), "device": str(self.device)}
+        return {
+            "threads": torch.get_num_threads(),
+            "device": str(self.device),
+            "graphs": "on" if self._graphs else "off",
+        }
 
     @property
     def devices(self) -> dict[str, str] | None:
@@ -312,10 +328,24 @@ def loaded(
     device: torch.device,
     dtype: torch.dtype,
     imposed: tuple[float, int] | None,
+    graphs: bool = False,
 ) -> Decoder:
-    """A decoder of a checkpoint; `imposed`: the acceptance and the ids that it is to say."""
+    """A decoder of a checkpoint.
+
+    Args:
+        imposed: the acceptance and the ids that it is to say.
+        graphs: whether its forwards are replayed from CUDA graphs where they can be.
+    """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
+    if graphs:
+        recorded(decoder)
     return decoder if imposed is None else impose(decoder, *imposed)
+
+
+def recorded(model: Any) -> None:
+    """Have a model's forwards recorded as CUDA graphs, if it is one of fused layers."""
+    if isinstance(model, FusedStack):
+        model.record(CudaGraphs(model.device))
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:

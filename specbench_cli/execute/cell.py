@@ -146,7 +146,14 @@ class Cell:
     def measure(self) -> None:
         """Decode the prompt with the clock running; a later call replaces the earlier result.
 
-        Nothing is measured once a worker was lost."""
+        Nothing is measured once a worker was lost. Where forwards were recorded meanwhile, which
+        takes time once and never again, it is decoded once more."""
+        recorded = self._workspace.recorded
+        self._measure()
+        if self._workspace.recorded > recorded:
+            self._measure()
+
+    def _measure(self) -> None:
         if self.lost is not None:
             return
         device = self.rest()

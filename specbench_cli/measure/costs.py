@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -193,9 +193,11 @@ class Setup(_Frozen):
     device: str
     dtype: str
     threads: int = Field(ge=1)
+    graphs: Literal["on", "off"] = "off"
 
     def __str__(self) -> str:
-        return f"{self.device} {self.dtype} {self.threads} threads"
+        graphs = " graphs" if self.graphs == "on" else ""
+        return f"{self.device} {self.dtype} {self.threads} threads{graphs}"
 
 
 class Quietness(_Frozen):

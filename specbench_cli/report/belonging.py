@@ -26,6 +26,7 @@ _SETTINGS = (
     "raw",
     "own_context",
     "dtype",
+    "graphs",
     "device",
     "threads",
     "batch",

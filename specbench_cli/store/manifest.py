@@ -76,6 +76,7 @@ class _Effective(TypedDict, total=False):
     device: Name
     devices: dict[str, Name] | None
     dtype: Name
+    graphs: Name
     raw: bool
     sweep: dict[str, dict[str, list[Json]]]
     tune: Annotated[Count, Field(ge=2)] | None

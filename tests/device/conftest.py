@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import sys
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models import meter
+from specbench_cli.engine.models.cuda.graphs import CudaGraphs
+from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -317,10 +320,12 @@ class Far:
         dtype: torch.dtype = torch.float32,
         places: Places | None = None,
         hosted: bool = False,
+        recorded: bool = False,
     ) -> Workspace:
-        """The models, made at first use: fused, or transformers' own."""
+        """The models, made at first use: fused, or transformers' own; `recorded` ones replay their
+        forwards."""
         places = places or self._places
-        key = (device, dtype, tuple(places.values()), hosted)
+        key = (device, dtype, tuple(places.values()), hosted, recorded)
         if key not in self._made:
             with self.on(device, loading=True):
                 decoders = {
@@ -329,10 +334,13 @@ class Far:
                     )
                     for role, place in places.items()
                 }
+            record = self.record if recorded else lambda model: model
+            for decoder in decoders.values():
+                record(decoder)
             self._made[key] = Workspace(
                 decoders,
                 CAPACITY,
-                make=lambda wanted: wanted.kind.random(decoders),
+                make=lambda wanted: record(wanted.kind.random(decoders)),
                 costs=nominal_costs,
             )
         return self._made[key]
@@ -349,11 +357,12 @@ class Far:
         recording: Sequence[int] | None = None,
         places: Places | None = None,
         hosted: bool = False,
+        recorded: bool = False,
     ) -> tuple[list[int], list[Told]]:
         """Decode by a method: the output, and its steps, of which the first waited in prefill."""
         kind = registry.load(name)
         method = kind(kind.Params(**params or {}))
-        workspace = self.workspace(device, dtype, places, hosted)
+        workspace = self.workspace(device, dtype, places, hosted, recorded)
         with self.on(device, loading=True):
             for wanted in method.artifacts():
                 workspace.artifact(wanted)
@@ -374,6 +383,12 @@ class Far:
                 told.append(Told(step, room, waits, *counts, left=session.room()))
                 room, before = told[-1].left, after
             return list(session.output()), told
+
+    def record(self, model: Any) -> Any:
+        """Have forwards recorded: on a device that is not there, the body is run again."""
+        if isinstance(model, FusedStack):
+            model.record(lambda body: body)
+        return model
 
     def numbers(self, tensor: Any) -> Any:
         """What is on `FAR`."""
@@ -399,17 +414,30 @@ class Real(Far):
         if device == CPU:
             yield
             return
-        torch.cuda.set_sync_debug_mode("default" if loading else "error")
+        self._waiting(allowed=loading)
         try:
             yield
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            self._waiting(allowed=True)
+
+    def record(self, model: Any) -> Any:
+        """See `Far`: as CUDA graphs."""
+        if isinstance(model, FusedStack):
+            model.record(CudaGraphs(FAR))
+        return model
 
     def numbers(self, tensor: Tensor) -> Any:
-        torch.cuda.set_sync_debug_mode("default")
+        self._waiting(allowed=True)
         found = tensor.tolist()
-        torch.cuda.set_sync_debug_mode("error")
+        self._waiting(allowed=False)
         return found
+
+    @staticmethod
+    def _waiting(*, allowed: bool) -> None:
+        """Have torch raise where a wait is not allowed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls this a prototype
+            torch.cuda.set_sync_debug_mode("default" if allowed else "error")
 
 
 @contextmanager

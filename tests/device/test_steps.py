@@ -261,10 +261,43 @@ def test_a_step_is_the_cpus_and_waits_as_often_as_it_must(far, name, params, wai
     check(far, name, params, waits, sampling)
 
 
+def tossed(params):
+    """Whether chance decides, whatever the rule: a GPU's is its own."""
+    return "rate" in params
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "params", "waits", "sampling"), [*cases(RULES[:2])])
+@pytest.mark.parametrize(
+    ("name", "params", "waits", "sampling"),
+    [case for case in cases(RULES[:2]) if not tossed(case.values[1])],
+)
 def test_a_gpu_takes_the_cpus_steps_too(real, name, params, waits, sampling):
     check(real, name, params, waits, sampling)
+
+
+RECORDED = ("vanilla", "sps", "eagle2", "eagle3", "sps-tree", "staged", "pld", "pearl")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_replayed_forwards_are_the_cpus_steps_and_wait_no_more(far, name):
+    check_recorded(far, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in CASES if not tossed(CASES[name][0][0])])
+def test_graphs_on_a_gpu_are_the_cpus_steps_and_wait_no_more(real, name):
+    check_recorded(real, name)
+
+
+def check_recorded(far, name):
+    budget, params = BUDGETS.get(name, 8), CASES[name][0][0]
+    there = far.decode(name, params, budget=budget, recorded=True)
+    assert told_alike(far.decode(name, params, device=CPU, budget=budget), there)
+    launched = far.decode(name, params, budget=budget)
+    assert [len(told.waits) for told in there[1]] == [len(told.waits) for told in launched[1]]
+    recorded = far.workspace(FAR, recorded=True).recorded
+    far.decode(name, params, budget=budget, recorded=True)
+    assert far.workspace(FAR, recorded=True).recorded == recorded
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.05, 2.0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.models.chains import EncodedDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
-from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.hosted import HostedState
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.sequence import StopRule

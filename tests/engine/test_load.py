@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specbench_cli.engine.models.chains import EncodedDecoder, RecurrentDecoder
 from specbench_cli.engine.models.checkpoint import config_facts
-from specbench_cli.engine.models.encoded import EncodedDecoder
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import (
@@ -25,7 +25,6 @@ from specbench_cli.engine.models.load import (
     module_in,
     module_of,
 )
-from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.models.chains import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
-from specbench_cli.engine.models.recurrent import RecurrentDecoder
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling

@@ -111,6 +111,21 @@ def attend_many(
     out.copy_(y[0])
 
 
+def attend_fixed(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
+) -> None:
+    """By torch's fused kernels over a fixed number of rows, of which a bias says what is there.
+
+    Args:
+        bias: as in `attend_shared`.
+    """
+    rows = q.reshape(k.shape[0], -1, q.shape[-1])
+    y = F.scaled_dot_product_attention(rows[None], k.mT[None], v[None], bias, scale=scale)[0]
+    if len(out) > len(y):  # heads that share keys: views, however the rows lie
+        y, out = y.unflatten(1, (-1, out.shape[1])), out.unflatten(0, (len(y), -1))
+    out.copy_(y)
+
+
 def attend_together(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
@@ -142,14 +157,14 @@ def attend_tree(
     """For any mask, such that nothing of an unseen row gets through, not even a NaN.
 
     Scores of unseen rows are replaced rather than added to. Their values are multiplied by zero, so
-    NaN among those of the n new rows gives way to 0; whoever sees such a row still gets NaN through
-    its keys. Otherwise number for number what `attend_few` and `attend_shared` give.
+    NaN among those of the last n rows gives way to 0; whoever sees such a row still gets NaN
+    through its keys. Otherwise number for number what `attend_few` and `attend_shared` give.
 
     Args:
         bias: as in `attend_shared`, 0 or -inf.
     """
     assert bias is not None
-    v[:, -n:].nan_to_num_()
+    v[:, v.shape[1] - n :].nan_to_num_()
     rows = q.reshape(k.shape[0], -1, q.shape[-1])
     scores = torch.baddbmm(bias, rows, k, alpha=scale).masked_fill_(bias < 0, -torch.inf)
     out.copy_(torch.bmm(torch.softmax(scores, -1), v).view(out.shape))
@@ -173,6 +188,7 @@ class Rotary:
     Attributes:
         scale: what attention still has to multiply its scores by.
         paired: whether `arrange` permutes.
+        tables: of all positions so far reserved.
     """
 
     def __init__(
@@ -182,11 +198,11 @@ class Rotary:
         self.head_dim, self._half = head_dim, head_dim // 2
         self.paired = dtype == torch.float32
         self.scale = 1.0 if self.paired else head_dim**-0.5
-        self._tables: Table = (torch.empty(0),)
+        self.tables: Table = (torch.empty(0),)
 
     def reserve(self, positions: int) -> None:
         """Have tables for positions 0..positions-1."""
-        if positions <= len(self._tables[0]):
+        if positions <= len(self.tables[0]):
             return
         like = torch.empty(0, dtype=self._dtype)
         cos, sin = (part[0] for part in self._module(like, torch.arange(positions)[None]))
@@ -197,7 +213,7 @@ class Rotary:
             signs = torch.ones_like(sin)
             signs[:, : self._half] = -1
             tables = (cos, sin * signs)
-        self._tables = tuple(host.sent(table[:, None], self._device) for table in tables)
+        self.tables = tuple(host.sent(table[:, None], self._device) for table in tables)
 
     def arrange(self, weight: Tensor) -> Tensor:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""
@@ -208,11 +224,11 @@ class Rotary:
 
     def at(self, start: int, n: int) -> Table:
         """Tables of n consecutive positions."""
-        return tuple(table.narrow(0, start, n) for table in self._tables)
+        return tuple(table.narrow(0, start, n) for table in self.tables)
 
     def select(self, positions: Tensor) -> Table:
         """Tables of any positions, [rows] int64."""
-        return tuple(table.index_select(0, positions) for table in self._tables)
+        return tuple(table.index_select(0, positions) for table in self.tables)
 
     def view(self, x: Tensor) -> Tensor:
         """The view of x [rows, heads, head_dim] that `turn` works on."""

@@ -89,6 +89,7 @@ class Decoder(ABC):
         translation: between the target's vocabulary and a draft's own; None where they are one.
         ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
             trace that tells fewer leaves some out.
+        recorded: how many it has recorded so far, to be replayed (`graphs`).
     """
 
     name: str
@@ -103,6 +104,7 @@ class Decoder(ABC):
     trees: bool = True
     translation: Translation | None = None
     ran: int = 0
+    recorded: int = 0
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:

@@ -21,16 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.attention import Rotary
+from specbench_cli.engine.models.attention import Rotary, Table
 from specbench_cli.engine.models.checkpoint import said_ids
+from specbench_cli.engine.models.cuda import kernels_of
+from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, Recorder, Shape
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
-from specbench_cli.engine.models.linear import Form
+from specbench_cli.engine.models.linear import Form, Linear, PlainLinear
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
     SUBLAYERS,
     Features,
+    Hidden,
     Input,
     Out,
     Skip,
@@ -97,7 +100,19 @@ class FusedStack(Decoder):
         self._planner = Planner(
             self._sizes, self._turns, _windows(config), lean=self._lean, like=like
         )
+        self._windowed = any(_windows(config))
         self._all = range(self.n_layers)
+        self._recorder: Recorder | None = None
+        self._kernels: Any = None  # the module of our own kernels, while they are in use
+
+    def record(self, capture: Capture) -> None:
+        """From now on have forwards of few rows over one sequence recorded (see `graphs`)."""
+        self._recorder = Recorder(capture, self._body)
+
+    @property
+    def recorded(self) -> int:  # type: ignore[override]
+        """See `Decoder`."""
+        return 0 if self._recorder is None else self._recorder.made
 
     def _reader(
         self, config: Any, tensors: Mapping[str, Tensor], form: Form | None = None
@@ -178,6 +193,10 @@ class FusedStack(Decoder):
         """See `Decoder.forward`."""
         assert isinstance(state, KVState)
         self.ran += 1
+        if self._recorder is not None and not layers and not skip and not seqs:
+            replayed = self._replayed(x, state, positions, mask, logits_at, taps)
+            if replayed is not None:
+                return replayed
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
         span = range(*layers) if layers else self._all
@@ -198,6 +217,51 @@ class FusedStack(Decoder):
         if logits_at is not None and (not layers or layers[1] == self.n_layers):
             logits = self._logits(h, b, logits_at, plan.scratch)
         return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
+
+    def _replayed(
+        self,
+        x: Input,
+        state: KVState,
+        positions: Tensor | None,
+        mask: Tensor | None,
+        logits_at: LogitsAt,
+        taps: Sequence[int],
+    ) -> Out | None:
+        """A forward by its recording; None where it is none that is recorded."""
+        shape, lengths = Shape.of(x, mask, positions, logits_at, taps), state.lengths[0]
+        if (
+            shape is None
+            or self._recorder is None
+            or isinstance(x, Hidden)
+            or state.n_seqs > 1
+            or lengths.count(lengths[0]) < len(lengths)
+            or (self._windowed and (shape.masked or shape.placed))
+        ):
+            return None
+        out = self._recorder.run(shape, x, state, positions, mask, logits_at)
+        state.extend(0, self._all, shape.n)
+        return out
+
+    def _body(self, state: KVState, buffers: Buffers, shape: Shape, seen: int) -> Body:
+        """See `graphs.Build`."""
+        rows = state.buffers[0][:, 0]
+        # Both are held by what is made here: a recording reads where they were.
+        scratch, tables = self._planner.scratch_for((shape.n,)), self._turns.tables
+        at: Any = buffers.index if isinstance(shape.logits, int) else shape.logits
+        kernels = kernels_of(self.device, self.dtype)
+
+        def body(_: Table = tables) -> Out:
+            self._kernels = kernels
+            try:
+                plan = self._planner.fixed(rows, buffers, scratch, seen, kernels)
+                h = self._enter(buffers.x, None)[0]
+                h, tapped = self._follow(plan, self._all, h, shape.taps)
+                logits = None if at is None else self._logits(h, 1, at, scratch)
+            finally:
+                self._kernels = None
+            return Out(logits, h[None], {tap: left[None] for tap, left in tapped})
+
+        return body
 
     @torch.inference_mode()
     def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
@@ -278,7 +342,9 @@ class FusedStack(Decoder):
         if not mlp:
             return h
         normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
-        layer.gate_up(normed, scratch.gate_up)
+        self._product(layer.gate_up, normed, scratch.gate_up)
+        if self._kernels is not None:
+            return self._added(layer.down, h, self._kernels.silu_mul(scratch.gate_up))
         torch._C._nn.silu_(scratch.gate)
         return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
 
@@ -287,16 +353,30 @@ class FusedStack(Decoder):
         self._write(layer, self._seen(layer, h, plan.scratch), plan, views)
         for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.lines, views, strict=True):
             attend(q, k, v, bias, mixed)
-        return layer.out.add_to(h, plan.scratch.mixed)
+        return self._added(layer.out, h, plan.scratch.mixed)
+
+    def _product(self, by: Linear, x: Tensor, out: Tensor) -> None:
+        """A product of rows x [n, in], into `out`."""
+        if self._kernels is not None and len(x) == 1 and isinstance(by, PlainLinear):
+            self._kernels.times_row(x, by.weight.t(), by.bias, out)
+        else:
+            by(x, out)
+
+    def _added(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
+        """Rows h [n, out] and a product of rows x [n, in]; h may be overwritten."""
+        if self._kernels is not None and len(x) == 1 and isinstance(by, PlainLinear):
+            return cast(Tensor, self._kernels.times_row(x, by.weight.t(), by.bias, h, add=True))
+        return by.add_to(h, x)
 
     def _write(self, layer: Layer, rows: Tensor, plan: Plan, views: tuple[View, ...]) -> None:
         """Queries, keys and values of what a layer's attention reads; the latter two are kept."""
         scratch = plan.scratch
-        layer.qkv(rows, scratch.qkv)
+        self._product(layer.qkv, rows, scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
-        self._turn(scratch.turning, plan.table)
+        if not plan.turns:
+            self._turn(scratch.turning, plan.table)
         for (_, _, row), (write, *_) in zip(plan.lines, views, strict=True):
             write(row)
 
@@ -336,6 +416,8 @@ class FusedStack(Decoder):
         """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows, in `out` where it can."""
         if weight is None:
             return h
+        if self._kernels is not None:
+            return cast(Tensor, self._kernels.rms_norm(h, weight, self._eps))
         if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
         # sqrt(sum of squares + H eps) is a hypotenuse; the factor sqrt(H) is in the weights.

@@ -2,8 +2,7 @@
 
 Our state takes the place of its cache, and every forward gets its positions and a 4-D mask
 explicitly, so that drafts, trees and sequences of different lengths mean the same as in the fused
-decoder. Modules that take neither have decoders of their own, for chains alone: `recurrent`,
-`encoded`.
+decoder. Modules that take neither have decoders of their own: `chains`.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def hosted(module: Any, *, name: str) -> ModuleDecoder:
     """
     # Imported where needed: they take a large part of transformers, which no fused model needs.
     if module.config.is_encoder_decoder:
-        from specbench_cli.engine.models.encoded import EncodedDecoder
+        from specbench_cli.engine.models.chains import EncodedDecoder
 
         return EncodedDecoder(module, name=name)
     kinds = getattr(text_config(module.config), "layer_types", None) or ()
@@ -92,7 +92,7 @@ def hosted(module: Any, *, name: str) -> ModuleDecoder:
         from specbench_cli.engine.models.hosted import HostedDecoder
 
         return HostedDecoder(module, name=name)
-    from specbench_cli.engine.models.recurrent import RecurrentDecoder
+    from specbench_cli.engine.models.chains import RecurrentDecoder
 
     return RecurrentDecoder(module, name=name)
 

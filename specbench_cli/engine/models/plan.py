@@ -19,12 +19,14 @@ from specbench_cli.engine.models.attention import (
     Rotary,
     Table,
     attend_few,
+    attend_fixed,
     attend_many,
     attend_shared,
     attend_together,
     attend_tree,
     visible,
 )
+from specbench_cli.engine.models.cuda.graphs import Buffers
 from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.models.state import KVState
 
@@ -33,6 +35,9 @@ MAX_PLANS = 512
 
 WASTE = 1.4
 """Rows that attention may read at once for several sequences, over those that they have."""
+
+ALIGNED = 8
+"""Numbers in whose multiples rows of a bias begin."""
 
 MAX_SCRATCH = 64
 """Sets of buffers kept, by how many rows each sequence of a forward has."""
@@ -116,6 +121,7 @@ class Plan(NamedTuple):
     table: rotary tables of all rows.
     hopeful: whether masks hold only as long as all rows are finite. Where a row that comes out is
         not, the forward has to be done again by a careful plan.
+    turns: whether what writes rows turns them and the queries, too.
     """
 
     views: Sequence[tuple[View, ...]]
@@ -123,6 +129,7 @@ class Plan(NamedTuple):
     scratch: Scratch
     lines: Sequence[Line]
     hopeful: bool = False
+    turns: bool = False
 
 
 class Planner:
@@ -179,7 +186,7 @@ class Planner:
         rows each, and see the usual ones, attention takes them at once.
         """
         ns = [part.x.ids.shape[1] for part in parts]
-        scratch = self._scratch_for(ns)
+        scratch = self.scratch_for(ns)
         views: list[Sequence[tuple[View, ...]]] = []
         tables: list[Table] = []
         lines: list[Line] = []
@@ -304,8 +311,72 @@ class Planner:
             views.append(parts)
         starts = [state.lengths[seq][run[0]] + state.offsets[seq] if run else 0 for seq in lines]
         table = self._table(starts, n, positions)
-        scratch = self._scratch_for([n] * len(lines))
+        scratch = self.scratch_for([n] * len(lines))
         return Plan(list(zip(*views, strict=True)), table, scratch, scratch.lines, hopeful)
+
+    def fixed(
+        self, rows: Tensor, buffers: Buffers, scratch: Scratch, seen: int, kernels: Any = None
+    ) -> Plan:
+        """The plan of a recorded forward: how many rows were written before is on the device, and
+        attention looks at so many in any case.
+
+        Args:
+            rows: of all layers, [layers, 2 kv heads, capacity, d].
+            scratch: of as many rows as there are new ones.
+            kernels: the module that turns and writes rows in one go; None: torch's own operations.
+        """
+        n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
+        steps, columns = torch.arange(n, device=device), torch.arange(seen, device=device)
+        at = buffers.start[:1] + steps
+        positions = buffers.start[1:] + steps if buffers.positions is None else buffers.positions
+        read, mask = rows[:, :, :seen], buffers.mask
+        attend: Attend
+        if mask is None:
+            seen_by = {
+                window: columns <= at[:, None]
+                if window is None
+                else (columns <= at[:, None]) & (columns > at[:, None] - window)
+                for window in set(self._windows)
+            }
+            attend = partial(attend_fixed, scale=self._rotary.scale)
+        else:
+            width = mask.shape[1]
+            first = buffers.start[:1] + n - width
+            # Where fewer rows are seen than were written, this is recorded, but never replayed.
+            block = (first + torch.arange(width, device=device)).clamp(max=seen - 1)
+            before = (columns < first).expand(n, seen).clone()
+            seen_by = {None: before.index_copy_(1, block, mask)}
+            attend = partial(attend_tree, scale=self._rotary.scale, n=0)
+        biases = {window: self._padded(sees) for window, sees in seen_by.items()}
+        table, clean = self._rotary.select(positions.reshape(-1)), mask is not None
+
+        def write(held: Tensor, new: Tensor) -> None:
+            if kernels is not None:
+                kernels.turn_and_keep(scratch.qkv, *table, at, held, kv, clean=clean)
+                return
+            if clean:
+                new[kv:].nan_to_num_()  # see `attend_tree`
+            held.index_copy_(1, at, new)
+
+        views = [
+            ((partial(write, held), keys, values, biases[window], attend),)
+            for window, held, keys, values in zip(
+                self._windows,
+                rows.unbind(),
+                read[:, :kv].mT.unbind(),
+                read[:, kv:].unbind(),
+                strict=True,
+            )
+        ]
+        return Plan(views, table, scratch, scratch.lines, turns=kernels is not None)
+
+    def _padded(self, sees: Tensor) -> Tensor:
+        """A bias [heads / kv heads x n, seen] of who sees what [n, seen], whose rows begin where
+        CUDA's kernels can read them from."""
+        n, seen = sees.shape
+        bias = self._like.new_zeros(n, -(-seen // ALIGNED) * ALIGNED)
+        bias[:, :seen].masked_fill_(~sees, -torch.inf)
+        return bias.repeat(self._shared, 1)[:, :seen]
 
     def _places(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
@@ -388,7 +459,8 @@ class Planner:
             positions = host.ids(starts, self._device)[:, None] + steps
         return self._rotary.select(positions.reshape(-1))
 
-    def _scratch_for(self, ns: Sequence[int]) -> Scratch:
+    def scratch_for(self, ns: Sequence[int]) -> Scratch:
+        """The buffers of a forward with so many rows of each sequence."""
         key = tuple(ns)
         scratch = self._scratch.get(key)
         if scratch is None:

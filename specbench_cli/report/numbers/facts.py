@@ -44,6 +44,7 @@ class Facts:
     decoding: str
     dtype: str
     device: str
+    graphs: bool
     threads: int | None
     seed: int | None
     noisy: bool
@@ -79,6 +80,7 @@ class Facts:
             decoding=_decoding(config),
             dtype=_DTYPES.get(dtype, dtype),
             device=str(config.get("device", "")),
+            graphs=config.get("graphs") == "on",
             threads=config.get("threads"),
             seed=config.get("seed"),
             limited=config.get("limit") is not None,
@@ -146,7 +148,7 @@ class Facts:
         if self.law:
             work.append(self.law)
         if self.device not in ("", "auto", "cpu"):
-            work.append(self.device)
+            work.append(f"{self.device}{' with graphs' * self.graphs}")
         if self.threads:
             work.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
         if self.batch > 1:

@@ -41,8 +41,9 @@ def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
     for role, facts in manifest.get("models", {}).items():
         words += [f"--{role}", str(facts["label"])]
     config = manifest.get("config", {}).get("effective", {})
+    gpu = str(config.get("device", "")).startswith("cuda")
     for option in Setup.model_fields:
-        if config.get(option) is not None:
+        if config.get(option) is not None and (gpu or option != "graphs"):
             words += [f"--{option}", str(config[option])]
     for file in config.get("plugins") or ():
         words += ["--plugin", file]
@@ -84,7 +85,12 @@ def _weights(run: RunDir) -> dict[str, str]:
 def _setup(run: RunDir) -> Setup:
     config = run.manifest.get("config", {}).get("effective", {})
     try:
-        return Setup(device=config["device"], dtype=config["dtype"], threads=config["threads"])
+        return Setup(
+            device=config["device"],
+            dtype=config["dtype"],
+            threads=config["threads"],
+            graphs=config.get("graphs", "off"),
+        )
     except (KeyError, ValueError) as error:
         raise UsageError(
             f"{run.path} was never begun: its manifest names no device, dtype and threads",

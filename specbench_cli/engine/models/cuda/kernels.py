@@ -1,0 +1,186 @@
+"""The kernels of a recorded forward: what lies between its products in one each, and products with
+one row.
+
+Torch's own operations are several kernels where one would do, and each costs microseconds, at
+whose end the device stands still; its product with one row reads weights at 0.8 of the speed that
+memory has. These are for Triton (Tillet, Kung and Cox, MAPL 2019), which comes with torch for CUDA.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+# Triton reads the annotations of kernels, and knows none but its own.
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 1024
+"""Numbers of a row of weights that are read at a time, and of an MLP that a program makes."""
+
+ROWS = 2
+"""Rows of weights that a program multiplies."""
+
+
+@triton.jit
+def _rms_norm(x, apart, weight, y, eps, width, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = at < width
+    value = tl.load(x + row * apart + at, mask=inside, other=0.0).to(tl.float32)
+    size = tl.sum(value * value, 0) / width + eps
+    scaled = value * tl.rsqrt(size) * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, scaled.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn_and_keep(
+    qkv,
+    cos,
+    sin,
+    rows,
+    held,
+    held_head,
+    heads,
+    kv,
+    half,
+    CLEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    inside, d = at < half, 2 * half
+    here = qkv + (row * (heads + 2 * kv) + head) * d + at
+    low = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(here + half, mask=inside, other=0.0).to(tl.float32)
+    if head < heads + kv:
+        c, s = cos + row * d + at, sin + row * d + at
+        c_low, c_high = tl.load(c, mask=inside), tl.load(c + half, mask=inside)
+        s_low, s_high = tl.load(s, mask=inside), tl.load(s + half, mask=inside)
+        turned = low * c_low + high * s_low
+        high = high * c_high + low * s_high
+        low = turned
+    elif CLEAN:
+        low = tl.where(low == low, low, 0.0)
+        high = tl.where(high == high, high, 0.0)
+    if head >= heads:
+        here = held + (head - heads) * held_head + tl.load(rows + row) * d + at
+    tl.store(here, low.to(qkv.dtype.element_ty), mask=inside)
+    tl.store(here + half, high.to(qkv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, y, width, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    here = gate_up + row * 2 * width + at
+    gate = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(here + width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        y + row * width + at, (gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty), mask=inside
+    )
+
+
+@triton.jit
+def _times_row(
+    x,
+    weight,
+    bias,
+    y,
+    k,
+    n,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    known = rows < n
+    begin = weight + rows.to(tl.int64)[:, None] * k
+    sums = tl.zeros((TILE, BLOCK), tl.float32)
+    for first in range(0, k, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < k
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        wide = known[:, None] & inside[None, :]
+        read = tl.load(begin + at[None, :], mask=wide, other=0.0, eviction_policy="evict_first")
+        sums += read.to(tl.float32) * value[None, :]
+    total = tl.sum(sums, 1)
+    if BIAS:
+        total += tl.load(bias + rows, mask=known, other=0.0).to(tl.float32)
+    if ADD:
+        total += tl.load(y + rows, mask=known, other=0.0).to(tl.float32)
+    tl.store(y + rows, total.to(y.dtype.element_ty), mask=known)
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of rows [..., width]."""
+    width = rows.shape[-1]
+    flat, out = rows.reshape(-1, width), rows.new_empty(rows.shape)
+    block = triton.next_power_of_2(width)
+    _rms_norm[(len(flat),)](
+        *(flat, flat.stride(0), weight, out, eps, width),
+        BLOCK=block,
+        num_warps=max(1, min(16, block // 512)),
+    )
+    return out
+
+
+def turn_and_keep(
+    qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, held: Tensor, kv: int, *, clean: bool
+) -> None:
+    """Turn queries in place, and put turned keys, and values, where a state keeps them.
+
+    Args:
+        qkv: [n, (heads + 2 kv) d]. cos, sin: [n, 1, d], the latter negative in its first half.
+        rows: [n], numbers of the new rows in `held` [2 kv, capacity, d].
+        clean: whether NaN among values gives way to 0 (see `attention.attend_tree`).
+    """
+    n, d = len(qkv), held.shape[-1]
+    heads = qkv.shape[1] // d - 2 * kv
+    _turn_and_keep[(n, heads + 2 * kv)](
+        *(qkv, cos, sin, rows, held, held.stride(0), heads, kv, d // 2),
+        CLEAN=clean,
+        BLOCK=triton.next_power_of_2(d // 2),
+        num_warps=1,
+    )
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU(gate) up of rows [n, 2 width], [n, width]."""
+    n, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(n, width)
+    _silu_mul[(n, triton.cdiv(width, COLUMNS))](gate_up, out, width, BLOCK=COLUMNS)
+    return out
+
+
+def times_row(
+    row: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False
+) -> Tensor:
+    """A row [1, in] times weights [out, in], into `out` [1, out] or added to what is there."""
+    n, k = weight.shape
+    _times_row[(triton.cdiv(n, ROWS),)](
+        *(row, weight, row if bias is None else bias, out, k, n),
+        ADD=add,
+        BIAS=bias is not None,
+        TILE=ROWS,
+        BLOCK=COLUMNS,
+        num_warps=4,
+    )
+    return out
+
+
+@cache
+def run_here(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether these kernels can be made on this machine (Triton needs a C compiler), for half
+    precision alone."""
+    if dtype.itemsize != 2:
+        return False
+    row, weight = (torch.ones(n, 64, dtype=dtype, device=device) for n in (1, 4))
+    try:
+        found = times_row(row, weight, None, row.new_empty(1, 4))
+        return bool((found == 64).all())
+    except Exception:  # whatever a compiler that is not there makes Triton raise
+        return False

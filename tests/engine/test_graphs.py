@@ -1,0 +1,172 @@
+"""Recorded forwards give what others give, whatever their buffers are filled with.
+
+Without a GPU a recording is its body, run again: what is tested is all but the graph itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.engine.models.cuda import graphs
+from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.types import Tokens
+
+CLOSE = 1e-5
+FAMILIES = (
+    ("llama", {}),
+    ("llama", {"num_key_value_heads": 4}),
+    ("mistral", {"sliding_window": 5}),
+    ("qwen3", {}),
+)
+
+
+def again(body):
+    return body
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda case: f"{case[0]}-{len(case[1])}")
+def pair(request, tiny_checkpoint, monkeypatch):
+    """A decoder that records its forwards, and one that does not; both with a state."""
+    monkeypatch.setattr(graphs, "SEEN", 16)
+    family, overrides = request.param
+    folder = tiny_checkpoint(family, **overrides)
+    made = [load_decoder(folder, name="target") for _ in range(2)]
+    for each in made:
+        assert isinstance(each, FusedDecoder)
+    made[0].record(again)
+    return [(each, each.new_state(75)) for each in made]
+
+
+def both(pair, n, *, seed=0, **how):
+    """The same forward by both; what they give is the same."""
+    ids = torch.randint(0, 197, (1, n), generator=torch.Generator().manual_seed(seed + 100 * n))
+    one, other = (decoder.forward(Tokens(ids), state, **how) for decoder, state in pair)
+    assert (one.logits is None) == (other.logits is None)
+    if one.logits is not None:
+        torch.testing.assert_close(one.logits, other.logits, atol=CLOSE, rtol=CLOSE)
+    torch.testing.assert_close(one.hidden, other.hidden, atol=CLOSE, rtol=CLOSE)
+    assert one.taps.keys() == other.taps.keys()
+    for at, rows in one.taps.items():
+        torch.testing.assert_close(rows, other.taps[at], atol=CLOSE, rtol=CLOSE)
+    return one
+
+
+def commit(pair, path, loose=0):
+    for _, state in pair:
+        state.commit(0, path, loose)
+
+
+def same_rows(pair):
+    (_, one), (_, other) = pair
+    assert one.lengths == other.lengths
+    n = one.length()
+    torch.testing.assert_close(
+        one.buffers[0][..., :n, :], other.buffers[0][..., :n, :], atol=CLOSE, rtol=CLOSE
+    )
+
+
+def test_a_text_in_blocks_across_several_recordings_is_what_it_is_without(pair):
+    for seed, (n, at) in enumerate(
+        itertools.product((1, 7, 3, 12), ("last", "all", None, torch.tensor([0])))
+    ):
+        if pair[0][1].length() + n > 75:
+            break
+        both(pair, n, seed=seed, logits_at=at, taps=(0,) if n == 3 else ())
+        commit(pair, range(n))
+    same_rows(pair)
+    assert pair[0][0].recorded > 0
+
+
+def test_a_shape_is_recorded_once_for_all_that_its_state_can_hold(pair):
+    decoder = pair[0][0]
+    both(pair, 2)
+    assert decoder.recorded == 5  # up to 16, 32, 48, 64 and 75 rows
+    for _ in range(30):
+        both(pair, 2)
+    assert decoder.recorded == 5
+    both(pair, 13)
+    with pytest.raises(ValueError, match="do not fit"):
+        both(pair, 2)
+
+
+def test_what_was_rolled_back_is_not_seen(pair):
+    both(pair, 9)
+    commit(pair, range(9))
+    both(pair, 5)
+    for _, state in pair:
+        state.rollback(0, 10)
+    both(pair, 5, seed=1)
+    same_rows(pair)
+
+
+def test_rows_that_were_left_out_keep_their_positions(pair):
+    both(pair, 12)
+    for _, state in pair:
+        state.select([0, 1, 7, 8, 9, 10, 11])
+    both(pair, 3)
+    same_rows(pair)
+
+
+def test_a_wide_block_is_not_recorded(pair):
+    both(pair, graphs.WIDEST + 1)
+    assert pair[0][0].recorded == 0
+
+
+def tree(parents):
+    """The mask of a tree whose node i hangs at parents[i], -1 being the root row 0."""
+    n = len(parents) + 1
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    depth = [0] * n
+    mask[:, 0] = True
+    for node, parent in enumerate(parents, 1):
+        mask[node] = mask[parent + 1]
+        mask[node, 0] = mask[node, node] = True
+        depth[node] = depth[parent + 1] + 1
+    return mask, torch.tensor([depth])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_any_tree_is_what_it_is_without(tiny_checkpoint, data):
+    folder = tiny_checkpoint("llama")
+    pair = []
+    for records in (True, False):
+        decoder = load_decoder(folder, name="target")
+        if records:
+            decoder.record(again)
+        pair.append((decoder, decoder.new_state(300)))
+    both(pair, 8)
+    commit(pair, range(8))
+    for seed in range(2):
+        parents = [data.draw(st.integers(-1, i - 1)) for i in range(data.draw(st.integers(1, 9)))]
+        mask, depth = tree(parents)
+        start = pair[0][1].position()
+        both(pair, len(mask), seed=seed, mask=mask, positions=start + depth, logits_at="all")
+        leaf = len(parents)
+        path = mask[leaf].nonzero()[:, 0].tolist()
+        commit(pair, path)
+        same_rows(pair)
+    # A second level that sees some rows of the first.
+    both(pair, 4, seed=5)
+    wide = torch.tensor([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], dtype=torch.bool)
+    at = torch.tensor([[30, 31]])
+    both(pair, 2, seed=6, mask=wide, positions=at, logits_at="all")
+
+
+def test_no_number_of_a_branch_reaches_its_siblings(tiny_checkpoint):
+    decoder = load_decoder(tiny_checkpoint("llama"), name="target")
+    decoder.record(again)
+    state = decoder.new_state(40)
+    decoder.forward(Tokens(torch.tensor([[5, 6, 7]])), state)
+    decoder.weights.embedding[9] = torch.nan
+    mask, depth = tree([-1, -1])
+    out = decoder.forward(
+        Tokens(torch.tensor([[8, 9, 10]])), state, mask=mask, positions=3 + depth, logits_at="all"
+    )
+    assert out.rows.isfinite().all(-1).tolist() == [True, False, True]
