@@ -355,12 +355,12 @@ class FusedStack(Decoder):
             attend(q, k, v, bias, mixed)
         return self._added(layer.out, h, plan.scratch.mixed)
 
-    def _product(self, by: Linear, x: Tensor, out: Tensor) -> None:
-        """A product of rows x [n, in], into `out`."""
+    def _product(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """A product of rows x [n, in]; into `out`, if there is one."""
         if self._kernels is not None and len(x) == 1 and isinstance(by, PlainLinear):
-            self._kernels.times_row(x, by.weight.t(), by.bias, out)
-        else:
-            by(x, out)
+            out = x.new_empty(1, by.weight.shape[1]) if out is None else out
+            return cast(Tensor, self._kernels.times_row(x, by.weight.t(), by.bias, out))
+        return by(x, out)
 
     def _added(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
         """Rows h [n, out] and a product of rows x [n, in]; h may be overwritten."""
@@ -472,7 +472,8 @@ class FusedDecoder(FusedStack):
 
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
-        return self.weights.logits(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+        flat = rows.reshape(-1, self.hidden_size)
+        return self.weights.logits(flat, self._product).view(*rows.shape[:-1], -1)
 
     def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
         """See `Decoder`."""
@@ -511,7 +512,7 @@ class FusedDecoder(FusedStack):
             rows = self._norm(h.view(b, -1, self.hidden_size)[:, -1], norm)
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)
-        return self.weights.logits(rows).view(b, -1, self.vocab_size)
+        return self.weights.logits(rows, self._product).view(b, -1, self.vocab_size)
 
 
 def _joined(xs: Sequence[Tokens | Features]) -> Tokens | Features:

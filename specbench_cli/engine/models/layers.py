@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -165,9 +165,9 @@ class FusedWeights:
         whole = self.embedding if tied else self.head.columns(0, len(self.embedding))
         self.outputs = whole if says is None else None
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Tensor, product: Callable[[Linear, Tensor], Tensor]) -> Tensor:
         """Logits [n, V] of rows [n, hidden] that went through the final norm."""
-        said = self.head(rows)
+        said = product(self.head, rows)
         return said if self.says is None else spread(said, self.says, len(self.embedding))
 
     @property

@@ -326,28 +326,9 @@ class Planner:
             kernels: the module that turns and writes rows in one go; None: torch's own operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
-        steps, columns = torch.arange(n, device=device), torch.arange(seen, device=device)
+        steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale
         at = buffers.start[:1] + steps
         positions = buffers.start[1:] + steps if buffers.positions is None else buffers.positions
-        read, mask = rows[:, :, :seen], buffers.mask
-        attend: Attend
-        if mask is None:
-            seen_by = {
-                window: columns <= at[:, None]
-                if window is None
-                else (columns <= at[:, None]) & (columns > at[:, None] - window)
-                for window in set(self._windows)
-            }
-            attend = partial(attend_fixed, scale=self._rotary.scale)
-        else:
-            width = mask.shape[1]
-            first = buffers.start[:1] + n - width
-            # Where fewer rows are seen than were written, this is recorded, but never replayed.
-            block = (first + torch.arange(width, device=device)).clamp(max=seen - 1)
-            before = (columns < first).expand(n, seen).clone()
-            seen_by = {None: before.index_copy_(1, block, mask)}
-            attend = partial(attend_tree, scale=self._rotary.scale, n=0)
-        biases = {window: self._padded(sees) for window, sees in seen_by.items()}
         table, clean = self._rotary.select(positions.reshape(-1)), mask is not None
 
         def write(held: Tensor, new: Tensor) -> None:
@@ -358,17 +339,45 @@ class Planner:
                 new[kv:].nan_to_num_()  # see `attend_tree`
             held.index_copy_(1, at, new)
 
-        views = [
-            ((partial(write, held), keys, values, biases[window], attend),)
-            for window, held, keys, values in zip(
-                self._windows,
-                rows.unbind(),
-                read[:, :kv].mT.unbind(),
-                read[:, kv:].unbind(),
-                strict=True,
-            )
-        ]
+        def attend_here(held: Tensor, window: int | None, *_: Any) -> None:
+            kernels.attend(scratch.qkv, held, at, scratch.mixed, kv, window, scale)
+
+        biases: dict[int | None, Tensor | None] = dict.fromkeys(self._windows)
+        attend: Attend = partial(attend_fixed, scale=scale)
+        here = (
+            kernels is not None and mask is None and kernels.attends(n * self._shared, seen, rows)
+        )
+        if mask is not None:
+            biases[None] = self._padded(self._branches(buffers.start, mask, seen))
+            attend = partial(attend_tree, scale=scale, n=0)
+        elif not here:
+            columns = torch.arange(seen, device=device)
+            for window in biases:
+                sees = columns <= at[:, None]
+                if window is not None:
+                    sees &= columns > at[:, None] - window
+                biases[window] = self._padded(sees)
+        read = rows[:, :, :seen]
+        views: list[tuple[View, ...]] = []
+        for window, held, keys, values in zip(
+            self._windows,
+            rows.unbind(),
+            read[:, :kv].mT.unbind(),
+            read[:, kv:].unbind(),
+            strict=True,
+        ):
+            by: Attend = partial(attend_here, held, window) if here else attend
+            views.append(((partial(write, held), keys, values, biases[window], by),))
         return Plan(views, table, scratch, scratch.lines, turns=kernels is not None)
+
+    def _branches(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
+        """Which of `seen` rows each row behind `start` [2] sees, [n, seen] bool, by a mask
+        [n, w + n] of the last ones and its own."""
+        n, width = mask.shape
+        columns, first = torch.arange(seen, device=self._device), start[:1] + n - width
+        # Where fewer rows are seen than were written, this is recorded, but never replayed.
+        block = (first + torch.arange(width, device=self._device)).clamp(max=seen - 1)
+        return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
     def _padded(self, sees: Tensor) -> Tensor:
         """A bias [heads / kv heads x n, seen] of who sees what [n, seen], whose rows begin where

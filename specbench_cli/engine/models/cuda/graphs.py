@@ -141,7 +141,7 @@ class CudaGraphs:
             graph.capture_end()
         here.wait_stream(self._stream)
 
-        def replay() -> Out:
+        def replay(_: Body = body) -> Out:  # which holds what the graph reads
             graph.replay()
             return out
 

@@ -20,10 +20,15 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 1024
-"""Numbers of a row of weights that are read at a time, and of an MLP that a program makes."""
+"""Numbers of an MLP that a program makes."""
 
-ROWS = 2
-"""Rows of weights that a program multiplies."""
+WEIGHTS = (2, 2048)
+"""Rows of weights that a program multiplies, and how much of them at a time."""
+
+QUERIES, SEEN, KEYS = 64, 1024, 64
+"""Most queries of heads that share keys, and most rows that may be there for `attend`: beyond,
+torch's kernels, which share a head's rows among several programs, are faster. Rows read at a
+time."""
 
 
 @triton.jit
@@ -69,6 +74,51 @@ def _turn_and_keep(
         here = held + (head - heads) * held_head + tl.load(rows + row) * d + at
     tl.store(here, low.to(qkv.dtype.element_ty), mask=inside)
     tl.store(here + half, high.to(qkv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _attend(
+    qkv,
+    held,
+    held_head,
+    rows,
+    y,
+    heads,
+    kv,
+    n,
+    window,
+    scale,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    group, query, d = tl.program_id(0), tl.arange(0, QUERIES), tl.arange(0, D)
+    new, head = query % n, group * (heads // kv) + query // n
+    real = (query < n * (heads // kv))[:, None]
+    q = tl.load(qkv + (new * (heads + 2 * kv) + head)[:, None] * D + d[None, :], mask=real, other=0)
+    at, end = tl.load(rows + new), tl.load(rows + n - 1) + 1
+    best = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, D), tl.float32)
+    keys = held + group * held_head
+    for first in range(0, end, KEYS):
+        column = first + tl.arange(0, KEYS)
+        there = (column < end)[:, None]
+        where = column[:, None] * D + d[None, :]
+        k = tl.load(keys + where, mask=there, other=0)
+        sees = (column[None, :] <= at[:, None]) & (column[None, :] > at[:, None] - window)
+        scores = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        # Rows that see nothing yet keep zeros.
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        chances, fade = tl.exp(scores - safe[:, None]), tl.exp(best - safe)
+        v = tl.load(keys + kv * held_head + where, mask=there, other=0)
+        total = total * fade + tl.sum(chances, 1)
+        mixed = mixed * fade[:, None] + tl.dot(chances.to(v.dtype), v)
+        best = higher
+    mixed = mixed / total[:, None]
+    out = y + (new * heads + head)[:, None] * D + d[None, :]
+    tl.store(out, mixed.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -148,6 +198,44 @@ def turn_and_keep(
     )
 
 
+def attends(queries: int, seen: int, rows: Tensor) -> bool:
+    """Whether `attend` is made for so many queries of heads that share keys, over `seen` of rows
+    [..., d]."""
+    d = rows.shape[-1]
+    return queries <= QUERIES and seen <= SEEN and 16 <= d <= 128 and d & (d - 1) == 0
+
+
+def attend(
+    qkv: Tensor,
+    held: Tensor,
+    rows: Tensor,
+    out: Tensor,
+    kv: int,
+    window: int | None,
+    scale: float,
+) -> None:
+    """Attention of a chain of new rows over all that a layer holds, their own included: softmax and
+    sums are taken as rows come (Milakov and Gimelshein, arXiv:1805.02867).
+
+    Args:
+        qkv: [n, (heads + 2 kv) d], of which turned queries are read.
+        held: [2 kv, capacity, d]. rows: [n], numbers of the new rows there.
+        out: [n, heads d].
+        window: how many rows each sees at most, itself included; None: all before it.
+    """
+    n, d = len(qkv), held.shape[-1]
+    heads = qkv.shape[1] // d - 2 * kv
+    _attend[(kv,)](
+        *(qkv, held, held.stride(0), rows, out, heads, kv, n),
+        held.shape[1] if window is None else window,
+        scale,
+        D=d,
+        QUERIES=max(16, triton.next_power_of_2(n * (heads // kv))),
+        KEYS=KEYS,
+        num_warps=4,
+    )
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """SiLU(gate) up of rows [n, 2 width], [n, width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -160,14 +248,14 @@ def times_row(
     row: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False
 ) -> Tensor:
     """A row [1, in] times weights [out, in], into `out` [1, out] or added to what is there."""
-    n, k = weight.shape
-    _times_row[(triton.cdiv(n, ROWS),)](
+    (n, k), (tile, block) = weight.shape, WEIGHTS
+    _times_row[(triton.cdiv(n, tile),)](
         *(row, weight, row if bias is None else bias, out, k, n),
         ADD=add,
         BIAS=bias is not None,
-        TILE=ROWS,
-        BLOCK=COLUMNS,
-        num_warps=4,
+        TILE=tile,
+        BLOCK=min(block, triton.next_power_of_2(k)),
+        num_warps=8 if k >= block else 4,
     )
     return out
 
