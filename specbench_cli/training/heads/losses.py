@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
+from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
@@ -220,7 +221,7 @@ def _sent(file: NDArray[np.generic], device: torch.device) -> Tensor:
     there = torch.empty(file.shape, dtype=like.dtype, device=device)
     for first in range(0, len(file), BLOCK):
         block = torch.from_numpy(file[first : first + BLOCK].copy())
-        there[first : first + BLOCK].copy_(block)
+        there[first : first + BLOCK].copy_(host.sent(block, device))
     return there
 
 
