@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -370,7 +370,7 @@ def _replies(
 ) -> Iterator[tuple[int, Reply, KeptRows | None]]:
     """The replies, each as soon as it is whole; the next ask takes its place. With `taps`, also
     the target's rows over them: 0 for the last token, which was not fed."""
-    states = _states(target, taps)
+    states = _states(target, taps, len(asks))
     free = list(range(len(states)))
     begin, shared, first = _beginning(target, [ask for _, ask in asks], taps)
     held = None if taps is None else _Held(target, taps, len(states))
@@ -459,12 +459,10 @@ class _Held:
         taps = {tap: torch.cat([out.taps[tap] for out in outs], 1) for tap in tapped}
         ends = [end - 1 for end in accumulate(ns)]
         new = _kept(self._target, tapped, Out(None, hidden, taps), ends, last)
-        where = [
-            (place, row)
-            for place, start, n in zip(places, starts, ns, strict=True)
-            for row in range(start, start + n)
-        ]
-        at = tuple(host.ids(where, device).unbind(1))
+        owners = chain.from_iterable(map(repeat, places, ns))
+        spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
+        where = [list(owners), list(chain.from_iterable(spans))]
+        at = tuple(host.ids(where, device).unbind())
         self._rows.index_put_(at, new.rows)
         self._best.index_put_(at, new.best)
 
@@ -523,9 +521,10 @@ def _at_once(target: Decoder, taps: tuple[int, ...] | None) -> int:
     return max(1, min(AT_ONCE_FAR, int(ROOM * free) // max(1, bytes_each)))
 
 
-def _states(target: Decoder, taps: tuple[int, ...] | None) -> list[State]:
-    """Room for `_at_once` sequences, in one piece of memory where a decoder's states can."""
-    lines = _at_once(target, taps)
+def _states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> list[State]:
+    """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
+    a decoder's states can."""
+    lines = min(_at_once(target, taps), most)
     pool = target.new_state(LONGEST, lines)
     if isinstance(pool, KVState):
         return [pool.line(place) for place in range(lines)]

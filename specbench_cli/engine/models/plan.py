@@ -282,12 +282,12 @@ class Planner:
         at, attend = sent[0] + steps, cast(Attend, self._together)
         seen_to = at  # the last row that each new one sees, of all places
         if high - low > b:
-            between = [[0, 0] for _ in range(low, high)]
+            asks, ends = [0] * (high - low), [0] * (high - low)
             for i, (place, start) in enumerate(zip(which, starts, strict=True)):
-                between[place] = [i, start]
-            told = host.ids(between, self._device)
-            seen_to = told[:, 1:] + steps
-            attend = partial(self._apart, asks=told[:, 0], which=sent[2, :, 0])
+                asks[place], ends[place] = i, start
+            told = host.ids([asks, ends], self._device)
+            seen_to = told[1, :, None] + steps
+            attend = partial(self._apart, asks=told[0], which=sent[2, :, 0])
         columns = torch.arange(longest, device=self._device)
         bias = self._like.new_zeros(high - low, 1, n, longest)
         bias.masked_fill_(columns > seen_to[:, None, :, None], -torch.inf)
