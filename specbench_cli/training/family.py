@@ -64,6 +64,20 @@ class Schedule:
             horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
         )
 
+    def wider(self, sequences: int) -> Self:
+        """The same tokens and warm-up, so many sequences an update: the updates are fewer."""
+        first = self.stages[0].sequences / sequences
+        stages = tuple(
+            replace(s, steps=max(1, round(s.steps * s.sequences / sequences)), sequences=sequences)
+            for s in self.stages
+        )
+        return replace(
+            self,
+            stages=stages,
+            warmup_steps=max(1, round(self.warmup_steps * first)),
+            horizon=None if self.horizon is None else max(1, round(self.horizon * first)),
+        )
+
     def smoke(self) -> Self:
         """Two small steps of every stage."""
         stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)

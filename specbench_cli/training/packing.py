@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.errors import UsageError
 
 WAITING = 32  # chats at hand to fill a sequence with: more leave less padding
@@ -37,9 +38,9 @@ class Batch(NamedTuple):
     rows: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on a device."""
-        inputs, targets, weights = (part.to(device) for part in self[:3])
-        rest = (None if part is None else part.to(device) for part in self[3:])
+        """The same on a device; what was launched there before is not waited for."""
+        inputs, targets, weights = (host.sent(part, device) for part in self[:3])
+        rest = (None if part is None else host.sent(part, device) for part in self[3:])
         return Batch(inputs, targets, weights, *rest)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from heapq import heappop, heappush
+from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, Part, State
 from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.state import KVState
@@ -38,6 +40,12 @@ from specbench_cli.training.packing import Encoded, Packed
 
 AT_ONCE = 64
 """Sequences decoded together: each forward reads the weights once for all."""
+
+AT_ONCE_FAR = 384
+"""As many on an accelerator, which takes about as long to be called for any number of them."""
+
+ROOM = 0.5
+"""How much of an accelerator's free memory they may have, all together."""
 
 ROWS_AT_ONCE = 512
 """Rows whose logits over a whole vocabulary are held at a time."""
@@ -315,17 +323,17 @@ class Replies(Packed):
 @dataclass(slots=True)
 class _Line:
     """A reply in the making. fed: what its next forward reads; said: tokens of the answer, or of
-    the question while that is being asked; kept: the target's rows over what was fed."""
+    the question while that is being asked; place: its own among the lines."""
 
     number: int
     ask: Ask
+    place: int
     state: State
     chance: random.Random
     fed: list[int]
     prompt: list[int]
     asking: bool
     said: list[int] = field(default_factory=list)
-    kept: list[KeptRows] = field(default_factory=list)
 
     @property
     def draws(self) -> bool:
@@ -362,8 +370,10 @@ def _replies(
 ) -> Iterator[tuple[int, Reply, KeptRows | None]]:
     """The replies, each as soon as it is whole; the next ask takes its place. With `taps`, also
     the target's rows over them: 0 for the last token, which was not fed."""
-    free = _states(target)
+    states = _states(target, taps, len(asks))
+    free = list(range(len(states)))
     begin, shared, first = _beginning(target, [ask for _, ask in asks], taps)
+    held = None if taps is None else _Held(target, taps, len(states))
     waiting, live = iter(asks), dict[int, _Line]()
     while True:
         while free and (following := next(waiting, None)) is not None:
@@ -371,94 +381,185 @@ def _replies(
             if len(ask.ids) > LONGEST // 2:
                 yield number, Reply(list(ask.ids), []), None
                 continue
-            state, chance = free.pop(), random.Random(f"reply/{seed}/{number}")
+            place = heappop(free)
+            state, chance = states[place], random.Random(f"reply/{seed}/{number}")
             state.clear()
             if begin is not None and isinstance(state, KVState):
                 for mine, read in zip(state.buffers, begin.buffers, strict=True):
                     mine[..., :shared, :].copy_(read[..., :shared, :])
                 state.extend(0, range(target.n_layers), shared)
                 state.commit(0, range(shared))
+            if held is not None and first is not None:
+                held.begin(place, first)
             ids = list(ask.ids)
-            line = _Line(number, ask, state, chance, ids[shared:], ids, bool(ask.then))
-            line.kept += first
-            live[number] = line
+            live[number] = _Line(
+                number, ask, place, state, chance, ids[shared:], ids, bool(ask.then)
+            )
         if not live:
             return
-        lines = list(live.values())
+        # Neighbours in memory with as many rows each are attended to at once.
+        lines = sorted(live.values(), key=lambda line: (len(line.fed), line.place))
+        ns = [len(line.fed) for line in lines]
+        starts = [line.state.position() for line in lines]
+        fed = host.ids(list(chain.from_iterable(line.fed for line in lines)), target.device)
         parts = [
-            Part(Tokens(torch.tensor([line.fed], device=target.device)), line.state)
-            for line in lines
+            Part(Tokens(ids), line.state)
+            for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
         ]
         outs = target.forward_batch(parts, taps=taps or ())
-        logits = torch.stack([out.logits[0, -1] for out in outs if out.logits is not None])
+        logits = torch.cat([out.logits for out in outs if out.logits is not None], 1)[0]
         best = logits.argmax(-1)
+        if held is not None:
+            held.put([line.place for line in lines], starts, ns, outs, best)
         tokens = _chosen(logits, best, lines)
-        for at, (line, token) in enumerate(zip(lines, tokens, strict=True)):
-            line.state.commit(0, range(len(line.fed)))
-            if taps is not None:
-                line.kept.append(_kept(target, taps, outs[at], best[at, None]))
+        for line, n, token in zip(lines, ns, tokens, strict=True):
+            line.state.commit(0, range(n))
             reply = line.take(token, ends)
             if reply is not None:
-                free.append(live.pop(line.number).state)
-                whole = _joined(line.kept) if reply.answer and taps is not None else None
+                heappush(free, live.pop(line.number).place)
+                whole = held.of(line.place, reply) if reply.answer and held is not None else None
                 yield line.number, reply, whole
 
 
-def _kept(target: Decoder, taps: tuple[int, ...], out: Out, last: Tensor | None = None) -> KeptRows:
-    """What is kept of a forward's rows; `last` [1]: what the last of them says, where known."""
+class _Held:
+    """The target's rows over the sequences in the making, each at its place: written for all of
+    them at once, and read of one when it is whole.
+
+    Args:
+        lines: how many places there are.
+    """
+
+    def __init__(self, target: Decoder, taps: tuple[int, ...], lines: int) -> None:
+        self._target, self._taps = target, taps
+        size, device = (lines, LONGEST), target.device
+        width = _width(target, taps)
+        self._rows = torch.zeros(*size, width, dtype=torch.half, device=device)
+        self._best = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def begin(self, place: int, read: KeptRows) -> None:
+        """A sequence begins with rows that all have."""
+        self._rows[place, : len(read.rows)] = read.rows
+        self._best[place, : len(read.best)] = read.best
+
+    def put(
+        self,
+        places: Sequence[int],
+        starts: Sequence[int],
+        ns: Sequence[int],
+        outs: Sequence[Out],
+        last: Tensor,
+    ) -> None:
+        """The rows of a forward: ns[i] of the sequence at places[i], from starts[i] on.
+
+        Args:
+            last: [sequences], what each one's last row says.
+        """
+        device, tapped = self._target.device, self._taps
+        hidden = torch.cat([out.hidden for out in outs], 1)
+        taps = {tap: torch.cat([out.taps[tap] for out in outs], 1) for tap in tapped}
+        ends = [end - 1 for end in accumulate(ns)]
+        new = _kept(self._target, tapped, Out(None, hidden, taps), ends, last)
+        owners = chain.from_iterable(map(repeat, places, ns))
+        spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
+        where = [list(owners), list(chain.from_iterable(spans))]
+        at = tuple(host.ids(where, device).unbind())
+        self._rows.index_put_(at, new.rows)
+        self._best.index_put_(at, new.best)
+
+    def of(self, place: int, reply: Reply) -> KeptRows:
+        """Those of a whole reply; nothing of its last token, which was not fed."""
+        rows, best = self._rows[place, : reply.size], self._best[place, : reply.size]
+        rows[-1], best[-1] = 0, best[0]
+        return KeptRows(rows, best)
+
+
+def _width(target: Decoder, taps: tuple[int, ...]) -> int:
+    """Numbers that are kept of a token."""
+    return (len(taps) + 1) * target.hidden_size
+
+
+def _kept(
+    target: Decoder,
+    taps: tuple[int, ...],
+    out: Out,
+    known: Sequence[int] = (),
+    says: Tensor | None = None,
+) -> KeptRows:
+    """What is kept of a forward's rows [1, n, hidden].
+
+    Args:
+        known: rows of which it is known what they say, rising; says: [rows], that.
+    """
     normed = target.norm(out.hidden[0])
-    rows = torch.cat([*(out.taps[tap][0] for tap in taps), normed], -1)
-    asked = normed if last is None else normed[:-1]
-    best = [target.unembed(part).argmax(-1) for part in asked.split(ROWS_AT_ONCE) if len(part)]
-    return KeptRows(rows.half(), torch.cat(best if last is None else [*best, last]))
-
-
-def _joined(parts: Sequence[KeptRows]) -> KeptRows:
-    """One after another, and nothing of the last token."""
-    rows, best = (torch.cat(each) for each in zip(*parts, strict=True))
-    return KeptRows(torch.cat([rows, torch.zeros_like(rows[:1])]), torch.cat([best, best[:1]]))
+    rows = torch.cat([*(out.taps[tap][0] for tap in taps), normed], -1).half()
+    if says is not None and len(known) == len(normed):
+        return KeptRows(rows, says)
+    asked = sorted(set(range(len(normed))).difference(known))
+    order = host.ids([*asked, *known], target.device)
+    blocks = normed.index_select(0, order[: len(asked)]).split(ROWS_AT_ONCE)
+    found = [target.unembed(block).argmax(-1) for block in blocks]
+    best = torch.cat(found if says is None else [*found, says])
+    return KeptRows(rows, torch.empty_like(best).index_copy_(0, order, best))
 
 
 @torch.inference_mode()
 def _read_rows(target: Decoder, taps: tuple[int, ...], ids: Sequence[int]) -> KeptRows:
     """The rows over a text that is there."""
-    read = Tokens(torch.tensor([list(ids)], device=target.device))
+    read = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
     return _kept(target, taps, target.forward(read, state, logits_at=None, taps=taps))
 
 
-def _states(target: Decoder) -> list[State]:
-    """Room for `AT_ONCE` sequences, in one piece of memory where a decoder's states can."""
-    pool = target.new_state(LONGEST, AT_ONCE)
+def _at_once(target: Decoder, taps: tuple[int, ...] | None) -> int:
+    """How many sequences are decoded together; what each is given does not depend on it."""
+    if host.near(target.device):
+        return AT_ONCE
+    bytes_each = target.new_state(LONGEST).nbytes
+    if taps is not None:
+        bytes_each += LONGEST * (2 * _width(target, taps) + 8)
+    free, _ = torch.cuda.mem_get_info(target.device)
+    return max(1, min(AT_ONCE_FAR, int(ROOM * free) // max(1, bytes_each)))
+
+
+def _states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> list[State]:
+    """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
+    a decoder's states can."""
+    lines = min(_at_once(target, taps), most)
+    pool = target.new_state(LONGEST, lines)
     if isinstance(pool, KVState):
-        return [pool.line(place) for place in range(AT_ONCE)]
-    return [target.new_state(LONGEST) for _ in range(AT_ONCE)]
+        return [pool.line(place) for place in range(lines)]
+    return [target.new_state(LONGEST) for _ in range(lines)]
 
 
 def _beginning(
     target: Decoder, asks: Sequence[Ask], taps: tuple[int, ...] | None
-) -> tuple[KVState | None, int, list[KeptRows]]:
-    """The rows of what all asks begin with (a template's system prompt), read once; how many."""
+) -> tuple[KVState | None, int, KeptRows | None]:
+    """What all asks begin with (a template's system prompt), read once; how many rows, and what is
+    kept of them."""
     places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
     shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, places))
     state = target.new_state(max(1, shared))
     if not shared or not isinstance(state, KVState):
-        return None, 0, []
-    ids = torch.tensor([list(asks[0].ids[:shared])], device=target.device)
+        return None, 0, None
+    ids = host.ids([asks[0].ids[:shared]], target.device)
     out = target.forward(Tokens(ids), state, logits_at=None, taps=taps or ())
-    return state, shared, [] if taps is None else [_kept(target, taps, out)]
+    return state, shared, None if taps is None else _kept(target, taps, out)
 
 
 def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:
     """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
-    chosen: list[int] = best.tolist()
     drawn = [at for at, line in enumerate(lines) if line.draws]
-    if drawn:
-        sums = logits[drawn].float().softmax(-1).cumsum(-1)
-        chances = torch.tensor([[lines[at].chance.random()] for at in drawn]).to(sums)
-        found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
-        for at, token in zip(drawn, found[:, 0].tolist(), strict=True):
-            chosen[at] = min(token, logits.shape[-1] - 1)
+    if not drawn:
+        likeliest: list[int] = host.numbers(best)
+        return likeliest
+    device = logits.device
+    picked = logits.index_select(0, host.ids(drawn, device))
+    sums = picked.float().softmax(-1).cumsum(-1)
+    chances = host.sent(torch.tensor([[lines[at].chance.random()] for at in drawn]), device)
+    found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
+    chosen, said = host.lists(best, found[:, 0])
+    for at, token in zip(drawn, said, strict=True):
+        chosen[at] = min(token, logits.shape[-1] - 1)
     return chosen
 
 

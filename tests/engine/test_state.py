@@ -68,6 +68,8 @@ class StateAgainstLists(RuleBasedStateMachine):
         rows, committed = self.rows[seq], self.committed[seq]
         written = max(len(have) - base for have, base in zip(rows, committed, strict=True))
         path = sorted(data.draw(st.sets(st.integers(0, written - 1)))) if written else []
+        if data.draw(st.booleans()):  # a chain
+            path = range(len(path))
         loose = data.draw(st.integers(0, len(path)))
         self.state.commit(seq, path, loose)
         for layer in range(LAYERS):

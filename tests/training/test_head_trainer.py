@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from methods._heads.module import ParallelHead, heads, parallel_heads
 from specbench_cli import registry
+from specbench_cli.commands.training._shared import recipes
 from specbench_cli.commands.training.app import app
 from specbench_cli.commands.training.heads import Loss
 from specbench_cli.engine.models.checkpoint import Weights
@@ -198,6 +199,20 @@ def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
 def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
     names = {path.name for path in (trained / WORK).glob("*.jsonl")}
     assert names == {"replies.jsonl", "replies-greedy.jsonl", "replies-held-out.jsonl"}
+
+
+@pytest.mark.parametrize("tokens", [None, 2_048_000])
+def test_wider_updates_are_fewer_and_read_as_many_tokens(
+    tokens: int | None, tmp_path: Path
+) -> None:
+    whole = HeadSchedule.own(heads()["eagle3"], "smollm2", 1536)
+    (plain,) = recipes((whole,), 1.0, False, tmp_path, True, tokens)
+    (wide,) = recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
+    assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
+    assert wide.stages[0].steps * 4 == plain.stages[0].steps
+    assert wide.tokens == plain.tokens == (tokens or whole.tokens)
+    assert (plain.peak_lr, wide.peak_lr) == (whole.peak_lr, 4e-3)
+    assert wide.warmup_steps == plain.warmup_steps // 4
 
 
 def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:

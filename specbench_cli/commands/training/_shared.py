@@ -80,6 +80,29 @@ Tokens = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+Sequences = Annotated[
+    int | None,
+    typer.Option(
+        "--sequences",
+        help="Texts of 512 tokens an update; the learning rate is for 4. More of them fill a GPU:"
+        " there are as many updates less.",
+        metavar="N",
+        min=1,
+        show_default="the recipe's",
+        rich_help_panel=TRAINING,
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--lr",
+        help="Peak learning rate.",
+        metavar="X",
+        min=0.0,
+        show_default="the recipe's",
+        rich_help_panel=TRAINING,
+    ),
+]
 Smoke = Annotated[
     bool,
     typer.Option(
@@ -108,12 +131,18 @@ def recipes(
     out: Path,
     resume: bool,
     tokens: int | None = None,
+    sequences: int | None = None,
+    lr: float | None = None,
 ) -> "list[Plan]":
     """The recipes to follow; their earlier work is deleted where it is not to be resumed.
 
     Args:
         tokens: that each is to read, in place of `scale`.
+        sequences: that an update reads, in place of the recipe's; the tokens stay as many.
+        lr: the peak learning rate, in place of the recipe's.
     """
+    from dataclasses import replace
+
     from specbench_cli.training.trainer import WORK
 
     if not scale > 0:
@@ -121,6 +150,10 @@ def recipes(
     if not resume:
         for recipe in recipes:
             shutil.rmtree(out / WORK / recipe.name, ignore_errors=True)
+    if sequences is not None:
+        recipes = tuple(recipe.wider(sequences) for recipe in recipes)
+    if lr is not None:
+        recipes = tuple(replace(recipe, peak_lr=lr) for recipe in recipes)
     scales = [tokens / recipe.tokens if tokens else scale for recipe in recipes]
     pairs = zip(recipes, scales, strict=True)
     return [recipe.smoke() if smoke else recipe.scaled(factor) for recipe, factor in pairs]

@@ -12,9 +12,11 @@ from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import (
     Data,
     Out,
+    Rate,
     Resume,
     Scale,
     Seed,
+    Sequences,
     Smoke,
     Tokens,
     Where,
@@ -214,6 +216,8 @@ def _trains(name: str, what: str, more: str) -> Callable[..., None]:
         resume: Resume = True,
         steps_scale: Scale = 1.0,
         tokens: Tokens = None,
+        sequences: Sequences = None,
+        lr: Rate = None,
         smoke: Smoke = False,
         device: Where = shared.Device.AUTO,
         data: Data = None,
@@ -222,7 +226,7 @@ def _trains(name: str, what: str, more: str) -> Callable[..., None]:
             trainer = _trainer(out, target, data, seed, device, smoke, count, report, name)
             kind = _kind(name)
             (schedule,) = shared.recipes(
-                (trainer.schedule(kind),), steps_scale, smoke, out, resume, tokens
+                (trainer.schedule(kind),), steps_scale, smoke, out, resume, tokens, sequences, lr
             )
             _finish(out, schedule.name, trainer.train_kind(kind, schedule, loss.value))
 
@@ -298,6 +302,8 @@ def stateless(
     resume: Resume = True,
     steps_scale: Scale = 1.0,
     tokens: Tokens = None,
+    sequences: Sequences = None,
+    lr: Rate = None,
     smoke: Smoke = False,
     device: Where = shared.Device.AUTO,
     data: Data = None,
@@ -318,7 +324,9 @@ def stateless(
     with shared.bars() as report:
         trainer = _trainer(out, target, data, seed, device, smoke, count, report)
         found = trainer.schedule(kind, ours=False)
-        (schedule,) = shared.recipes((found,), steps_scale, smoke, out, resume, tokens)
+        (schedule,) = shared.recipes(
+            (found,), steps_scale, smoke, out, resume, tokens, sequences, lr
+        )
         _finish(out, schedule.name, trainer.train_kind(kind, schedule, loss.value))
 
 

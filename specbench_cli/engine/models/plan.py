@@ -18,6 +18,7 @@ from specbench_cli.engine.models.attention import (
     CausalBias,
     Rotary,
     Table,
+    attend_apart,
     attend_few,
     attend_fixed,
     attend_many,
@@ -34,7 +35,16 @@ MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""
 
 WASTE = 1.4
-"""Rows that attention may read at once for several sequences, over those that they have."""
+"""Rows that attention may read at once for several sequences, over those that they have: where
+reading costs. An accelerator reads in less time than it takes to be called."""
+
+SPREAD = 4
+"""Places of a pool that an accelerator's attention may read at once, for each sequence that is read
+for: those between them have nothing to say."""
+
+BLOCK = 64
+"""An accelerator's attention reads a multiple of so many rows of several sequences, so that its
+kernels need no padding of their own and are not chosen anew for every length."""
 
 ALIGNED = 8
 """Numbers in whose multiples rows of a bias begin."""
@@ -92,21 +102,33 @@ class Scratch:
         self.gate_up = like.new_empty(rows, 2 * sizes.mlp)
         self.gate, self.up = self.gate_up.chunk(2, -1)
         self._sizes, self._by_head = sizes, by_head
-        results = self.mixed.unflatten(-1, (heads, d))
-        self.lines: list[Line] = []
-        for end, n in zip(accumulate(ns), ns, strict=True):
-            at = end - n
-            block = by_head[at : at + n].transpose(0, 1)
-            queries, result = block[:heads], results[at : at + n].transpose(0, 1)
-            if n == 1:  # heads that share keys are as good as rows
-                queries, result = (part.reshape(kv, -1, d) for part in (queries, result))
-            self.lines.append((queries, result, block[heads:]))
+        self._results = self.mixed.unflatten(-1, (heads, d))
+        self._spans = [slice(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
+        self._made: dict[int, Line] = {}
+
+    @property
+    def lines(self) -> list[Line]:
+        """Those of all sequences, each alone."""
+        return [self.line(i) for i in range(len(self._spans))]
+
+    def line(self, i: int) -> Line:
+        """That of sequence i alone, made when it is asked for: most are among others' (`together`),
+        of which there may be hundreds."""
+        if i not in self._made:
+            span, sizes = self._spans[i], self._sizes
+            block = self._by_head[span].transpose(0, 1)
+            queries, result = block[: sizes.heads], self._results[span].transpose(0, 1)
+            if span.stop - span.start == 1:  # heads that share keys are as good as rows
+                shape = sizes.kv_heads, -1, sizes.head_dim
+                queries, result = (part.reshape(shape) for part in (queries, result))
+            self._made[i] = queries, result, block[sizes.heads :]
+        return self._made[i]
 
     def together(self, first: int, b: int, n: int) -> Line:
         """The line of b sequences that have n rows each, from row `first` on."""
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
-        results = self.mixed[span].unflatten(-1, (heads, -1)).unflatten(0, (b, n))
+        results = self._results[span].unflatten(0, (b, n))
         queries, result = block[:, :, :heads].transpose(1, 2), results.transpose(1, 2)
         if n == 1:  # as in a line of one sequence
             kv = self._sizes.kv_heads
@@ -152,9 +174,11 @@ class Planner:
     ) -> None:
         self._sizes, self._rotary, self._windows = sizes, rotary, windows
         self._lean, self._like, self._device = lean, like, like.device
+        self._near = host.near(like.device)
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
         self._together = partial(attend_together, scale=rotary.scale)
+        self._apart = partial(attend_apart, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
         self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
         self._scratch: dict[tuple[int, ...], Scratch] = {}
@@ -183,7 +207,8 @@ class Planner:
         """The plan of a forward that several sequences share, each with a state of its own.
 
         Made of the plans that they would follow alone; where neighbours of one pool have as many
-        rows each, and see the usual ones, attention takes them at once.
+        rows each, and see the usual ones, attention takes them at once. On an accelerator they may
+        be some places apart.
         """
         ns = [part.x.ids.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
@@ -196,9 +221,10 @@ class Planner:
             b = 1 if alone or n > FEW else self._neighbours(parts, ns, at)
             if b > 1:
                 states = [cast(KVState, part.state) for part in parts[at : at + b]]
-                views.append(self._pooled(states, n))
+                pooled, table = self._pooled(states, n)
+                views.append(pooled)
                 lines.append(scratch.together(first, b, n))
-                tables += [self._rotary.at(each.position(), n) for each in states]
+                tables.append(table)
             else:
                 part = parts[at]
                 how = part.mask, part.positions
@@ -208,7 +234,7 @@ class Planner:
                     else self.plain(state, (0,), run, n)
                 )
                 views.append(plan.views)
-                lines.append(scratch.lines[at])
+                lines.append(scratch.line(at))
                 tables.append(plan.table)
                 hopeful |= plan.hopeful
             at, first = at + b, first + b * n
@@ -227,37 +253,56 @@ class Planner:
         if first.pool is None or any(self._windows):
             return 1
         longest = total = first.length()
+        last = first.place
         while (
             at + b < len(parts)
             and ns[at + b] == ns[at]
             and not _alone(parts[at + b])
             and (state := cast(KVState, parts[at + b].state)).pool is first.pool
-            and state.place == first.place + b
         ):
-            rows = state.length()
-            longest, total = max(longest, rows), total + rows
-            if (b + 1) * longest > WASTE * total:
+            span = state.place - first.place + 1  # places from the first one to it
+            if self._near:
+                rows = state.length()
+                longest, total = max(longest, rows), total + rows
+                if span != b + 1 or (b + 1) * longest > WASTE * total:
+                    break
+            elif state.place <= last or span > SPREAD * (b + 1):
                 break
-            b += 1
+            last, b = state.place, b + 1
         return b
 
-    def _pooled(self, states: Sequence[KVState], n: int) -> list[tuple[View, ...]]:
-        """The views of neighbours of one pool with n new rows each, which see the usual rows."""
-        pool, kv = cast(KVState, states[0].pool), self._sizes.kv_heads
+    def _pooled(self, states: Sequence[KVState], n: int) -> tuple[list[tuple[View, ...]], Table]:
+        """The views of neighbours of one pool with n new rows each, which see the usual rows; and
+        the table of these rows."""
+        pool, kv, b = cast(KVState, states[0].pool), self._sizes.kv_heads, len(states)
+        low, high = states[0].place, states[-1].place + 1
         starts = [state.length() for state in states]
         for state, start in zip(states, starts, strict=True):
             state.require(start, n)
-        places = slice(states[0].place, states[-1].place + 1)
         longest = max(starts) + n
-        at = host.ids(starts, self._device)[:, None] + torch.arange(n, device=self._device)
+        if not self._near:
+            longest = min(pool.capacity, -(-longest // BLOCK) * BLOCK)
+        which = [state.place - low for state in states]
+        positions = [state.position() for state in states]
+        sent = host.ids([starts, positions, which], self._device)[:, :, None]
+        steps = torch.arange(n, device=self._device)
+        at, attend = sent[0] + steps, cast(Attend, self._together)
+        seen_to = at  # the last row that each new one sees, of all places
+        if high - low > b:
+            asks, ends = [0] * (high - low), [0] * (high - low)
+            for i, (place, start) in enumerate(zip(which, starts, strict=True)):
+                asks[place], ends[place] = i, start
+            told = host.ids([asks, ends], self._device)
+            seen_to = told[1, :, None] + steps
+            attend = partial(self._apart, asks=told[0], which=sent[2, :, 0])
         columns = torch.arange(longest, device=self._device)
-        bias = self._like.new_zeros(len(states), 1, n, longest)
-        bias.masked_fill_(columns > at[:, None, :, None], -torch.inf)
-        which = torch.arange(len(states), device=self._device)[:, None].expand_as(at)
-        rows = pool.buffers[0][:, places]
+        bias = self._like.new_zeros(high - low, 1, n, longest)
+        bias.masked_fill_(columns > seen_to[:, None, :, None], -torch.inf)
+        where = sent[2].expand_as(at), at
+        rows = pool.buffers[0][:, low:high]
         seen = rows[:, :, :, :longest]
-        return [
-            ((partial(new.index_put_, (which, at)), keys, values, bias, self._together),)
+        views: list[tuple[View, ...]] = [
+            ((partial(new.index_put_, where), keys, values, bias, attend),)
             for new, keys, values in zip(
                 rows.transpose(2, 3).unbind(),
                 seen[:, :, :kv].unbind(),
@@ -265,6 +310,7 @@ class Planner:
                 strict=True,
             )
         ]
+        return views, self._rotary.select((sent[1] + steps).reshape(-1))
 
     def special(
         self,

@@ -122,6 +122,7 @@ class KVState(State):
                     self.buffers.append(self._pages[-1].zeros)
                 else:
                     self.buffers.append(torch.zeros(size, dtype=dtype, device=device))
+        self._every = range(len(self.shapes))
         self._layers = [rows[:, :, :capacity] for buffer in self.buffers for rows in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
@@ -173,6 +174,9 @@ class KVState(State):
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
         """Count n rows more, written by a forward after each layer's last one."""
         lengths = self.lengths[seq]
+        if layers == self._every:  # by far the most often, and for hundreds of sequences a step
+            lengths[:] = [have + n for have in lengths]
+            return
         for layer in layers:
             lengths[layer] += n
 
@@ -197,8 +201,18 @@ class KVState(State):
         Raises:
             ValueError: `path` does not increase or names a row that was not written.
         """
-        path = list(path)
         lengths, committed = self.lengths[seq], self._committed[seq]
+        kept, base = len(path), committed[0]
+        if (
+            path == range(kept)
+            and not loose
+            and kept <= lengths[0] - base
+            and _alike(lengths)
+            and _alike(committed)
+        ):  # a chain, all layers as far as each other: what hundreds of sequences do a step
+            lengths[:] = committed[:] = [base + kept] * len(lengths)
+            return
+        path = list(path)
         written = max(have - base for have, base in zip(lengths, committed, strict=True))
         if path != list(range(len(path))):
             if any(a >= b for a, b in pairwise(path)):
@@ -388,6 +402,11 @@ class RecurrentState(State):
         stops = [stop for stop in self._stops[seq] if stop.length <= n] or [START]
         first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
         self._stops[seq] = stops[first:]
+
+
+def _alike(lengths: Sequence[int]) -> bool:
+    """Whether all layers hold as many rows."""
+    return lengths.count(lengths[0]) == len(lengths)
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:

@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
 from methods._heads.slots import Past, take
+from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
@@ -193,6 +196,35 @@ def foreseen(
     return rows[:, :n], rows[:, n:].unflatten(1, (-1, k))
 
 
+Held = Tensor | NDArray[np.generic]
+"""Numbers of a file: on an accelerator, or mapped into memory."""
+
+ROOM = 0.5
+"""How much of an accelerator's free memory the rows that are kept may have."""
+
+BLOCK = 1 << 16
+"""Rows that are sent to it at a time."""
+
+
+def _nearest(files: Sequence[NDArray[np.generic]], device: torch.device) -> list[Held]:
+    """Files' numbers on an accelerator that has room for them, where an update's rows are taken
+    without a transfer; else as they are."""
+    size = sum(file.nbytes for file in files)
+    if device.type != "cuda" or size > ROOM * torch.cuda.mem_get_info(device)[0]:
+        return [np.asarray(file) for file in files]
+    return [_sent(file, device) for file in files]
+
+
+def _sent(file: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A file's numbers on a device, block by block: the host need not hold them all."""
+    like = torch.from_numpy(file[:0].copy())
+    there = torch.empty(file.shape, dtype=like.dtype, device=device)
+    for first in range(0, len(file), BLOCK):
+        block = torch.from_numpy(file[first : first + BLOCK].copy())
+        there[first : first + BLOCK].copy_(host.sent(block, device))
+    return there
+
+
 class Kept:
     """A large target's rows over replies, computed once: heads read them many times.
 
@@ -212,21 +244,24 @@ class Kept:
         self._target, self._taps, self._width = target, taps, target.config.hidden_size
         self._own = len(taps) * self._width
         files.follow(replies, self._read_reply)
-        self._rows, self._best = files.held()
+        rows, best = files.held()
+        last = max(replies, key=lambda reply: reply.first)
+        self._rows, self._best = _nearest(
+            (rows[: last.first + last.size], best[: last.first + last.size]), target.device
+        )
 
     def text(self, reply: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """A reply's ids [n], features and normed rows, by themselves."""
         device = self._target.device
         span = slice(reply.first, reply.first + len(reply.ids))
-        rows = torch.from_numpy(self._rows[span].copy()).to(device).float()
+        rows = self._taken(self._rows, torch.arange(span.start, span.stop, device=device)).float()
         ids = torch.tensor(reply.ids, device=device)
         return ids, rows[:, : self._own], rows[:, -self._width :]
 
     def read(self, batch: Batch) -> Read:
         """As `read_target`."""
         assert batch.rows is not None
-        device = batch.inputs.device
-        rows = torch.from_numpy(self._rows[batch.rows.cpu().numpy()]).to(device).float()
+        rows = self._taken(self._rows, batch.rows).float()
         chats = chats_of(batch.inputs, batch.starts)
         return Read(chats, rows[..., : self._own], rows[..., -self._width :])
 
@@ -237,9 +272,16 @@ class Kept:
         if says is None:
             logits = F.linear(normed, weight)
             return Said(logits, torch.ones_like(batch.inputs, dtype=torch.bool))
-        best = torch.from_numpy(self._best[batch.rows.cpu().numpy()]).to(batch.inputs)
+        best = self._taken(self._best, batch.rows).to(batch.inputs.dtype)
         among = torch.searchsorted(says, best).clamp(max=len(says) - 1)
         return Said(F.linear(normed, weight[says]), says[among] == best)
+
+    @staticmethod
+    def _taken(held: Held, at: Tensor) -> Tensor:
+        """Rows of what is held, [*at, ...], where the places `at` are."""
+        if isinstance(held, Tensor):
+            return held[at]
+        return torch.from_numpy(np.take(held, at.cpu().numpy(), 0)).to(at.device)
 
     @torch.no_grad()
     def _read_reply(self, reply: Sequence[int]) -> KeptRows:
@@ -359,6 +401,7 @@ def slots_of(weights: Tensor) -> Tensor:
 
 def _noise(batch: Batch, wide: int, width: float) -> Tensor:
     """Uniform noise on the features; a function of the batch, so a resumed run repeats it."""
-    rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
-    drawn = torch.rand((*batch.inputs.shape, wide), generator=rng)
-    return ((drawn - 0.5) * width).to(batch.inputs.device)
+    ids = batch.inputs
+    rng = torch.Generator(ids.device).manual_seed(int((ids * (batch.weights > 0)).sum()))
+    drawn = torch.rand((*ids.shape, wide), generator=rng, device=ids.device)
+    return (drawn - 0.5) * width
