@@ -7,10 +7,15 @@ time and bandwidth), and each row count that costs over 10% more than the next l
 
     python -P tests/benchmarks/forward_rows.py smollm2-135m --dtype float32 --threads 2
     python -P tests/benchmarks/forward_rows.py smollm2-135m --forms      # each matrix, by form
+    python -P tests/benchmarks/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
+    python -P tests/benchmarks/forward_rows.py shape:llama-68m --device cuda --steps
 
 The second gives what the rule of `engine/models/linear.py` is made of. Take either on a quiet
 machine; `--cpu-time` counts the thread's own time instead (one thread), which other programs
-disturb less.
+disturb less. On a GPU forwards are replayed from graphs unless --graphs off, and keys and values
+count among what is read. The last says what launching takes of a draft step: a chain of forwards
+through the meter, each fed the likeliest token of the one before, and then a wait; the share of its
+time in which no kernel ran.
 """
 
 # ruff: noqa: T201
@@ -26,10 +31,13 @@ from typing import get_args
 
 import torch
 
+from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.layers import layer_bytes
 from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Tokens
 from specbench_cli.models import resolve
 
@@ -39,40 +47,84 @@ PROMPT = 100
 
 ALLOWED = 1.1
 
+DRAFTS, CHAINS = 5, 40
+"""Forwards of a draft step, and how many such steps."""
+
 
 def best(once: Callable[[], object], clock: Callable[[], float], repeats: int) -> float:
-    """The shortest of several times, in seconds."""
+    """The shortest of several times, in seconds, to the end of what was launched on a GPU."""
     once()
     times = []
     for _ in range(repeats):
         start = clock()
         once()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         times.append(clock() - start)
     return min(times)
 
 
-def read_bandwidth(clock: Callable[[], float], repeats: int) -> float:
-    """Bytes a second that a sum over 1 GiB in large pages reads."""
-    numbers = Pages().settle(torch.ones(1 << 28))
+def read_bandwidth(device: torch.device, clock: Callable[[], float], repeats: int) -> float:
+    """Bytes a second that a sum reads: over 1 GiB in large pages, on a GPU over 4."""
+    gpu = device.type == "cuda"
+    numbers = torch.ones(1 << 30, device=device) if gpu else Pages().settle(torch.ones(1 << 28))
     return numbers.nbytes / best(numbers.sum, clock, repeats)
+
+
+def prompted(decoder: FusedDecoder) -> KVState:
+    """A state that holds a prompt."""
+    state = decoder.new_state(PROMPT + max(ROWS))
+    ids = torch.arange(PROMPT, device=decoder.device)[None] + 10
+    decoder.forward(Tokens(ids), state)
+    state.commit(0, range(PROMPT))
+    return state
 
 
 def curve(decoder: FusedDecoder, clock: Callable[[], float], repeats: int) -> dict[int, float]:
     """Seconds of a forward with all logits, by rows."""
-    state = decoder.new_state(PROMPT + max(ROWS))
-    decoder.forward(Tokens(torch.arange(PROMPT)[None] + 10), state)
+    state = prompted(decoder)
 
     def once(rows: int) -> None:
-        decoder.forward(Tokens(torch.arange(rows)[None] + 20), state, logits_at="all")
+        ids = torch.arange(rows, device=decoder.device)[None] + 20
+        decoder.forward(Tokens(ids), state, logits_at="all")
         state.rollback(0, PROMPT)
 
     return {rows: best(lambda rows=rows: once(rows), clock, repeats) for rows in ROWS}
 
 
+def steps_of(decoder: FusedDecoder) -> tuple[float, float]:
+    """Seconds of a drafted token, and of these the GPU's kernels'."""
+    state = prompted(decoder)
+    model = Metered(decoder, Meter(decoder.device), role="draft")
+
+    def once() -> None:
+        x = torch.zeros(1, 1, dtype=torch.int64, device=decoder.device)
+        for _ in range(DRAFTS):
+            x = model.forward(Tokens(x), state).rows.argmax(-1)[None]
+        x.tolist()
+        state.rollback(0, PROMPT)
+
+    def several() -> None:
+        for _ in range(CHAINS):
+            once()
+
+    several()
+    start = time.perf_counter()
+    several()
+    taken = time.perf_counter() - start
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        several()
+    busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+    return taken / CHAINS / DRAFTS, busy / CHAINS / DRAFTS
+
+
 def bytes_read(decoder: FusedDecoder) -> int:
-    """Of the weights, by a forward over one row: all but the embedding's other rows."""
-    weights = decoder.weights
-    return sum(map(layer_bytes, weights.layers)) + weights.final_norm.nbytes + weights.head.nbytes
+    """By a forward over one row: of the weights all but the embedding's other rows; and the keys
+    and values of a prompt."""
+    weights, sizes = decoder.weights, decoder._sizes
+    held = 2 * sizes.kv_heads * sizes.head_dim * PROMPT * decoder.n_layers * decoder.dtype.itemsize
+    ends = weights.final_norm.nbytes + weights.head.nbytes
+    return sum(map(layer_bytes, weights.layers)) + ends + held
 
 
 def steps(times: dict[int, float]) -> list[str]:
@@ -124,6 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--graphs", default="on", choices=("on", "off"), help="on a GPU")
+    parser.add_argument("--steps", action="store_true", help="what launching takes of a draft step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--form", choices=get_args(Form), help="default: the rule's")
     parser.add_argument("--forms", action="store_true", help="each matrix by form")
@@ -133,14 +188,27 @@ def main() -> None:
     torch.set_num_threads(1 if asked.cpu_time else asked.threads)
     clock = time.thread_time if asked.cpu_time else time.perf_counter
     dtype = getattr(torch, asked.dtype)
-    decoder = load_decoder(resolve(asked.model).path, name="target", dtype=dtype, form=asked.form)
+    device = torch.device(asked.device)
+    decoder = load_decoder(
+        resolve(asked.model).path, name="target", device=device, dtype=dtype, form=asked.form
+    )
     if not isinstance(decoder, FusedDecoder):
         raise SystemExit(f"{asked.model} runs through transformers' module: no kernels of ours")
+    if device.type == "cuda" and asked.graphs == "on":
+        decoder.record(CudaGraphs(device))
     with torch.inference_mode():
+        if asked.steps:
+            taken, busy = steps_of(decoder)
+            print(
+                f"{asked.model} {asked.dtype} on {device}, graphs {asked.graphs}: a drafted token"
+                f" takes {taken * 1e6:.0f} us, kernels {busy * 1e6:.0f}: {1 - busy / taken:.0%} is"
+                " launching and waiting"
+            )
+            return
         if asked.forms:
             forms(decoder, clock, asked.repeats)
             return
-        bandwidth = read_bandwidth(clock, asked.repeats)
+        bandwidth = read_bandwidth(device, clock, asked.repeats)
         times = curve(decoder, clock, asked.repeats)
     size = bytes_read(decoder)
     print(
