@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
+from typer.models import CommandInfo
 
 from specbench_cli import __version__, output, registry
 from specbench_cli.commands import (
@@ -52,6 +53,8 @@ COMPLETION = "_SPECBENCH_COMPLETE"
 
 HELP = ["--help", "-h"]
 
+TRAIN = "train"
+
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
     pretty_exceptions_enable=False,
@@ -69,7 +72,7 @@ app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("init", epilog=init.EPILOG)(init.init)
 app.command("list")(list_)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.add_typer(train, name="train")
+app.add_typer(train, name=TRAIN)
 
 
 def _print_version(wanted: bool) -> None:
@@ -175,11 +178,32 @@ def _run(args: list[str]) -> int:
 
 def _asked(args: list[str]) -> typer.Typer:
     """The command that the first argument names, alone: to build all of them is a fifth of the
-    time that a light one takes. Where it names none: all, for their help or for a near name."""
+    time that a light one takes. For the help of all: their names and words, without the options.
+    Else, for a near name or a shell's completions: all."""
     one = copy.copy(app)
     one.registered_commands = [each for each in app.registered_commands if each.name in args[:1]]
     one.registered_groups = [each for each in app.registered_groups if each.name in args[:1]]
-    return one if one.registered_commands or one.registered_groups else app
+    if one.registered_commands or one.registered_groups:
+        return one
+    if COMPLETION in os.environ or (args and args[0] not in HELP):
+        return app
+    one.registered_commands = [_bare(each) for each in app.registered_commands]
+    one.registered_groups = []
+    train_alone = copy.copy(train)
+    train_alone.registered_commands = []
+    one.add_typer(train_alone, name=TRAIN)
+    return one
+
+
+def _bare(command: CommandInfo) -> CommandInfo:
+    """A command that has its words alone."""
+
+    def words() -> None: ...
+
+    words.__doc__ = command.callback.__doc__
+    bare = copy.copy(command)
+    bare.callback = words
+    return bare
 
 
 _interrupted: list[int] = []

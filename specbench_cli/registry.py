@@ -7,8 +7,6 @@ test holds the table equal to the classes.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.resources
 import importlib.util
 import inspect
 from collections.abc import Mapping
@@ -522,6 +520,8 @@ def entries() -> dict[str, Entry]:
 @cache
 def _installed() -> dict[str, Entry]:
     """Other distributions' methods; looked up once, as that reads every distribution's metadata."""
+    import importlib.metadata
+
     found = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         if point.name in METHODS:
@@ -613,6 +613,8 @@ def papers(name: str) -> Papers:
 @cache
 def _our_papers() -> dict[str, Papers]:
     """By the names of our methods."""
+    import importlib.resources
+
     import yaml
 
     from specbench_cli.engine.params import Claim

@@ -101,14 +101,14 @@ def few_cases() -> Iterator[None]:
     checks: dict[str, dict[str, Any]] = {
         "law": {
             "BUDGET": {"rejection": 150, "block": 40},
-            "DEEP": {"rejection": 50, "block": 50},
+            "DEEP": {"rejection": 20, "block": 20},
             "MOST": 120,
             "wide_case": partial(wide_case, vocab=64),
         },
         "sampled": {"TOKENS": 200},
         "tokens": {"CASES": 24, "LEAST": 4, "PROMPTS": 5, "PASSES": 1, "FEW": 2, "VARIED": 1},
         "grammar": {"CASES": 3, "VARIANTS": 2},
-        "conduct": {"CASES": 2, "VARIED": 1},
+        "conduct": {"CASES": 2, "VARIED": 1, "LEVELS": 12},
         "bounds": {"TURNS": 1, "SURE": 1},
         "embedded": {"TOKENS": 80},
     }

@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -28,6 +29,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from specbench_cli.measure import quiet
 from specbench_cli.models.aliases import HERE, Alias, aliases
 from specbench_cli.testing import few_cases
+
+# Containers often say that nothing compiled is kept. Then each process that a test starts compiles
+# the whole package for itself, and each worker the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("specbench", deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 
@@ -138,9 +137,7 @@ def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, m
             draft = super().propose(session, limit)
             return session.chain([(token + 1) % 3 for token in draft.tokens.tolist()])
 
-    subject = dataclasses.replace(
-        Subject.of("self-draft", Other), variants=(Other.Params(keep=True, length=2),)
-    )
+    subject = Subject("self-draft", Other, (Other.Params(keep=True, length=2),))
     assert not all(each.passed for each in check_tokens(subject))
     monkeypatch.undo()
     assert all(each.passed for each in check_tokens(subject))
@@ -184,7 +181,7 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
 
     for kind, length in ((Skipping, 3), (Apart, 2)):
         variants = (kind.Params(length=length),)
-        subject = dataclasses.replace(Subject.of("self-draft", kind), variants=variants)
+        subject = Subject("self-draft", kind, variants)
         for check in (check_tokens, check_conduct, check_model):
             assert not [each for each in check(subject) if not each.passed]
 

@@ -221,8 +221,8 @@ CLOCKS = {"pearl": (1, 1), "mirror": (3, 1), "ssd": (2, 1)}
 an order; in a step behind which there is no room for a window."""
 
 
-BUDGETS = {"stand": 48}
-"""Tokens of the output, of methods that draft only what came again in it."""
+BUDGETS = {"stand": 48, "pld": 8, "lookahead": 8}
+"""Tokens of the output, of methods that draft only what came again in it; of others six."""
 
 
 EVERY_RULE = ("vanilla", "sps", "pld", "sps-tree", "eagle2", "mirror")
@@ -312,7 +312,7 @@ def test_a_draft_of_nested_sizes_waits_once_for_each_token(far, places, threshol
 
 
 def check(far, name, params, waits, sampling):
-    budget = BUDGETS.get(name, 8)
+    budget = BUDGETS.get(name, 6)
     there = far.decode(name, params, sampling, budget=budget)
     assert told_alike(far.decode(name, params, sampling, device=CPU, budget=budget), there)
     for told in there[1][1:]:  # the first one has prefill in it

@@ -37,7 +37,7 @@ def table_decoder() -> type[TableDecoder]:
 
 @pytest.fixture(scope="session")
 def exact_law() -> Callable[[Callable[[Random], Hashable]], Law]:
-    return walk
+    return torch.inference_mode()(walk)
 
 
 @pytest.fixture

@@ -34,6 +34,9 @@ CASES = 12
 VARIED = 4
 """The same for each of the parameters that are the defaults but for one."""
 
+LEVELS = 1_000
+"""Levels of a draft that outputs have room for, at most."""
+
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
@@ -107,7 +110,7 @@ def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
     """What is decoded: every parameter under every rule, short and long."""
     for rule in RULES:
         for params in subject.variants:
-            levels = longest(params, otherwise=5)
+            levels = min(longest(params, otherwise=5), LEVELS)
             for case in random_cases(rule, CASES, levels):
                 yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
             for turn, kind in enumerate(("equal", "near")):
@@ -116,7 +119,7 @@ def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
         for params in subject.variants[:2]:
             yield params, long_of(subject, rule)
         for params in subject.varied:
-            levels = longest(params, otherwise=5)
+            levels = min(longest(params, otherwise=5), LEVELS)
             for case in random_cases(rule, VARIED, levels):
                 yield params, replace(case, budget=max(case.budget, levels))
 

@@ -190,8 +190,9 @@ class TableDecoder(Decoder):
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
             raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
-        over = skipped(skip)
-        run = [at for at in range(low, high) if (at, "attention") not in over]
+        over = skipped(skip) if skip else frozenset()
+        every = range(low, high)
+        run = [at for at in every if (at, "attention") not in over] if over else every
         start = state.length(0, run[0] if run else low)
         if isinstance(x, Tokens | Features):
             n = x.ids.shape[1]
@@ -219,7 +220,7 @@ class TableDecoder(Decoder):
             last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
         if not run and not isinstance(x, Hidden):
             del state.rows[-n:]  # no layer holds them
-        spoken = [at for at in range(low, high) if at in run or (at, "mlp") not in over]
+        spoken = [at for at in every if at in run or (at, "mlp") not in over] if over else every
         if not spoken:
             hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
         else:
