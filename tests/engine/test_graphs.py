@@ -83,13 +83,16 @@ def test_a_text_in_blocks_across_several_recordings_is_what_it_is_without(pair):
     assert pair[0][0].recorded > 0
 
 
-def test_a_shape_is_recorded_once_for_all_that_its_state_can_hold(pair):
+def test_a_shape_is_recorded_once_for_a_state_and_sixteen_rows_of_it(pair):
     decoder = pair[0][0]
-    both(pair, 2)
-    assert decoder.recorded == 5  # up to 16, 32, 48, 64 and 75 rows
-    for _ in range(30):
+    for rows in range(2, 64, 2):
         both(pair, 2)
-    assert decoder.recorded == 5
+        assert decoder.recorded == -(-rows // 16)
+    for _, state in pair:
+        state.rollback(0, 10)
+    for _ in range(26):
+        both(pair, 2)
+    assert decoder.recorded == 4
     both(pair, 13)
     with pytest.raises(ValueError, match="do not fit"):
         both(pair, 2)

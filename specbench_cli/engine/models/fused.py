@@ -357,16 +357,24 @@ class FusedStack(Decoder):
 
     def _product(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """A product of rows x [n, in]; into `out`, if there is one."""
-        if self._kernels is not None and len(x) == 1 and isinstance(by, PlainLinear):
-            out = x.new_empty(1, by.weight.shape[1]) if out is None else out
-            return cast(Tensor, self._kernels.times_row(x, by.weight.t(), by.bias, out))
-        return by(x, out)
+        if (own := self._of_one_row(by, x)) is None:
+            return by(x, out)
+        out = x.new_empty(1, len(own[0])) if out is None else out
+        return cast(Tensor, self._kernels.times_row(x, *own, out))
 
     def _added(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
         """Rows h [n, out] and a product of rows x [n, in]; h may be overwritten."""
-        if self._kernels is not None and len(x) == 1 and isinstance(by, PlainLinear):
-            return cast(Tensor, self._kernels.times_row(x, by.weight.t(), by.bias, h, add=True))
-        return by.add_to(h, x)
+        if (own := self._of_one_row(by, x)) is None:
+            return by.add_to(h, x)
+        return cast(Tensor, self._kernels.times_row(x, *own, h, add=True))
+
+    def _of_one_row(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """The weights [out, in] and the bias that our own kernel multiplies x with; None where it
+        does not."""
+        if self._kernels is None or len(x) > 1 or not isinstance(by, PlainLinear):
+            return None
+        weight = by.weight.t()
+        return (weight, by.bias) if weight.is_contiguous() else None
 
     def _write(self, layer: Layer, rows: Tensor, plan: Plan, views: tuple[View, ...]) -> None:
         """Queries, keys and values of what a layer's attention reads; the latter two are kept."""

@@ -421,8 +421,7 @@ class Planner:
         [n, w + n] of the last ones and its own."""
         n, width = mask.shape
         columns, first = torch.arange(seen, device=self._device), start[:1] + n - width
-        # Where fewer rows are seen than were written, this is recorded, but never replayed.
-        block = (first + torch.arange(width, device=self._device)).clamp(max=seen - 1)
+        block = first + torch.arange(width, device=self._device)
         return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
     def _padded(self, sees: Tensor) -> Tensor:

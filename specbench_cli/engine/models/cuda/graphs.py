@@ -175,8 +175,8 @@ class Recorder:
         mask: Tensor | None,
         logits_at: LogitsAt,
     ) -> Out:
-        """A forward of that shape. The first one on a state is recorded for all numbers of rows
-        that the state may come to hold, so that no later one has to wait for that.
+        """A forward of that shape, recorded where it is the first one on a state that sees as many
+        times `SEEN` rows.
 
         Raises:
             ValueError: more rows than the state has room for.
@@ -189,12 +189,11 @@ class Recorder:
             kept[shape] = Buffers(shape, like.device, like.dtype), {}
         buffers, bodies = kept[shape]
         buffers.fill(x, state, positions, mask, logits_at)
-        if not bodies:
-            for end in range(SEEN, state.capacity + SEEN, SEEN):
-                body = self._build(state, buffers, shape, min(end, state.capacity))
-                bodies[end] = self._capture(body)
-                self.made += 1
-        out = bodies[-(-(start + shape.n) // SEEN) * SEEN]()
+        end = min(-(-(start + shape.n) // SEEN) * SEEN, state.capacity)
+        if end not in bodies:
+            bodies[end] = self._capture(self._build(state, buffers, shape, end))
+            self.made += 1
+        out = bodies[end]()
         return Out(
             None if out.logits is None else out.logits.clone(),
             out.hidden.clone(),
