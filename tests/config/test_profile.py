@@ -8,6 +8,7 @@ from specbench_cli.config.load import load
 from specbench_cli.config.profile import FOLDER, PROFILES
 from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.models import resolve
+from specbench_cli.models.aliases import HERE, aliases
 
 
 def config_of(name, tmp_path, **flags):
@@ -62,12 +63,16 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     assert plan.most_tokens == budget * len(plan.arms) * 3
 
 
-def test_laptop_needs_no_draft_and_no_head(tmp_path):
+def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
     config = config_of("laptop", tmp_path)
     assert (config.tasks, config.limit, config.max_new_tokens) == (["spec_bench"], 48, 64)
     assert config.target == "smollm2-135m"
     built = [registry.build(row.name, row.params) for row in config.methods]
-    assert not any(method.needs or method.artifacts() for method in built)
+    assert not any("draft" in method.needed for method in built)
+    heads = aliases()["smollm2-135m"].heads
+    asked = {wanted.kind.kind for method in built for wanted in method.artifacts()}
+    assert asked == {"eagle3"}
+    assert all((HERE / heads[kind] / "model.safetensors").is_file() for kind in asked)
 
 
 @pytest.mark.parametrize("name", sorted({*PROFILES} - {"laptop"}))
