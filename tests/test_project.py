@@ -201,8 +201,8 @@ def test_licence_is_apache_2():
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round():
-    """By the distribution's name; `pydantic_core` is pydantic's, triton comes with torch for CUDA, and
-    an example imports pytest."""
+    """By the distribution's name; `pydantic_core` is pydantic's, triton comes with torch for CUDA,
+    and an example imports pytest."""
     owners = importlib.metadata.packages_distributions()
     imported = set()
     for path in (ROOT / name for name in shipped() if name.endswith(".py")):
