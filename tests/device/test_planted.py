@@ -47,7 +47,7 @@ def test_what_is_left_on_the_cpu_is_found(far, monkeypatch, owner, name, method,
 
 def test_a_table_of_positions_left_on_the_cpu_is_found(far, monkeypatch):
     def select(self, positions):
-        return tuple(torch.ones(len(positions), *t.shape[1:], dtype=t.dtype) for t in self._tables)
+        return tuple(torch.ones(len(positions), *t.shape[1:], dtype=t.dtype) for t in self.tables)
 
     monkeypatch.setattr(Rotary, "select", select)
     with pytest.raises(RuntimeError, match="on the same device"):
