@@ -249,6 +249,15 @@ def test_device_that_is_not_there_leaves_no_folder(run, more):
     assert not Path("here").exists()
 
 
+def test_graphs_without_a_gpu_leave_no_folder(run):
+    code, _, err = run(f"run {SMALL} --graphs on")
+    message, hint = told(err)
+    assert code == 3
+    assert message == "--graphs on: what is recorded is CUDA graphs, and this run is on cpu"
+    assert hint == "--device cuda, or leave --graphs out"
+    assert not Path("here").exists()
+
+
 def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run):
     before = contents()
     code, _, err = run(f"run -t own.jsonl -t long.jsonl {SMALL}".replace("--limit 2", ""))

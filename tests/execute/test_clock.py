@@ -12,6 +12,7 @@ from specbench_cli.engine.models.meter import HostClock
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
 from specbench_cli.execute.cell import Cell, Together
 from specbench_cli.execute.planning.plan import Arm
 
@@ -21,6 +22,28 @@ def cell(kind, place=0):
     arm = Arm("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
     return Cell(arm, None, request, models.workspace, Sampling(), 1, Memory())
+
+
+class Counted(Sps):
+    """How often it decoded."""
+
+    times = 0
+
+    def generate(self, session):
+        type(self).times += 1
+        yield from super().generate(session)
+
+
+@pytest.mark.parametrize("recorded", [0, 3])
+def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypatch, recorded):
+    monkeypatch.setattr(Counted, "times", 0)
+    monkeypatch.setattr(Workspace, "recorded", property(lambda _: min(Counted.times, 1) * recorded))
+    found = cell(Counted)
+    found.measure()
+    assert found.measured.error is None
+    assert Counted.times == (2 if recorded else 1)
+    found.measure()
+    assert Counted.times == (3 if recorded else 2)
 
 
 @pytest.mark.parametrize(

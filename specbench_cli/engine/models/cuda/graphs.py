@@ -162,10 +162,6 @@ class Recorder:
             WeakKeyDictionary()
         )
 
-    def forget(self) -> None:
-        """Drop all recordings: the weights that they read are no longer the decoder's."""
-        self._kept.clear()
-
     def run(
         self,
         shape: Shape,
