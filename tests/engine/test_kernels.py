@@ -66,14 +66,17 @@ def test_turned_keys_and_values_are_kept_in_their_rows(kernels, clean):
     qkv, cos, sin, held = half(n, (heads + 2 * kv) * d), half(n, 1, d), half(n, 1, d), half(4, 9, d)
     by_head = qkv.view(n, -1, d)
     if clean:
-        by_head[0, -1, 0] = torch.nan
+        by_head[0, -1, 0], by_head[1, -1, -1], by_head[2, -2, 3] = torch.nan, torch.inf, -torch.inf
     before, was = by_head.float().clone(), held.clone()
     turned = before * cos.float() + before.roll(d // 2, -1) * sin.float()
     kernels.turn_and_keep(qkv, cos, sin, torch.tensor([4, 5, 6]), held, kv, clean=clean)
     kept = held[:, 4:7].float().transpose(0, 1)
+    largest = torch.finfo(torch.float16).max
+    values = before[:, heads + kv :].nan_to_num(0, largest, -largest)
     torch.testing.assert_close(by_head[:, :heads].float(), turned[:, :heads], **CLOSE)
     torch.testing.assert_close(kept[:, :kv], turned[:, heads : heads + kv], **CLOSE)
-    torch.testing.assert_close(kept[:, kv:], before[:, heads + kv :].nan_to_num(), **CLOSE)
+    torch.testing.assert_close(kept[:, kv:], values, **CLOSE)
+    assert kept.isfinite().all()
     assert held[:, :4].equal(was[:, :4])
     assert held[:, 7:].equal(was[:, 7:])
 

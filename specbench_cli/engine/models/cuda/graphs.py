@@ -27,6 +27,7 @@ WIDEST = 64
 launches take."""
 
 SEEN = 256
+"""Rows in whose multiples a recording's attention looks."""
 
 
 class Shape(NamedTuple):

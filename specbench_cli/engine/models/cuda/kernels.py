@@ -52,6 +52,7 @@ def _turn_and_keep(
     heads,
     kv,
     half,
+    largest,
     CLEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -68,8 +69,8 @@ def _turn_and_keep(
         high = high * c_high + low * s_high
         low = turned
     elif CLEAN:
-        low = tl.where(low == low, low, 0.0)
-        high = tl.where(high == high, high, 0.0)
+        low = tl.minimum(tl.maximum(tl.where(low == low, low, 0.0), -largest), largest)
+        high = tl.minimum(tl.maximum(tl.where(high == high, high, 0.0), -largest), largest)
     if head >= heads:
         here = held + (head - heads) * held_head + tl.load(rows + row) * d + at
     tl.store(here, low.to(qkv.dtype.element_ty), mask=inside)
@@ -186,12 +187,14 @@ def turn_and_keep(
     Args:
         qkv: [n, (heads + 2 kv) d]. cos, sin: [n, 1, d], the latter negative in its first half.
         rows: [n], numbers of the new rows in `held` [2 kv, capacity, d].
-        clean: whether NaN among values gives way to 0 (see `attention.attend_tree`).
+        clean: whether values that are no finite numbers give way, as by `nan_to_num` (see
+            `attention.attend_tree`): masked, they are still multiplied by zero.
     """
     n, d = len(qkv), held.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
+    largest = min(torch.finfo(each).max for each in (qkv.dtype, torch.float32))
     _turn_and_keep[(n, heads + 2 * kv)](
-        *(qkv, cos, sin, rows, held, held.stride(0), heads, kv, d // 2),
+        *(qkv, cos, sin, rows, held, held.stride(0), heads, kv, d // 2, largest),
         CLEAN=clean,
         BLOCK=triton.next_power_of_2(d // 2),
         num_warps=1,
