@@ -101,7 +101,7 @@ def few_cases() -> Iterator[None]:
     checks: dict[str, dict[str, Any]] = {
         "law": {
             "BUDGET": {"rejection": 150, "block": 40},
-            "DEEP": {"rejection": 20, "block": 20},
+            "DEEP": {"rejection": 50, "block": 50},
             "MOST": 120,
             "wide_case": partial(wide_case, vocab=64),
         },

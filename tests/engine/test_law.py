@@ -212,11 +212,11 @@ def pair(random_table):
 
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint")
-WALKS = 2
+WALKS = 3
 
 
 def crossed():
-    """Every method with two kinds of pair, a sampling each, others for each method: so that
+    """Every method with three kinds of pair, a sampling each, others for each method: so that
     together they meet every kind under every sampling."""
     for at, case in enumerate(CASES):
         for i in range(WALKS):

@@ -129,7 +129,7 @@ def test_the_output_is_that_of_plain_decoding(
 ):
     """On a transformer, as all of this file; tests/audit/test_checks.py shows it on tables, and
     whether order or repetition changes anything."""
-    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 3):
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
 
 
@@ -138,7 +138,7 @@ def test_the_output_is_that_of_plain_decoding(
 def test_a_strange_draft_model_changes_nothing_in_the_output(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    for prompt in in_turn(request, clear_prompts(sampling, 16), 1):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
         output = decode(make(), open_session(prompt, sampling, draft="far"))
         assert output == plain(prompt, sampling).ids
 
