@@ -12,9 +12,10 @@ from torch import Tensor
 from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
 
-HEAD_COPY_UP_TO = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24}
+HEAD_COPY_UP_TO = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
 """By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
-likes. A plain one is as fast as the embedding itself for a single row; the others for several."""
+likes. A plain one is as fast as the embedding itself for a single row, the others for several; a
+tiled one is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,11 @@ class LayerReader:
         """The product with a weight [out, in]."""
         form = self.form_of(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
-        as_it_lies = self._on_cpu and form in ("plain", "widened")
-        matrix = self.settled(weight.t()) if as_it_lies else weight.t()
+        if form == "tiled":
+            matrix = self.settled(weight).t()
+        else:
+            as_it_lies = self._on_cpu and form in ("plain", "widened")
+            matrix = self.settled(weight.t()) if as_it_lies else weight.t()
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:
@@ -159,7 +163,8 @@ class FusedWeights:
         most = HEAD_COPY_UP_TO[read.form_of(self.embedding)]
         self._same = tied and (not on_cpu or self.embedding.numel() > most)
         if self._same:
-            self.head = linear(self.embedding.t(), form="plain")
+            form = read.form_of(self.embedding)
+            self.head = linear(self.embedding.t(), form="tiled" if form == "tiled" else "plain")
         else:
             self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
         whole = self.embedding if tied else self.head.columns(0, len(self.embedding))

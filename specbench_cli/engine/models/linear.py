@@ -1,6 +1,6 @@
 """Matrix products with fixed weights, in the form that this machine multiplies fastest.
 
-Five forms, the same numbers up to rounding:
+Six forms, the same numbers up to rounding:
 
 * `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
   the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
@@ -13,6 +13,9 @@ Five forms, the same numbers up to rounding:
 * `Packed16Linear`: bfloat16 weights packed once for FBGEMM as float16 numbers times a power of two,
   which processors without bfloat16 instructions widen to float32 in registers, between the reading
   and the multiplying. Its time is the reading of the weights up to some 14 rows.
+* `TiledLinear`: the checkpoint's own [out, in], multiplied by kernels of our own that Numba compiles
+  (`kernels.py`). Its time is the reading of the weights up to some 8 rows; a row's products are the
+  same bit for bit whatever other rows are beside it.
 * `WidenedLinear`: bfloat16 weights, of which a piece at a time is converted and multiplied in
   float32, where neither bfloat16 instructions nor FBGEMM are to be had.
 
@@ -30,6 +33,7 @@ import mmap
 import os
 import platform
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -40,7 +44,7 @@ from torch import Tensor
 
 from specbench_cli.errors import UsageError
 
-Form = Literal["plain", "blocked", "packed", "packed16", "widened"]
+Form = Literal["plain", "tiled", "blocked", "packed", "packed16", "widened"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule itself."""
 
@@ -60,6 +64,9 @@ the cost of a call is nothing beside the reading."""
 
 LARGEST_EXPONENT = 16
 """float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
+
+TILE = (2, 16)
+"""Rows of weights, and numbers of each, that `kernels` multiplies at a time."""
 
 WIDEN_FROM = 5
 """Rows from which bfloat16 is widened: its cost is flat, and for fewer rows above `torch.mm`'s."""
@@ -102,6 +109,52 @@ class PlainLinear:
 
     def columns(self, start: int, stop: int) -> Tensor | None:
         return self.weight[:, start:stop].t()
+
+
+class TiledLinear:
+    """Kernels of our own with weights [out, in] of float32 or bfloat16, in row-major order.
+
+    Args:
+        weight: [in, out], the transpose of a matrix in row-major order; in and out are multiples of
+            what a tile is made of (`tiles`).
+    """
+
+    _rooms = threading.local()
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        from specbench_cli.engine.models import kernels
+
+        self.weight, (self._n_in, self._n_out) = weight.t().contiguous(), weight.shape
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._bias = None if bias is None else bias.float()
+        self._address = self.weight.data_ptr()
+        self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
+        self._half = weight.dtype == torch.bfloat16
+        self._times, self._use = kernels.ready(half=self._half), kernels.use_threads
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = x.new_empty(len(x), self._n_out)
+        return self._multiply(x, out, 0)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._multiply(x, residual, 1)
+
+    def columns(self, start: int, stop: int) -> Tensor | None:
+        return self.weight[start:stop]
+
+    def _multiply(self, x: Tensor, out: Tensor, add: int) -> Tensor:
+        if not out.is_contiguous():
+            return out.copy_(self._multiply(x, out.contiguous(), add))
+        x, n, threads = x.contiguous(), len(x), torch.get_num_threads()
+        self._use(threads)
+        where = out.data_ptr(), self._bias_address, add, n, self._n_in, self._n_out
+        if self._half:
+            wide = _room(self._rooms, n * self._n_in)
+            self._times(self._address, x.data_ptr(), wide.data_ptr(), *where)
+        else:
+            self._times(self._address, x.data_ptr(), *where)
+        return out
 
 
 class PackedLinear:
@@ -241,7 +294,7 @@ class Packed16Linear:
 class WidenedLinear(PlainLinear):
     """Weights of half precision, multiplied in float32: products are rounded once, at the end."""
 
-    _buffers = threading.local()
+    _rooms = threading.local()
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) < WIDEN_FROM:
@@ -258,7 +311,7 @@ class WidenedLinear(PlainLinear):
         """The product in float32."""
         n_in, n_out = self.weight.shape
         step = max(1, min(n_out, PIECE // n_in))
-        wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
+        wide, y = _room(self._rooms, n_in * step), torch.empty(len(x), n_out)
         rows = x.float()
         for start in range(0, n_out, step):
             piece = self.weight[:, start : start + step]
@@ -266,20 +319,21 @@ class WidenedLinear(PlainLinear):
             torch.mm(rows, held, out=y[:, start : start + step])
         return y if self.bias is None else y.add_(self.bias)
 
-    @classmethod
-    def _buffer(cls, numel: int) -> Tensor:
-        """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
-        held: Tensor | None = getattr(cls._buffers, "held", None)
-        if held is None or held.numel() < numel:
-            with torch.inference_mode(False):  # products outside of it write here as well
-                held = cls._buffers.held = torch.empty(max(numel, PIECE))
-        return held
+
+def _room(rooms: threading.local, numel: int) -> Tensor:
+    """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
+    held: Tensor | None = getattr(rooms, "held", None)
+    if held is None or held.numel() < numel:
+        with torch.inference_mode(False):  # products outside of it write here as well
+            held = rooms.held = torch.empty(max(numel, PIECE))
+    return held
 
 
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
     """A product with weight [in, out] and bias [out], in the given form or the one of the rule."""
-    made: dict[Form, type[PlainLinear | BlockedLinear | PackedLinear | Packed16Linear]] = {
+    made: dict[Form, Callable[[Tensor, Tensor | None], Linear]] = {
         "plain": PlainLinear,
+        "tiled": TiledLinear,
         "blocked": BlockedLinear,
         "packed": PackedLinear,
         "packed16": Packed16Linear,
@@ -321,9 +375,28 @@ def form_for(weight: Tensor) -> Form:
             usual = "packed"  # or plain: nothing to mend
     else:
         return "plain"
+    if tiles(*weight.shape) and (wanted or _mkl_is_slow()) and _can_tile():
+        possible.add("tiled")
+        if _mkl_is_slow():
+            usual = "tiled"
     if wanted:
         return wanted if wanted in possible else "plain"  # type: ignore[return-value]
     return usual if usual in possible and weight.numel() >= limit else "plain"
+
+
+def tiles(n_in: int, n_out: int) -> bool:
+    """Whether a matrix can be cut into tiles."""
+    return n_in % TILE[1] == 0 and n_out % TILE[0] == 0
+
+
+@cache
+def _can_tile() -> bool:
+    """Whether Numba is here, with threads by OpenMP: its own cannot be used by two at once."""
+    try:
+        import numba.np.ufunc.omppool  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 @cache
