@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("specbench-cli", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = (
+    *("specbench-cli", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
+)
 
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -26,6 +28,8 @@ VARIABLES = (
     "KMP_BLOCKTIME",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "NUMBA_CPU_NAME",
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
     "MKL_ENABLE_INSTRUCTIONS",

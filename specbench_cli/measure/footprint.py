@@ -70,7 +70,7 @@ class Sizes:
         weights = facts.parameters * size
         embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # untouched
         copied = text.tie_word_embeddings and device.type == "cpu"
-        if copied and embedding.numel() <= HEAD_COPY_UP_TO[form_for(embedding)]:
+        if copied and embedding.numel() <= HEAD_COPY_UP_TO[form_for(embedding.t())]:
             weights += embedding.nbytes
         gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # untouched, too
         halves = 0 if form_for(gate_up) in ("plain", "tiled") else 2 * inner

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench_cli.engine.models import plan
 from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.linear import FORM_VARIABLE
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Hidden, Tokens
 
@@ -45,6 +46,14 @@ ROPES: dict[str, dict[str, Any]] = {
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
+
+
+@pytest.fixture(autouse=True, params=["plain", "tiled"])
+def _by_torch_and_by_kernels_of_our_own(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of both a machine takes is a rule on its processor."""
+    monkeypatch.setenv(FORM_VARIABLE, request.param)
 
 
 def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
@@ -93,6 +102,37 @@ def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> 
     found[-1] = found[-1][:, :2]
     found.append(logits(decoder, ids[:, 52:], state))
     assert apart(torch.cat(found, 1), expected) <= CLOSE
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_drafted_row_has_the_bits_that_it_has_alone(
+    tiny_checkpoint: Maker, case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By kernels of our own: what is verified in a chain is what plain decoding computes."""
+    monkeypatch.setenv(FORM_VARIABLE, "tiled")
+    decoder, ids = decoder_of(tiny_checkpoint, case, dtype=dtype), some_ids(70)
+    state = decoder.new_state(80)
+
+    def rows(span: Tensor) -> Tensor:  # 197 ids are an odd number, which torch multiplies
+        return decoder.forward(Tokens(span), state).hidden
+
+    rows(ids[:, :50])
+    alone = torch.cat([rows(ids[:, at : at + 1]) for at in range(50, 70)], 1)
+    for height in (2, 5, 7, 20):
+        state.rollback(0, 50)
+        blocks = [rows(part) for part in ids[:, 50:].split(height, 1)]
+        assert torch.equal(torch.cat(blocks, 1), alone), height
+
+
+def test_gates_of_any_size_are_torchs_and_what_is_no_number_stays_none() -> None:
+    from specbench_cli.engine.models import kernels
+
+    gates = torch.cat((torch.linspace(-120, 120, 2001), torch.tensor([torch.inf, torch.nan])))
+    both = torch.cat((gates, torch.ones_like(gates)))[None].expand(3, -1)
+    torch.testing.assert_close(
+        kernels.silu_mul(both.contiguous())[1], torch.nn.functional.silu(gates), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("rope", ROPES)

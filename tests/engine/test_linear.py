@@ -29,11 +29,12 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 6, 16])
+@pytest.mark.parametrize("rows", [1, 6, 16, 300])
 @pytest.mark.parametrize(
-    ("form", "n_out"), [("packed", 320), ("blocked", 320), ("blocked", 336), ("blocked", 330)]
+    ("form", "n_out"),
+    [("packed", 320), ("blocked", 320), ("blocked", 336), ("blocked", 330), ("tiled", 322)],
 )
-def test_packed_and_blocked_agree_with_plain(form: str, n_out: int, rows: int, bias: bool) -> None:
+def test_other_forms_agree_with_plain(form: str, n_out: int, rows: int, bias: bool) -> None:
     """336 are whole blocks of the wider kind, 320 of the other, 330 are none."""
     x, weight, b = problem(rows, bias, n_out)
     plain, other = linear(weight, b, form="plain"), linear(weight, b, form=form)
@@ -43,7 +44,7 @@ def test_packed_and_blocked_agree_with_plain(form: str, n_out: int, rows: int, b
     assert close(other.add_to(residual.clone(), x), plain.add_to(residual.clone(), x))
 
 
-@pytest.mark.parametrize("form", ["plain", "blocked", "packed"])
+@pytest.mark.parametrize("form", ["plain", "tiled", "blocked", "packed"])
 def test_one_row_and_many_agree(form: str) -> None:
     x, weight, b = problem(8, bias=True)
     product = linear(weight, b, form=form)
@@ -72,7 +73,7 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
     assert heights == {*range(72, 137, 8), 256, 272, 288, 496, 512, 544}
 
 
-@pytest.mark.parametrize("form", ["plain", "blocked", "packed"])
+@pytest.mark.parametrize("form", ["plain", "tiled", "blocked", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product_is_right_and_fills_the_buffer_given(form: str, bias: bool) -> None:
     x, weight, b = problem(5, bias)
@@ -83,9 +84,12 @@ def test_product_is_right_and_fills_the_buffer_given(form: str, bias: bool) -> N
     assert close(out.double(), exact)
 
 
-def test_plain_columns_are_views_and_packed_has_none() -> None:
+@pytest.mark.parametrize("form", ["plain", "tiled"])
+def test_columns_are_views_and_packed_has_none(form: str) -> None:
     _, weight, _ = problem(1, bias=False)
-    view = linear(weight, form="plain").columns(10, 20)
+    if form == "tiled":
+        weight = weight.t().contiguous().t()
+    view = linear(weight, form=form).columns(10, 20)
     assert view is not None
     assert torch.equal(view, weight[:, 10:20].t())
     assert view.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
@@ -94,9 +98,11 @@ def test_plain_columns_are_views_and_packed_has_none() -> None:
 
 def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weight, _ = problem(1, bias=False)
-    for form in ("plain", "blocked", "packed"):
+    for form in ("plain", "tiled", "blocked", "packed"):
         monkeypatch.setenv(FORM_VARIABLE, form)
         assert form_for(weight) == form
+    monkeypatch.setenv(FORM_VARIABLE, "tiled")
+    assert form_for(torch.empty(72, 320)) == form_for(torch.empty(64, 321)) == "plain"
 
 
 def test_unknown_form_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +126,10 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mkl", "bfloat16", "expected"),
     [
-        ("slow", True, ("packed", "packed", "packed", "packed", "packed")),
-        ("slow", False, ("packed", "packed", "packed", "packed", "packed16")),
+        ("slow", True, ("packed", "tiled", "packed", "tiled", "tiled")),
+        ("slow", False, ("packed", "tiled", "packed", "tiled", "tiled")),
+        ("slow, no numba", True, ("packed", "packed", "packed", "packed", "packed")),
+        ("slow, no numba", False, ("packed", "packed", "packed", "packed", "packed16")),
         ("fast", True, ("plain", "blocked", "blocked", "packed", "packed")),
         ("fast", False, ("plain", "blocked", "blocked", "packed", "packed16")),
         ("none", True, ("plain", "plain", "packed", "packed", "packed")),
@@ -134,22 +142,50 @@ def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monke
         ("_can_pack", True),
         ("_can_pack_16", True),
         ("_has_mkl", mkl != "none"),
-        ("_mkl_is_slow", mkl == "slow"),
+        ("_mkl_is_slow", mkl.startswith("slow")),
+        ("_can_tile", "no numba" not in mkl),
         ("_multiplies_bfloat16", bfloat16),
     ):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
-    shapes = ((512, 1023), (1024, 1024), (1024, 1025), (4096, 1025))
+    shapes = ((512, 1023), (1024, 1024), (1024, 1025), (4096, 1026))
     matrices = [*(torch.empty(shape) for shape in shapes), torch.empty(1024, 256).bfloat16()]
     assert tuple(map(form_for, matrices)) == expected
-    tiny = torch.empty(64, 64)
+    tiny = torch.empty(63, 64)
     assert {form_for(tiny), form_for(tiny.bfloat16())} == {"plain"}
 
 
 def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch):
     monkeypatch.delenv(FORM_VARIABLE, raising=False)
-    for name in ("_can_pack_16", "_multiplies_bfloat16"):
+    for name in ("_can_pack_16", "_can_tile", "_multiplies_bfloat16"):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda: False)
     assert form_for(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_tiles_are_the_same_bits_in_any_block_by_any_number_of_threads(dtype):
+    """A token's products in plain decoding are those in any draft's verification."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(60, 320).to(dtype), torch.randn(320, 1100).to(dtype)
+    product, threads = linear(weight, form="tiled"), torch.get_num_threads()
+    alone = torch.cat([product(row[None]) for row in x])
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for height in (2, 3, 4, 5, 6, 13, 60):
+                blocks = torch.cat([product(block) for block in x.split(height)])
+                assert torch.equal(blocks, alone), (count, height)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_weights_that_are_no_numbers_give_none_in_tiles_and_no_other_column_any() -> None:
+    weight = torch.ones(64, 64)
+    weight[3, 5], weight[9, 7] = torch.inf, torch.nan
+    for dtype in (torch.float32, torch.bfloat16):
+        said = linear(weight.to(dtype), form="tiled")(torch.ones(2, 64, dtype=dtype))
+        assert said[:, 5].isinf().all()
+        assert said[:, 7].isnan().all()
+        assert said.isfinite().sum() == 2 * 62
 
 
 def test_rows_packed_in_16_bits_are_the_same_in_any_block_by_any_number_of_threads():
@@ -194,7 +230,9 @@ def test_weights_that_are_no_finite_numbers_give_no_finite_products() -> None:
     assert not linear(weight, form="packed16")(torch.ones(1, 64).bfloat16()).isfinite().any()
 
 
-@pytest.mark.parametrize("form", ["plain", "packed16", "widened", *(["packed"] if AVX512 else [])])
+@pytest.mark.parametrize(
+    "form", ["plain", "tiled", "packed16", "widened", *(["packed"] if AVX512 else [])]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(form, bias):
     torch.manual_seed(0)

@@ -207,24 +207,31 @@ Table = tuple[Tensor, ...]
 class Rotary:
     """Rotates queries and keys in place.
 
-    In float32 the two numbers that rotate together are kept side by side, so that a rotation is one
-    complex product; `arrange` permutes the weights once to that end, which no product of a query
-    with a key can tell. The turns also carry the square root of attention's 1 / sqrt(head_dim).
-    Half precisions have no complex numbers: they keep the checkpoint's order, and attention its
-    scale.
+    Of torch's operations the fewest in float32 are taken by keeping the two numbers that rotate
+    together side by side: a rotation is one complex product then; `arrange` permutes the weights
+    once to that end, which no product of a query with a key can tell. The turns also carry the
+    square root of attention's 1 / sqrt(head_dim). Half precisions have no complex numbers: they
+    keep the checkpoint's order, and attention its scale, and so does what kernels of our own turn.
+
+    Args:
+        paired: whether `arrange` permutes; float32 alone.
 
     Attributes:
         scale: what attention still has to multiply its scores by.
-        paired: whether `arrange` permutes.
         tables: of all positions so far reserved.
     """
 
     def __init__(
-        self, module: nn.Module, head_dim: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        module: nn.Module,
+        head_dim: int,
+        *,
+        paired: bool,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._module, self._dtype, self._device = module, dtype, device
-        self.head_dim, self._half = head_dim, head_dim // 2
-        self.paired = dtype == torch.float32
+        self.head_dim, self._half, self.paired = head_dim, head_dim // 2, paired
         self.scale = 1.0 if self.paired else head_dim**-0.5
         self.tables: Table = (torch.empty(0),)
 

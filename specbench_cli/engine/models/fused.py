@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from itertools import accumulate, chain
 from typing import Any, Literal, cast
 
@@ -27,7 +28,7 @@ from specbench_cli.engine.models.cuda import kernels_of
 from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, Recorder, Shape
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
-from specbench_cli.engine.models.linear import Form, Linear, PlainLinear
+from specbench_cli.engine.models.linear import TILE, Form, Linear, PlainLinear, own_kernels
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
@@ -41,6 +42,9 @@ from specbench_cli.engine.types import (
     Tokens,
     skipped,
 )
+
+KERNELS = "specbench_cli.engine.models.kernels"
+"""Imported where it is used: Numba takes a while."""
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -88,22 +92,31 @@ class FusedStack(Decoder):
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
+        # Kernels of our own, where the machine's rule says so; on CUDA while a forward is recorded.
+        self._kernels: Any = None
+        if own_kernels(device, dtype) and self._sizes.head_dim % TILE[1] == 0:
+            self._kernels = import_module(KERNELS)
+            self._kernels.ready()
         # Few operations win on CPU in float32; CUDA has fused kernels, attention in half precision
         # computes in float32 inside of torch's. Its norm there is no kernel, but ten operations.
-        self._own_norm = device.type == "cpu" and dtype.itemsize <= 4
+        self._own_norm = device.type == "cpu" and dtype.itemsize <= 4 and self._kernels is None
         self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
         self._eps_size = torch.full((1, 1), (self._eps * self.hidden_size) ** 0.5)
-        self._turns = Rotary(rotary, self._sizes.head_dim, dtype=dtype, device=device)
+        self._turns = Rotary(
+            rotary, self._sizes.head_dim, paired=self._lean, dtype=dtype, device=device
+        )
         self._turn = self._turns.turn
         like = torch.empty(0, dtype=dtype, device=device)
         self._planner = Planner(
-            self._sizes, self._turns, _windows(config), lean=self._lean, like=like
+            *(self._sizes, self._turns, _windows(config)),
+            lean=self._lean,
+            like=like,
+            kernels=self._kernels,
         )
         self._windowed = any(_windows(config))
         self._all = range(self.n_layers)
         self._recorder: Recorder | None = None
-        self._kernels: Any = None  # the module of our own kernels, while they are in use
 
     def record(self, capture: Capture) -> None:
         """From now on have forwards of few rows over one sequence recorded (see `graphs`)."""
@@ -124,9 +137,15 @@ class FusedStack(Decoder):
             self._turns,
             device=self.device,
             dtype=self.dtype,
-            norm_factor=self.hidden_size**0.5 if self._own_norm else None,
+            norm_factor=self._norm_factor,
             form=form,
         )
+
+    @property
+    def _norm_factor(self) -> float | None:
+        """See `LayerReader`; ours and Numba's norms take float32 weights, others the model's."""
+        whole: float = self.hidden_size**0.5
+        return whole if self._own_norm else None if self._kernels is None else 1.0
 
     @property
     @abstractmethod
@@ -373,6 +392,8 @@ class FusedStack(Decoder):
         does not."""
         if self._kernels is None or len(x) > 1 or not isinstance(by, PlainLinear):
             return None
+        if self.device.type == "cpu":
+            return None  # what our kernels there multiply is no plain form
         weight = by.weight.t()
         return (weight, by.bias) if weight.is_contiguous() else None
 

@@ -1,8 +1,9 @@
-"""Products of a few rows with weights that a processor reads once, compiled for it by Numba.
+"""The kernels of a forward over few rows, compiled by Numba for the processor that is there.
 
-A forward over one row or six is bound by the reading of the weights. Torch's libraries read them at
-half of the speed that memory has where a processor is not the one they are tuned for; and what
-they sum in which order depends on how many rows there are. Here each number is
+Such a forward is bound by the reading of the weights. Torch's libraries read them at half of the
+speed that memory has where a processor is not the one they are tuned for; what they sum in which
+order depends on how many rows there are; and between the products each operation of torch's costs
+microseconds. Here each number of a product is
 
     y[r, j] = sum over i of x[r, i] w[j, i]
 
@@ -10,27 +11,39 @@ summed in the same order whatever other rows there are and however many threads:
 each over every sixteenth i, added up in the end. So a token's products are the same bit for bit in
 plain decoding and in any draft's verification.
 
-A tile is ROWS rows by COLUMNS rows of weights, whose partial sums stay in registers (Goto and van de
-Geijn, ACM TOMS 34(3), 2008), while the weights of the next tile are fetched ahead, a line for each
-line that is read: what a processor fetches by itself ends at every page.
+A tile is ROWS rows by COLUMNS rows of weights, whose partial sums stay in registers (Goto and van
+de Geijn, ACM TOMS 34(3), 2008). The latter are half a matrix apart, so that memory is read in two
+streams that go straight on. Those a processor fetches ahead; between neighbours that take turns it
+loses its way, and a row's products with bfloat16 weights took 1.35 times as long.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-# Numba compiles from types that it finds out itself, and has no annotations of its own.
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
+# mypy: disable-error-code="call-arg, no-untyped-call, unreachable"
+# Numba finds types out itself, and has no annotations of its own. Compiled code takes addresses:
+# to make an array of a tensor costs more than some of these kernels do.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import carray, njit, prange, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
+from torch import Tensor
 
-numba.config.THREADING_LAYER = "omp"
+from specbench_cli.engine.models.attention import FEW
+
+CONFIG: Any = numba.config
+CONFIG.THREADING_LAYER = "omp"  # the threads are torch's own then: its OpenMP is loaded for all
 
 LANES, UNROLL = 8, 2
 STEP = LANES * UNROLL
@@ -42,8 +55,18 @@ ROWS, COLUMNS = 6, 2
 PANEL = 48
 """Rows that stay in a core's cache while weights go past them."""
 
-LINE = 64
-"""Bytes that memory is read by."""
+KEPT: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
+SUMS: Any = KEPT | {"fastmath": {"reassoc", "contract", "nsz"}}
+"""Of compiled functions; sums may be taken by several lanes, and no more is let go of."""
+
+WHOLE = 1 << 62
+"""A window that ends nowhere."""
+
+LARGEST = np.finfo(np.float32).max
+
+PADDED = 64
+"""A multiple of this many scores is summed, so that which lane sums what is the same however many
+rows come behind."""
 
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -62,13 +85,25 @@ class _Tile:
         self.b, self.rows, self.half = builder, rows, half
         self.size = 2 if half else 4
 
-    def write(self, w: Any, x: Any, y: Any, bias: Any, add: Any, n_in: Any, n_out: Any) -> None:
-        """Sums of `rows` rows at x with COLUMNS rows of weights at w, to y: all are addresses."""
+    def write(
+        self,
+        w: Any,
+        x: Any,
+        y: Any,
+        bias: Any,
+        add: Any,
+        wide: Any,
+        n_in: Any,
+        n_out: Any,
+        apart: Any,
+    ) -> None:
+        """Sums of `rows` rows at x with COLUMNS rows of weights at w, `apart` rows from each other,
+        to y: all are addresses. To what is there already if `add`; in float32 of bfloat16 weights,
+        too, if `wide`."""
         b, pairs = self.b, [(r, j) for r in range(self.rows) for j in range(COLUMNS)]
         w_row, x_row = b.mul(n_in, _int(self.size)), b.mul(n_in, _int(4))
-        weights = [b.add(w, b.mul(w_row, _int(j))) for j in range(COLUMNS)]
+        weights = [b.add(w, b.mul(b.mul(w_row, apart), _int(j))) for j in range(COLUMNS)]
         rows = [b.add(x, b.mul(x_row, _int(r))) for r in range(self.rows)]
-        ahead = b.mul(w_row, _int(COLUMNS))
         before, loop, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
         b.branch(loop)
         b.position_at_end(loop)
@@ -77,18 +112,13 @@ class _Tile:
         held = {pair: b.phi(FLOATS) for pair in pairs}
         sums: dict[tuple[int, int], Any] = dict(held)
         at_w, at_x = b.mul(i, _int(self.size)), b.mul(i, _int(4))
-        for begin in weights:
-            self._fetch(b.add(b.add(begin, at_w), ahead))
-        columns = [self._weights(b.add(begin, at_w)) for begin in weights]
+        columns = [self.weights(b.add(begin, at_w)) for begin in weights]
         for part in range(UNROLL):
             for r, begin in enumerate(rows):
                 at = b.add(b.add(begin, at_x), _int(part * LANES * 4))
                 number = b.load(b.inttoptr(at, FLOATS.as_pointer()), align=4)
                 for j in range(COLUMNS):
-                    sums[r, j] = b.call(
-                        self._known(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32"),
-                        [columns[j][part], number, sums[r, j]],
-                    )
+                    sums[r, j] = self.fma(columns[j][part], number, sums[r, j])
         more = b.add(i, _int(STEP))
         i.add_incoming(more, loop)
         for pair, total in sums.items():
@@ -97,18 +127,47 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", more, n_in), loop, after)
         b.position_at_end(after)
         for (r, j), total in sums.items():
-            self._finish(total, r, j, y, bias, add, n_out)
+            column = b.mul(apart, _int(j))
+            at = b.add(b.mul(n_out, _int(r)), column)
+            self._finish(total, at, column, y, bias, add, wide)
 
-    def _fetch(self, address: Any) -> None:
-        """Have a line of memory ready; none need be there."""
-        void, pointer = ir.VoidType(), ir.IntType(8).as_pointer()
-        fetch = self._known(void, [pointer, I32, I32, I32], "llvm.prefetch.p0")
-        read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-        for line in range(0, STEP * self.size, LINE):
-            at = self.b.add(address, _int(line))
-            self.b.call(fetch, [self.b.inttoptr(at, pointer), read, keep, data])
+    def mix(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
+        """Sums over c of p[r, c] v[c]: of n rows [n, width] at v, by `rows` rows of float32 at p
+        that lie `p_row` bytes apart; to y in float32, of bfloat16 in the order of `_spread`."""
+        b, rows = self.b, range(self.rows)
+        with cgutils.for_range_slice(b, _int(0), width, _int(STEP), I64) as (j, _):
+            before, loop = b.block, b.append_basic_block("mix")
+            after = b.append_basic_block("mixed")
+            b.branch(loop)
+            b.position_at_end(loop)
+            c = b.phi(I64)
+            c.add_incoming(_int(0), before)
+            held = [[b.phi(FLOATS) for _ in range(UNROLL)] for _ in rows]
+            at = b.mul(b.add(b.mul(c, width), j), _int(self.size))
+            values = self.weights(b.add(v, at))
+            sums = []
+            for r in rows:
+                place = b.add(b.add(p, b.mul(p_row, _int(r))), b.mul(c, _int(4)))
+                chance = b.load(b.inttoptr(place, F32.as_pointer()))
+                none = ir.Constant(FLOATS, ir.Undefined)
+                one = b.insert_element(none, chance, ir.Constant(I32, 0))
+                wide = b.shuffle_vector(one, none, ir.Constant(INTS, [0] * LANES))
+                sums.append([self.fma(wide, values[part], held[r][part]) for part in range(UNROLL)])
+            more = b.add(c, _int(1))
+            c.add_incoming(more, loop)
+            for r in rows:
+                for part in range(UNROLL):
+                    held[r][part].add_incoming(ir.Constant(FLOATS, [0.0] * LANES), before)
+                    held[r][part].add_incoming(sums[r][part], loop)
+            b.cbranch(b.icmp_signed("<", more, n), loop, after)
+            b.position_at_end(after)
+            for r in rows:
+                for part in range(UNROLL):
+                    place = b.add(b.mul(b.add(b.mul(width, _int(r)), j), _int(4)), y)
+                    place = b.add(place, _int(part * LANES * 4))
+                    b.store(sums[r][part], b.inttoptr(place, FLOATS.as_pointer()), align=4)
 
-    def _weights(self, address: Any) -> list[Any]:
+    def weights(self, address: Any) -> list[Any]:
         """STEP weights as float32."""
         b = self.b
         if self.half:
@@ -117,30 +176,45 @@ class _Tile:
             high = b.and_(both, ir.Constant(INTS, [0xFFFF0000] * LANES))
             return [b.bitcast(low, FLOATS), b.bitcast(high, FLOATS)]
         return [
-            b.load(
-                b.inttoptr(b.add(address, _int(part * LANES * 4)), FLOATS.as_pointer()), align=4
-            )
+            b.load(b.inttoptr(b.add(address, _int(part * LANES * 4)), FLOATS.as_pointer()), align=4)
             for part in range(UNROLL)
         ]
 
-    def _finish(self, sums: Any, r: int, j: int, y: Any, bias: Any, add: Any, n_out: Any) -> None:
-        """Add partial sums up, and the bias and what is there already if that is asked for."""
+    def fma(self, a: Any, x: Any, total: Any) -> Any:
+        """total + a x, rounded once."""
+        known = self._known(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
+        return self.b.call(known, [a, x, total])
+
+    def _finish(self, sums: Any, at: Any, own: Any, y: Any, bias: Any, add: Any, wide: Any) -> None:
+        """Add partial sums up, and the bias of column `own` and what is there already if that is
+        asked for; to number `at` of y."""
         b = self.b
         adds = self._known(F32, [F32, FLOATS], f"llvm.vector.reduce.fadd.v{LANES}f32")
-        slot = cgutils.alloca_once(b, F32)
-        b.store(b.call(adds, [ir.Constant(F32, -0.0), sums], fastmath=("reassoc",)), slot)
-        place = b.add(y, b.mul(b.add(b.mul(n_out, _int(r)), _int(j)), _int(self.size)))
+        total = b.call(adds, [ir.Constant(F32, -0.0), sums], fastmath=("reassoc",))
+        slot = cgutils.alloca_once_value(b, total)
         with b.if_then(b.icmp_signed("!=", bias, _int(0))):
-            own = b.add(bias, _int(4 * j))
-            b.store(b.fadd(b.load(slot), b.load(b.inttoptr(own, F32.as_pointer()))), slot)
-        there = b.inttoptr(place, (I16 if self.half else F32).as_pointer())
-        with b.if_then(b.icmp_signed("!=", add, _int(0))):
-            number = b.load(there)
-            if self.half:
-                number = b.bitcast(b.shl(b.zext(number, I32), ir.Constant(I32, 16)), F32)
-            b.store(b.fadd(b.load(slot), number), slot)
-        total = b.load(slot)
-        b.store(self._rounded(total) if self.half else total, there)
+            its = b.inttoptr(b.add(bias, b.mul(own, _int(4))), F32.as_pointer())
+            b.store(b.fadd(b.load(slot), b.load(its, align=4)), slot)
+        if not self.half:
+            self._store(b.load(slot), b.add(y, b.mul(at, _int(4))), add)
+            return
+        with b.if_else(b.icmp_signed("!=", wide, _int(0))) as (then, otherwise):
+            with then:
+                self._store(b.load(slot), b.add(y, b.mul(at, _int(4))), add)
+            with otherwise:
+                there = b.inttoptr(b.add(y, b.mul(at, _int(2))), I16.as_pointer())
+                with b.if_then(b.icmp_signed("!=", add, _int(0))):
+                    bits = b.shl(b.zext(b.load(there), I32), ir.Constant(I32, 16))
+                    b.store(b.fadd(b.load(slot), b.bitcast(bits, F32)), slot)
+                b.store(self._rounded(b.load(slot)), there)
+
+    def _store(self, total: Any, place: Any, add: Any) -> None:
+        b, there = self.b, self.b.inttoptr(place, F32.as_pointer())
+        with b.if_else(b.icmp_signed("!=", add, _int(0))) as (then, otherwise):
+            with then:
+                b.store(b.fadd(total, b.load(there, align=4)), there, align=4)
+            with otherwise:
+                b.store(total, there, align=4)
 
     def _rounded(self, number: Any) -> Any:
         """float32 as the nearest bfloat16's bits, of two as near the even one."""
@@ -149,33 +223,53 @@ class _Tile:
         odd = b.and_(b.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
         near = b.add(bits, b.add(odd, ir.Constant(I32, 0x7FFF)))
         # A number that is none stays none: rounding could make its bits those of an infinity.
-        bits = b.select(
-            b.fcmp_unordered("uno", number, number), ir.Constant(I32, 0x7FC00000), near
-        )
+        bits = b.select(b.fcmp_unordered("uno", number, number), ir.Constant(I32, 0x7FC00000), near)
         return b.trunc(b.lshr(bits, ir.Constant(I32, 16)), I16)
 
     def _known(self, returns: Any, takes: list[Any], name: str) -> Any:
-        return cgutils.get_or_insert_function(
-            self.b.module, ir.FunctionType(returns, takes), name
-        )
+        return cgutils.get_or_insert_function(self.b.module, ir.FunctionType(returns, takes), name)
 
 
 def _int(value: int) -> Any:
     return ir.Constant(I64, value)
 
 
-def _tile(rows: int, *, half: bool) -> Any:
-    """The function of a tile, for compiled code to call; its arguments are `_Tile.write`'s."""
+# ---- what compiled code calls -------------------------------------------------------------------
 
-    @intrinsic
-    def tile(_, w, x, y, bias, add, n_in, n_out):
-        def generate(context, builder, _signature, args):
-            _Tile(builder, rows, half=half).write(*args)
-            return context.get_dummy_value()
 
-        return types.void(w, x, y, bias, add, n_in, n_out), generate
+def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None]) -> None:
+    """Code for tiles of one to ROWS rows of either kind, of which the right one runs."""
+    done = b.append_basic_block("done")
+    switch = b.switch(b.add(rows, b.mul(half, _int(ROWS))), done)
+    for kind, n in product((False, True), range(1, ROWS + 1)):
+        block = b.append_basic_block("tile")
+        switch.add_case(_int(n + kind * ROWS), block)
+        b.position_at_end(block)
+        write(_Tile(b, n, half=kind))
+        b.branch(done)
+    b.position_at_end(done)
 
-    return tile
+
+@intrinsic
+def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, apart):
+    """A tile of one to six rows; see `_Tile.write`."""
+
+    def generate(context, builder, _signature, args):
+        _switch(builder, *args[:2], lambda tile: tile.write(*args[2:]))
+        return context.get_dummy_value()
+
+    return types.void(rows, half, w, x, y, bias, add, wide, n_in, n_out, apart), generate
+
+
+@intrinsic
+def _mixed(_, rows, half, p, p_row, v, n, width, y):
+    """Weighted sums for one to six rows; see `_Tile.mix`."""
+
+    def generate(context, builder, _signature, args):
+        _switch(builder, *args[:2], lambda tile: tile.mix(*args[2:]))
+        return context.get_dummy_value()
+
+    return types.void(rows, half, p, p_row, v, n, width, y), generate
 
 
 @intrinsic
@@ -185,8 +279,7 @@ def _spread(_, source, target, n):
     def generate(context, b, _signature, args):
         source, target, n = args
         with cgutils.for_range_slice(b, _int(0), n, _int(STEP), I64) as (i, _):
-            at = b.add(source, b.mul(i, _int(2)))
-            parts = _Tile(b, 0, half=True)._weights(at)
+            parts = _Tile(b, 0, half=True).weights(b.add(source, b.mul(i, _int(2))))
             for part, numbers in enumerate(parts):
                 to = b.add(target, b.mul(b.add(i, _int(part * LANES)), _int(4)))
                 b.store(numbers, b.inttoptr(to, FLOATS.as_pointer()), align=4)
@@ -195,75 +288,417 @@ def _spread(_, source, target, n):
     return types.void(source, target, n), generate
 
 
-_one, _two, _three, _four, _five, _six = (_tile(rows, half=False) for rows in range(1, ROWS + 1))
-_one_half, _two_half, _three_half, _four_half, _five_half, _six_half = (
-    _tile(rows, half=True) for rows in range(1, ROWS + 1)
-)
+@intrinsic
+def _pointer(_, address):
+    """An address, for `carray`."""
 
-@njit(parallel=True, cache=True, boundscheck=False)
-def times(w, x, y, bias, add, n, n_in, n_out):
-    """Rows x [n, in] times float32 weights [out, in], to y [n, out]: all are addresses.
+    def generate(_context, b, _signature, args):
+        return b.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generate
+
+
+@njit(**KEPT)
+def _floats(address, n):
+    """n float32 numbers that lie there."""
+    return carray(_pointer(address), n, np.float32)
+
+
+@njit(**KEPT)
+def _halves(address, n):
+    """The bits of n bfloat16 numbers that lie there."""
+    return carray(_pointer(address), n, np.uint16)
+
+
+@njit(**KEPT)
+def _flags(address, n):
+    """n bytes that lie there."""
+    return carray(_pointer(address), n, np.uint8)
+
+
+@njit(**KEPT)
+def _wide(bits):
+    """bfloat16's bits as a number."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(**KEPT)
+def _narrow(number):
+    """The bits of the nearest bfloat16, of two as near the even one."""
+    bits = np.float32(number).view(np.uint32)
+    if number != number:
+        return np.uint16(0x7FC0)
+    odd = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@njit(**KEPT)
+def _exp(x):
+    """e^x to some 2e-7 of it, in operations that a vector has: 2^n times a polynomial (Cody and
+    Waite, Software Manual for the Elementary Functions, 1980, chapter 6). What is no number stays
+    none."""
+    x = np.float32(88.0) if x > np.float32(88.0) else x
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    y = np.float32(1.9875691500e-4)
+    y = y * r + np.float32(1.3981999507e-3)
+    y = y * r + np.float32(8.3334519073e-3)
+    y = y * r + np.float32(4.1665795894e-2)
+    y = y * r + np.float32(1.6666665459e-1)
+    y = y * r + np.float32(0.5)
+    y = y * r * r + r + np.float32(1)
+    power = np.int32(np.int32(n) + np.int32(127)) << np.int32(23)
+    return y * np.int32(power).view(np.float32)
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, **KEPT)
+def _times(w, x, wide, y, bias, add, n, n_in, n_out, half):
+    size = 2 if half else 4
+    if half:
+        _spread(x, wide, n * n_in)
+        x = wide
+    apart = n_out // COLUMNS
+    for start in range(0, n, PANEL):
+        stop = min(n, start + PANEL)
+        for j in prange(apart):
+            at, own = w + j * n_in * size, bias + j * 4 * (bias != 0)
+            for r in range(start, stop, ROWS):
+                to = y + (r * n_out + j) * size
+                rows, xr = min(ROWS, stop - r), x + r * n_in * 4
+                _sums(rows, half, at, xr, to, own, add, 0, n_in, n_out, apart)
+
+
+@njit(**SUMS)
+def _rms_norm(x, weight, y, n, width, eps, half):
+    scale, made = _floats(weight, width), np.empty(width, np.float32)
+    for r in range(n):
+        if half:
+            bits = _halves(x + r * width * 2, width)
+            for i in range(width):
+                made[i] = _wide(bits[i])
+        else:
+            row = _floats(x + r * width * 4, width)
+            for i in range(width):
+                made[i] = row[i]
+        total = np.float32(0)
+        for i in range(width):
+            total += made[i] * made[i]
+        size = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(eps))
+        if half:
+            bits = _halves(y + r * width * 2, width)
+            for i in range(width):
+                bits[i] = _narrow(made[i] * size * scale[i])
+        else:
+            row = _floats(y + r * width * 4, width)
+            for i in range(width):
+                row[i] = made[i] * size * scale[i]
+
+
+@njit(**KEPT)
+def _silu_mul(gate_up, y, n, width, half):
+    for r in range(n):
+        if half:
+            gates = _halves(gate_up + r * width * 4, width)
+            ups = _halves(gate_up + (r * 2 + 1) * width * 2, width)
+            bits = _halves(y + r * width * 2, width)
+            for i in range(width):
+                gate = _wide(gates[i])
+                bits[i] = _narrow(gate / (np.float32(1) + _exp(-gate)) * _wide(ups[i]))
+        else:
+            gate_row = _floats(gate_up + r * width * 8, width)
+            up_row = _floats(gate_up + (r * 2 + 1) * width * 4, width)
+            row = _floats(y + r * width * 4, width)
+            for i in range(width):
+                gate = gate_row[i]
+                row[i] = gate / (np.float32(1) + _exp(-gate)) * up_row[i]
+
+
+@njit(**KEPT)
+def _turn_and_keep(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
+    size, middle, across = 2 if half else 4, d // 2, (heads + 2 * kv) * d
+    for r in range(n):
+        for head in range(heads + 2 * kv):
+            at = qkv + (r * across + head * d) * size
+            to = at if head < heads else held + ((head - heads) * apart + (start + r) * d) * size
+            turn = head < heads + kv
+            if half:
+                old, new = _halves(at, d), _halves(to, d)
+                c, s = _halves(cos + r * d * 2, d), _halves(sin + r * d * 2, d)
+                for i in range(middle):
+                    low, high = _wide(old[i]), _wide(old[i + middle])
+                    if turn:
+                        turned = low * _wide(c[i]) + high * _wide(s[i])
+                        high = high * _wide(c[i + middle]) + low * _wide(s[i + middle])
+                        low = turned
+                    elif n > 1:
+                        low, high = _clean(low), _clean(high)
+                    new[i], new[i + middle] = _narrow(low), _narrow(high)
+            else:
+                old4, new4 = _floats(at, d), _floats(to, d)
+                c4, s4 = _floats(cos + r * d * 4, d), _floats(sin + r * d * 4, d)
+                for i in range(middle):
+                    low, high = old4[i], old4[i + middle]
+                    if turn:
+                        turned = low * c4[i] + high * s4[i]
+                        high = high * c4[i + middle] + low * s4[i + middle]
+                        low = turned
+                    elif n > 1:
+                        low, high = _clean(low), _clean(high)
+                    new4[i], new4[i + middle] = low, high
+
+
+@njit(**KEPT)
+def _clean(number):
+    """See `attention.attend_tree`: what is multiplied by zero has to be finite."""
+    return number if abs(number) <= LARGEST else np.float32(0)
+
+
+@njit(**SUMS)
+def _attend_block(
+    qkv,
+    held,
+    apart,
+    y,
+    start,
+    first,
+    n,
+    heads,
+    kv,
+    d,
+    mask,
+    width,
+    window,
+    scale,
+    half,
+    group,
+    begin,
+):
+    """Attention of up to ROWS of the rows that heads of one group and new rows make, from number
+    `begin` on."""
+    size, across, shared = 2 if half else 4, (heads + 2 * kv) * d, heads // kv
+    seen = start + n - first
+    room = (seen + PADDED - 1) // PADDED * PADDED
+    rows = min(ROWS, shared * n - begin)
+    buffer = np.empty(rows * (2 * d + room), np.float32)
+    q = np.int64(buffer.ctypes.data)
+    mixed, scores = q + rows * d * 4, q + rows * d * 8
+    for r in range(rows):
+        head, new = group * shared + (begin + r) // n, (begin + r) % n
+        at, to = qkv + (new * across + head * d) * size, q + r * d * 4
+        if half:
+            _spread(at, to, d)
+        else:
+            old, row = _floats(at, d), _floats(to, d)
+            for i in range(d):
+                row[i] = old[i]
+    keys = held + (group * apart + first * d) * size
+    for c in range(0, seen, COLUMNS):
+        _sums(rows, half, keys + c * d * size, q, scores + c * 4, 0, 0, 1, d, room, 1)
+    for r in range(rows):
+        own = _floats(scores + r * room * 4, room)
+        last = start + (begin + r) % n - first  # the last that it sees of a chain
+        for c in range(max(0, min(seen, last - window + 1))):
+            own[c] = -np.inf
+        if width:
+            sees = _flags(mask + (begin + r) % n * width, width)
+            for c in range(max(0, width - seen), width):
+                if not sees[c]:
+                    own[seen - width + c] = -np.inf
+        for c in range(seen if width else last + 1, room):
+            own[c] = -np.inf
+        best = np.float32(-np.inf)
+        for c in range(seen):
+            best = max(best, own[c])
+        total = np.float32(0)
+        for c in range(room):
+            chance = _exp((own[c] - best) * np.float32(scale))
+            own[c] = np.float32(0) if own[c] == -np.inf else chance
+            total += own[c]
+        for c in range(seen):
+            own[c] /= total
+    values = held + ((kv + group) * apart + first * d) * size
+    _mixed(rows, half, scores, room * 4, values, seen, d, mixed)
+    for r in range(rows):
+        head, new = group * shared + (begin + r) // n, (begin + r) % n
+        to, result = y + (new * heads + head) * d * size, _floats(mixed + r * d * 4, d)
+        if half:
+            bits = _halves(to, d)
+            for i in range(0, d, STEP):
+                for k in range(LANES):
+                    bits[i + 2 * k] = _narrow(result[i + k])
+                    bits[i + 2 * k + 1] = _narrow(result[i + LANES + k])
+        else:
+            row = _floats(to, d)
+            for i in range(d):
+                row[i] = result[i]
+
+
+@njit(parallel=True, **KEPT)
+def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, window, scale, half):
+    blocks = (heads // kv * n + ROWS - 1) // ROWS
+    for unit in prange(kv * blocks):
+        group, begin = unit // blocks, unit % blocks * ROWS
+        _attend_block(
+            qkv,
+            held,
+            apart,
+            y,
+            start,
+            first,
+            n,
+            heads,
+            kv,
+            d,
+            mask,
+            width,
+            window,
+            scale,
+            half,
+            group,
+            begin,
+        )
+
+
+# ---- what torch's tensors are given to ----------------------------------------------------------
+
+# Blocks of more than FEW rows are bound by arithmetic: torch's operations take as many threads as
+# there are.
+
+HALVES = (torch.float32, torch.bfloat16)
+"""The kinds of numbers that there are kernels for: by their place, whether they are halves."""
+
+
+def ready() -> None:
+    """Compile all kernels, in seconds the first time on a machine; they are kept beside this file,
+    or where NUMBA_CACHE_DIR says."""
+    number = types.int64
+    _times.compile((number,) * 10)
+    _rms_norm.compile((*(number,) * 5, types.float64, number))
+    _silu_mul.compile((number,) * 5)
+    _turn_and_keep.compile((number,) * 11)
+    _attend.compile((*(number,) * 13, types.float64, number))
+
+
+class _Threads(threading.local):
+    """How many threads this thread's kernels run on."""
+
+    n = 0
+
+
+_threads = _Threads()
+
+
+def _here() -> None:
+    """Have this thread's kernels run on as many threads as torch's operations do."""
+    n = torch.get_num_threads()
+    if _threads.n != n:
+        _threads.n = n
+        numba.set_num_threads(min(n, CONFIG.NUMBA_NUM_THREADS))
+
+
+class Product:
+    """Rows times weights [out, in], float32 or bfloat16, and a float32 bias [out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._held = weight, bias
+        self._half, self._n_out = HALVES.index(weight.dtype), len(weight)
+        self._weight, self._bias = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+
+    def __call__(self, x: Tensor, out: Tensor, add: int) -> None:
+        """To `out` [n, out] of rows x [n, in]; or added to what is there. Both in row-major
+        order."""
+        _here()
+        n, n_in = x.shape
+        wide = _room(n * n_in) if self._half else 0
+        where = self._weight, x.data_ptr(), wide, out.data_ptr(), self._bias
+        _times(*where, add, n, n_in, self._n_out, self._half)
+
+
+class _Room(threading.local):
+    """Memory of this thread's: the same for all products, so it is warm."""
+
+    held, address = np.empty(0, np.float32), 0
+
+
+_rooms = _Room()
+
+
+def _room(n: int) -> int:
+    """The address of room for n float32 numbers."""
+    if _rooms.held.size < n:
+        _rooms.held = np.empty(n, np.float32)
+        _rooms.address = _rooms.held.ctypes.data
+    return _rooms.address
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of rows [..., width], by float32 weights."""
+    width = rows.shape[-1]
+    n = rows.numel() // width
+    if n > FEW:
+        return torch.rms_norm(rows.float(), (width,), weight, eps).to(rows.dtype)
+    rows = rows.contiguous()
+    out, half = torch.empty_like(rows), HALVES.index(rows.dtype)
+    _rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), n, width, eps, half)
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """SiLU(gate) up of rows [n, 2 width], [n, width]."""
+    if len(gate_up) > FEW:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+    n, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(n, width)
+    _silu_mul(gate_up.data_ptr(), out.data_ptr(), n, width, HALVES.index(gate_up.dtype))
+    return out
+
+
+def views(
+    rows: Tensor,
+    scratch: Tensor,
+    out: Tensor,
+    table: tuple[Tensor, Tensor],
+    kv: int,
+    span: tuple[int, int, int],
+    *,
+    mask: Tensor | None,
+    window: int | None,
+    scale: float,
+) -> list[tuple[Callable[..., None], Callable[..., None]]]:
+    """For each layer what turns and keeps new rows, and what attends; neither looks at what it is
+    given.
 
     Args:
-        bias: of out numbers; 0: none.
-        add: whether what is at y is added, 0 or 1.
+        rows: keys and values of one sequence, [layers, 2 kv, capacity, d].
+        scratch: queries, keys and values of the new rows, [n, (heads + 2 kv) d].
+        out: what attention's results go to, [n, heads d].
+        table: cosines and signed sines [n, 1, d] of the new rows.
+        span: the number of the first new row in `rows`, of the first that is seen, and how many are
+            new.
+        mask: which of the last rows each new one sees, [n, w] bool; None: all up to itself.
+        window: how many rows each sees at most, itself included; None: all before it.
     """
-    for start in range(0, n, PANEL):
-        stop = min(n, start + PANEL)
-        for pair in prange(n_out // COLUMNS):
-            j = pair * COLUMNS
-            wj, bj = w + j * n_in * 4, bias + j * 4 * (bias != 0)
-            for r in range(start, stop, ROWS):
-                xr, yr = x + r * n_in * 4, y + (r * n_out + j) * 4
-                left = stop - r
-                if left >= 6:
-                    _six(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 5:
-                    _five(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 4:
-                    _four(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 3:
-                    _three(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 2:
-                    _two(wj, xr, yr, bj, add, n_in, n_out)
-                else:
-                    _one(wj, xr, yr, bj, add, n_in, n_out)
+    start, first, n = span
+    d, size = rows.shape[-1], rows.element_size()
+    heads, half, apart = out.shape[1] // d, HALVES.index(rows.dtype), rows.stride(1)
+    where, to = scratch.data_ptr(), out.data_ptr()
+    cos, sin = (part.data_ptr() for part in table)
+    own = None if mask is None else mask.contiguous().view(torch.uint8)
+    sees = (0, 0) if own is None else (own.data_ptr(), own.shape[1])
+    wide = WHOLE if window is None else window
 
+    def keep(_: Tensor, *, held: int) -> None:
+        _turn_and_keep(where, cos, sin, held, apart, start, n, heads, kv, d, half)
 
-@njit(parallel=True, cache=True, boundscheck=False)
-def times_half(w, x, wide, y, bias, add, n, n_in, n_out):
-    """As `times`, of bfloat16 rows, weights and results, and a bias of float32; sums are float32
-    and rounded once. `wide` is room for the rows in float32."""
-    _spread(x, wide, n * n_in)
-    for start in range(0, n, PANEL):
-        stop = min(n, start + PANEL)
-        for pair in prange(n_out // COLUMNS):
-            j = pair * COLUMNS
-            wj, bj = w + j * n_in * 2, bias + j * 4 * (bias != 0)
-            for r in range(start, stop, ROWS):
-                xr, yr = wide + r * n_in * 4, y + (r * n_out + j) * 2
-                left = stop - r
-                if left >= 6:
-                    _six_half(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 5:
-                    _five_half(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 4:
-                    _four_half(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 3:
-                    _three_half(wj, xr, yr, bj, add, n_in, n_out)
-                elif left == 2:
-                    _two_half(wj, xr, yr, bj, add, n_in, n_out)
-                else:
-                    _one_half(wj, xr, yr, bj, add, n_in, n_out)
+    def attend(*_: Any, held: int, alive: Any = own) -> None:
+        _here()
+        _attend(where, held, apart, to, start, first, n, heads, kv, d, *sees, wide, scale, half)
 
-
-def ready(*, half: bool) -> Callable[..., None]:
-    """`times` or `times_half`, compiled; in seconds the first time on a machine, and then kept."""
-    made, n = (times_half, 9) if half else (times, 8)
-    made.compile((types.int64,) * n)
-    return made
-
-
-def use_threads(n: int) -> None:
-    """Have this thread's products made by n threads, or as many as there are processors."""
-    numba.set_num_threads(min(n, numba.config.NUMBA_NUM_THREADS))
+    begin, step = rows.data_ptr(), rows.stride(0) * size
+    addresses = range(begin, begin + step * len(rows), step)
+    return [(partial(keep, held=at), partial(attend, held=at)) for at in addresses]

@@ -102,8 +102,8 @@ class LayerReader:
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:
-        """The form of the product with a weight."""
-        return self._form or form_for(weight)
+        """The form of the product with a weight [out, in]."""
+        return self._form or form_for(weight.t())
 
     def settled(self, weight: Tensor) -> Tensor:
         """A weight in row-major order, where this model's weights are."""

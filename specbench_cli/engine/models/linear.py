@@ -13,9 +13,9 @@ Six forms, the same numbers up to rounding:
 * `Packed16Linear`: bfloat16 weights packed once for FBGEMM as float16 numbers times a power of two,
   which processors without bfloat16 instructions widen to float32 in registers, between the reading
   and the multiplying. Its time is the reading of the weights up to some 14 rows.
-* `TiledLinear`: the checkpoint's own [out, in], multiplied by kernels of our own that Numba compiles
-  (`kernels.py`). Its time is the reading of the weights up to some 8 rows; a row's products are the
-  same bit for bit whatever other rows are beside it.
+* `TiledLinear`: the checkpoint's own [out, in], multiplied by kernels of ours that Numba compiles
+  (`kernels.py`). Its time is little more than that of reading the weights up to some 6 rows; a
+  row's products are the same bit for bit in any block.
 * `WidenedLinear`: bfloat16 weights, of which a piece at a time is converted and multiplied in
   float32, where neither bfloat16 instructions nor FBGEMM are to be had.
 
@@ -68,6 +68,9 @@ LARGEST_EXPONENT = 16
 TILE = (2, 16)
 """Rows of weights, and numbers of each, that `kernels` multiplies at a time."""
 
+LONG = 256
+"""Rows from which `torch.mm` multiplies float32 faster than tiles: those of a prompt alone."""
+
 WIDEN_FROM = 5
 """Rows from which bfloat16 is widened: its cost is flat, and for fewer rows above `torch.mm`'s."""
 
@@ -115,26 +118,21 @@ class TiledLinear:
     """Kernels of our own with weights [out, in] of float32 or bfloat16, in row-major order.
 
     Args:
-        weight: [in, out], the transpose of a matrix in row-major order; in and out are multiples of
-            what a tile is made of (`tiles`).
+        weight: [in, out], the transpose of a matrix in row-major order that can be cut into tiles
+            (`tiles`).
     """
 
-    _rooms = threading.local()
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        from specbench_cli.engine.models import kernels
+        from specbench_cli.engine.models.kernels import Product
 
-        self.weight, (self._n_in, self._n_out) = weight.t().contiguous(), weight.shape
+        self.weight, self.bias = weight.t().contiguous(), bias
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._bias = None if bias is None else bias.float()
-        self._address = self.weight.data_ptr()
-        self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
-        self._half = weight.dtype == torch.bfloat16
-        self._times, self._use = kernels.ready(half=self._half), kernels.use_threads
+        self._product = Product(self.weight, None if bias is None else bias.float())
+        self._long = LONG if weight.dtype == torch.float32 else math.inf
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = x.new_empty(len(x), self._n_out)
+            out = x.new_empty(len(x), len(self.weight))
         return self._multiply(x, out, 0)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -144,16 +142,12 @@ class TiledLinear:
         return self.weight[start:stop]
 
     def _multiply(self, x: Tensor, out: Tensor, add: int) -> Tensor:
+        if len(x) >= self._long:
+            torch.addmm(out, x, self.weight.t(), beta=add, out=out)
+            return out if self.bias is None else out.add_(self.bias)
         if not out.is_contiguous():
             return out.copy_(self._multiply(x, out.contiguous(), add))
-        x, n, threads = x.contiguous(), len(x), torch.get_num_threads()
-        self._use(threads)
-        where = out.data_ptr(), self._bias_address, add, n, self._n_in, self._n_out
-        if self._half:
-            wide = _room(self._rooms, n * self._n_in)
-            self._times(self._address, x.data_ptr(), wide.data_ptr(), *where)
-        else:
-            self._times(self._address, x.data_ptr(), *where)
+        self._product(x.contiguous(), out, add)
         return out
 
 
@@ -294,7 +288,7 @@ class Packed16Linear:
 class WidenedLinear(PlainLinear):
     """Weights of half precision, multiplied in float32: products are rounded once, at the end."""
 
-    _rooms = threading.local()
+    _buffers = threading.local()
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) < WIDEN_FROM:
@@ -311,7 +305,7 @@ class WidenedLinear(PlainLinear):
         """The product in float32."""
         n_in, n_out = self.weight.shape
         step = max(1, min(n_out, PIECE // n_in))
-        wide, y = _room(self._rooms, n_in * step), torch.empty(len(x), n_out)
+        wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
         rows = x.float()
         for start in range(0, n_out, step):
             piece = self.weight[:, start : start + step]
@@ -319,14 +313,14 @@ class WidenedLinear(PlainLinear):
             torch.mm(rows, held, out=y[:, start : start + step])
         return y if self.bias is None else y.add_(self.bias)
 
-
-def _room(rooms: threading.local, numel: int) -> Tensor:
-    """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
-    held: Tensor | None = getattr(rooms, "held", None)
-    if held is None or held.numel() < numel:
-        with torch.inference_mode(False):  # products outside of it write here as well
-            held = rooms.held = torch.empty(max(numel, PIECE))
-    return held
+    @classmethod
+    def _buffer(cls, numel: int) -> Tensor:
+        """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
+        held: Tensor | None = getattr(cls._buffers, "held", None)
+        if held is None or held.numel() < numel:
+            with torch.inference_mode(False):  # products outside of it write here as well
+                held = cls._buffers.held = torch.empty(max(numel, PIECE))
+        return held
 
 
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
@@ -343,7 +337,7 @@ def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = No
 
 
 def form_for(weight: Tensor) -> Form:
-    """The form that the rule, or SPECBENCH_LINEAR where it can be had, gives a matrix.
+    """The form that the rule, or SPECBENCH_LINEAR where it can be had, gives a matrix [in, out].
 
     Raises:
         UsageError: the variable names no form.
@@ -375,13 +369,23 @@ def form_for(weight: Tensor) -> Form:
             usual = "packed"  # or plain: nothing to mend
     else:
         return "plain"
-    if tiles(*weight.shape) and (wanted or _mkl_is_slow()) and _can_tile():
-        possible.add("tiled")
-        if _mkl_is_slow():
-            usual = "tiled"
+    if tiles(*weight.shape) and own_kernels(weight.device, weight.dtype):
+        return "tiled"
     if wanted:
         return wanted if wanted in possible else "plain"  # type: ignore[return-value]
     return usual if usual in possible and weight.numel() >= limit else "plain"
+
+
+def own_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether forwards are made of our own kernels (`kernels.py`): where MKL is slow, or the
+    variable asks for tiles."""
+    wanted = os.environ.get(FORM_VARIABLE, "")
+    return (
+        device.type == "cpu"
+        and dtype in (torch.float32, torch.bfloat16)
+        and (wanted == "tiled" or (not wanted and _mkl_is_slow()))
+        and _can_tile()
+    )
 
 
 def tiles(n_in: int, n_out: int) -> bool:

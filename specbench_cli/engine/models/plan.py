@@ -161,6 +161,8 @@ class Planner:
         windows: the sliding window of each layer, None where it sees everything.
         lean: whether short blocks take `attend_few`.
         like: a tensor of the device and dtype to work in.
+        kernels: the module of our own kernels, which short blocks of one sequence take; None: they
+            do not.
     """
 
     def __init__(
@@ -171,8 +173,9 @@ class Planner:
         *,
         lean: bool,
         like: Tensor,
+        kernels: Any = None,
     ) -> None:
-        self._sizes, self._rotary, self._windows = sizes, rotary, windows
+        self._sizes, self._rotary, self._windows, self._kernels = sizes, rotary, windows, kernels
         self._lean, self._like, self._device = lean, like, like.device
         self._near = host.near(like.device)
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
@@ -190,16 +193,23 @@ class Planner:
             for bias in self._biases.values():
                 bias.reserve(capacity)
 
-    def plain(self, state: KVState, lines: Sequence[int], run: range, n: int) -> Plan:
+    def plain(
+        self, state: KVState, lines: Sequence[int], run: range, n: int, *, beside: bool = False
+    ) -> Plan:
         """The plan of a forward through the layers `run` without extras; a single sequence's is
-        kept for the next time."""
+        kept for the next time.
+
+        Args:
+            beside: see `special`.
+        """
         lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > FEW or lengths.count(lengths[0]) < len(lengths):
-            return self.special(state, lines, run, n, None, None)
-        key = (lines[0], lengths[0], n, run.start, run.stop, state.offsets[lines[0]], 0)
+            return self.special(state, lines, run, n, None, None, beside=beside)
+        where = lines[0], lengths[0], n, run.start, run.stop, state.offsets[lines[0]]
+        key = (*where, int(beside))
         plan: Plan | None = state.plans.get(key)
         if plan is None:
-            plan = self.special(state, lines, run, n, None, None)
+            plan = self.special(state, lines, run, n, None, None, beside=beside)
             self._keep(state, key, plan)
         return plan
 
@@ -229,9 +239,9 @@ class Planner:
                 part = parts[at]
                 how = part.mask, part.positions
                 plan = (
-                    self.special(state, (0,), run, n, *how, careful=careful)
+                    self.special(state, (0,), run, n, *how, careful=careful, beside=True)
                     if alone
-                    else self.plain(state, (0,), run, n)
+                    else self.plain(state, (0,), run, n, beside=True)
                 )
                 views.append(plan.views)
                 lines.append(scratch.line(at))
@@ -322,16 +332,20 @@ class Planner:
         positions: Tensor | None,
         *,
         careful: bool = False,
+        beside: bool = False,
     ) -> Plan:
         """The plan of a forward through the layers `run` with any mask [n, n] and positions [b, n].
 
         Args:
             careful: whether nothing of an unseen row may get through that is not finite; other
                 plans are `hopeful` that nothing is.
+            beside: whether its views are to stand beside those of other sequences.
 
         Raises:
             ValueError: the state has no room for n more rows.
         """
+        if self._kernels is not None and not beside and len(lines) == 1 and n <= FEW:
+            return self._own(state, lines[0], run, n, mask, positions)
         views = []
         hopeful = self._lean and mask is not None and not careful
         for i, seq in enumerate(lines):
@@ -359,6 +373,45 @@ class Planner:
         table = self._table(starts, n, positions)
         scratch = self.scratch_for([n] * len(lines))
         return Plan(list(zip(*views, strict=True)), table, scratch, scratch.lines, hopeful)
+
+    def _own(
+        self,
+        state: KVState,
+        seq: int,
+        run: Sequence[int],
+        n: int,
+        mask: Tensor | None,
+        positions: Tensor | None,
+    ) -> Plan:
+        """`special` for kernels of our own."""
+        lengths, at = state.lengths[seq], None if positions is None else positions[0]
+        for start in {lengths[layer] for layer in run}:
+            state.require(start, n)
+        begins = lengths[run[0]] + state.offsets[seq] if run else 0
+        table, scratch = self._table([begins], n, positions), self.scratch_for([n])
+        views: list[tuple[View, ...]] = []
+        kinds = [(lengths[layer], self._windows[layer], layer) for layer in run]
+        for (start, window), same in groupby(kinds, key=itemgetter(0, 1)):
+            layers = [layer for _, _, layer in same]
+            first, sees, within = 0, mask, window
+            if window is not None and mask is None and positions is None:
+                first = max(0, start + 1 - window)
+            elif window is not None:
+                sees, within = (
+                    visible(start, n, device=self._device, mask=mask, positions=at, window=window),
+                    None,
+                )
+            made = self._kernels.views(
+                state.buffers[0][layers[0] : layers[-1] + 1, seq],
+                *(scratch.qkv, scratch.mixed, table, self._sizes.kv_heads, (start, first, n)),
+                mask=sees,
+                window=within,
+                scale=self._rotary.scale,
+            )
+            for layer in layers:
+                keep, attend = made[layer - layers[0]]
+                views.append(((keep, self._like, self._like, None, attend),))
+        return Plan(views, table, scratch, scratch.lines, turns=True)
 
     def fixed(
         self, rows: Tensor, buffers: Buffers, scratch: Scratch, seen: int, kernels: Any = None
