@@ -46,6 +46,7 @@ def _checks() -> list[Check]:
     checks = [
         *health.software(),
         *health.hardware(),
+        health.kernels(),
         health.compiler(),
         health.writable(RUNS),
         *supplies.models(),

@@ -73,7 +73,7 @@ class Sizes:
         if copied and embedding.numel() <= HEAD_COPY_UP_TO[form_for(embedding.t())]:
             weights += embedding.nbytes
         gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # untouched, too
-        halves = 0 if form_for(gate_up) in ("plain", "tiled") else 2 * inner
+        halves = {"plain": 0, "tiled": inner}.get(form_for(gate_up), 2 * inner)
         return cls(
             weights=weights,
             row=text.num_hidden_layers * kv * size,

@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
+from specbench_cli.engine.models.linear import lacks_kernels, own_kernels
 from specbench_cli.measure import environment, machine
 from specbench_cli.measure.quiet import CEILING, QuietMeter
 
@@ -164,6 +165,18 @@ def compiler() -> Check:
         Path(found).name if found else "none",
         "torch.compile: `specbench train` is slower; runs do not need it",
         "sudo apt install g++, or sudo dnf install gcc-c++, or xcode-select --install",
+    )
+
+
+def kernels() -> Check:
+    """What multiplies on this CPU: docs/models.md, "Kernels on a CPU"."""
+    lacking, own = lacks_kernels(), own_kernels(torch.device("cpu"), torch.float32)
+    return Check(
+        "kernels",
+        "limited" if lacking else "ok",
+        "specbench's own, compiled by Numba" if own else "torch's libraries",
+        "speed: forwards on this processor take up to twice as long; outputs are as right",
+        "sudo apt install libgomp1, or sudo dnf install libgomp: Numba's threads need it",
     )
 
 

@@ -154,6 +154,15 @@ def test_missing_compiler_is_told(monkeypatch):
     assert "torch.compile" in check.prevents
 
 
+@pytest.mark.parametrize("lacking", [True, False])
+def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
+    monkeypatch.setattr(health, "lacks_kernels", lambda: lacking)
+    monkeypatch.setattr(health, "own_kernels", lambda *_: not lacking)
+    check = health.kernels()
+    assert (check.status, check.needed) == ("limited" if lacking else "ok", False)
+    assert ("Numba" in check.found) != lacking and "libgomp" in check.mend
+
+
 def test_more_threads_than_cpus_are_told(monkeypatch):
     monkeypatch.setattr(health.torch, "get_num_threads", lambda: 10_000)
     check = next(check for check in health.hardware() if check.name == "threads")

@@ -126,6 +126,7 @@ class TiledLinear:
         from specbench_cli.engine.models.kernels import Product
 
         self.weight, self.bias = weight.t().contiguous(), bias
+        self._across = self.weight.t()
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._product = Product(self.weight, None if bias is None else bias.float())
         self._long = LONG if weight.dtype == torch.float32 else math.inf
@@ -143,7 +144,7 @@ class TiledLinear:
 
     def _multiply(self, x: Tensor, out: Tensor, add: int) -> Tensor:
         if len(x) >= self._long:
-            torch.addmm(out, x, self.weight.t(), beta=add, out=out)
+            torch.addmm(out, x, self._across, beta=add, out=out)
             return out if self.bias is None else out.add_(self.bias)
         if not out.is_contiguous():
             return out.copy_(self._multiply(x, out.contiguous(), add))
@@ -391,6 +392,11 @@ def own_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 def tiles(n_in: int, n_out: int) -> bool:
     """Whether a matrix can be cut into tiles."""
     return n_in % TILE[1] == 0 and n_out % TILE[0] == 0
+
+
+def lacks_kernels() -> bool:
+    """Whether forwards here are slower than they could be, for want of what runs our kernels."""
+    return _mkl_is_slow() and not _can_tile()
 
 
 @cache
