@@ -143,7 +143,7 @@ def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monke
         ("_can_pack_16", True),
         ("_has_mkl", mkl != "none"),
         ("_mkl_is_slow", mkl.startswith("slow")),
-        ("_can_tile", "no numba" not in mkl),
+        ("_can_compile", "no numba" not in mkl),
         ("_multiplies_bfloat16", bfloat16),
     ):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
@@ -156,7 +156,7 @@ def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monke
 
 def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch):
     monkeypatch.delenv(FORM_VARIABLE, raising=False)
-    for name in ("_can_pack_16", "_can_tile", "_multiplies_bfloat16"):
+    for name in ("_can_pack_16", "_can_compile", "_multiplies_bfloat16"):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda: False)
     assert form_for(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
 

@@ -370,7 +370,11 @@ def form_for(weight: Tensor) -> Form:
             usual = "packed"  # or plain: nothing to mend
     else:
         return "plain"
-    if tiles(*weight.shape) and own_kernels(weight.device, weight.dtype):
+    if (
+        (wanted == "tiled" or _mkl_is_slow())
+        and tiles(*weight.shape)
+        and own_kernels(weight.device, weight.dtype)
+    ):
         return "tiled"
     if wanted:
         return wanted if wanted in possible else "plain"  # type: ignore[return-value]
@@ -378,14 +382,14 @@ def form_for(weight: Tensor) -> Form:
 
 
 def own_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether forwards are made of our own kernels (`kernels.py`): where MKL is slow, or the
-    variable asks for tiles."""
-    wanted = os.environ.get(FORM_VARIABLE, "")
+    """Whether what lies between the products of a forward is our own kernels' (`kernels.py`): on
+    x86, unless the variable asks for a form of torch's."""
     return (
         device.type == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
-        and (wanted == "tiled" or (not wanted and _mkl_is_slow()))
-        and _can_tile()
+        and os.environ.get(FORM_VARIABLE, "") in ("", "tiled")
+        and _is_x86()
+        and _can_compile()
     )
 
 
@@ -396,11 +400,16 @@ def tiles(n_in: int, n_out: int) -> bool:
 
 def lacks_kernels() -> bool:
     """Whether forwards here are slower than they could be, for want of what runs our kernels."""
-    return _mkl_is_slow() and not _can_tile()
+    return _is_x86() and not _can_compile()
 
 
 @cache
-def _can_tile() -> bool:
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+@cache
+def _can_compile() -> bool:
     """Whether Numba is here, with threads by OpenMP: its own cannot be used by two at once."""
     try:
         import numba.np.ufunc.omppool  # noqa: F401
@@ -432,7 +441,7 @@ def _has_mkl() -> bool:
 @cache
 def _mkl_is_slow() -> bool:
     """Whether the processor is an x86 of another make than MKL's."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if not _is_x86():
         return False
     cpuinfo = Path("/proc/cpuinfo")
     make = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else platform.processor()

@@ -127,7 +127,7 @@ def print_costs(costs: Costs) -> None:
         ),
         *(_batch(costs.batch) if costs.batch else ()),
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
-        " kept; times are medians",
+        " kept; times are means without far outliers",
     ]
     if not output.human():
         print_table(head, _points(costs), notes)
