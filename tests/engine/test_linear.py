@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -176,6 +179,21 @@ def test_rows_of_tiles_are_the_same_bits_in_any_block_by_any_number_of_threads(d
                 assert torch.equal(blocks, alone), (count, height)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_numba_leaves_torch_as_many_threads_as_it_has() -> None:
+    """In a process of its own: OpenMP is started once."""
+    code = """if True:
+        import torch
+        torch.set_num_threads(1)
+        from specbench_cli.engine.models.linear import linear
+        product = linear(torch.ones(16, 2), form="tiled")
+        for n in (1, 2, 1):
+            torch.set_num_threads(n)
+            product(torch.ones(1, 16))
+            assert torch.get_num_threads() == n
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_weights_that_are_no_numbers_give_none_in_tiles_and_no_other_column_any() -> None:

@@ -87,7 +87,9 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
         chosen.append((found.batch, drafts["eqspec"]))
     assert chosen[:2] == [(6, 5)] * 2 and chosen[-1] == (1, 1)
     assert chosen[2] < (6, 5) and chosen[3][0] >= 3
-    with pytest.raises(UsageError, match=r"is impossible: batch 1 .*weights (34\.1|29\.9) MB") as refused:
+    with pytest.raises(
+        UsageError, match=r"is impossible: batch 1 .*weights (34\.1|29\.9) MB"
+    ) as refused:
         within(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
     assert "MB or more" in refused.value.hint
 

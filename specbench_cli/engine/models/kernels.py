@@ -598,6 +598,8 @@ def _here() -> None:
     if _threads.n != n:
         _threads.n = n
         numba.set_num_threads(min(n, CONFIG.NUMBA_NUM_THREADS))
+        # The first time it starts OpenMP with all processors, which torch would go by, too.
+        torch.set_num_threads(n)
 
 
 class Product:
