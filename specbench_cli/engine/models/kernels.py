@@ -7,9 +7,9 @@ microseconds. Here each number of a product is
 
     y[r, j] = sum over i of x[r, i] w[j, i]
 
-summed in the same order whatever other rows there are and however many threads: 16 partial sums,
-each over every sixteenth i, added up in the end. So a token's products are the same bit for bit in
-plain decoding and in any draft's verification.
+summed in the same order whatever other rows there are and however many threads: eight partial
+sums, added up in the end. So a token's products are the same bit for bit in plain decoding and in
+any draft's verification.
 
 A tile is ROWS rows by COLUMNS rows of weights, whose partial sums stay in registers (Goto and van
 de Geijn, ACM TOMS 34(3), 2008). The latter are half a matrix apart, so that memory is read in two
@@ -568,7 +568,7 @@ def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, win
 # Blocks of more than FEW rows are bound by arithmetic: torch's operations take as many threads as
 # there are.
 
-HALVES = (torch.float32, torch.bfloat16)
+KINDS = (torch.float32, torch.bfloat16)
 """The kinds of numbers that there are kernels for: by their place, whether they are halves."""
 
 
@@ -607,7 +607,7 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._held = weight, bias
-        self._half, self._n_out = HALVES.index(weight.dtype), len(weight)
+        self._half, self._n_out = KINDS.index(weight.dtype), len(weight)
         self._weight, self._bias = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
 
     def __call__(self, x: Tensor, out: Tensor, add: int) -> None:
@@ -644,7 +644,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     if n > FEW:
         return torch.rms_norm(rows.float(), (width,), weight, eps).to(rows.dtype)
     rows = rows.contiguous()
-    out, half = torch.empty_like(rows), HALVES.index(rows.dtype)
+    out, half = torch.empty_like(rows), KINDS.index(rows.dtype)
     _rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), n, width, eps, half)
     return out
 
@@ -656,7 +656,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return F.silu(gate).mul_(up)
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(n, width)
-    _silu_mul(gate_up.data_ptr(), out.data_ptr(), n, width, HALVES.index(gate_up.dtype))
+    _silu_mul(gate_up.data_ptr(), out.data_ptr(), n, width, KINDS.index(gate_up.dtype))
     return out
 
 
@@ -687,7 +687,7 @@ def views(
     """
     start, first, n = span
     d, size = rows.shape[-1], rows.element_size()
-    heads, half, apart = out.shape[1] // d, HALVES.index(rows.dtype), rows.stride(1)
+    heads, half, apart = out.shape[1] // d, KINDS.index(rows.dtype), rows.stride(1)
     where, to = scratch.data_ptr(), out.data_ptr()
     cos, sin = (part.data_ptr() for part in table)
     own = None if mask is None else mask.contiguous().view(torch.uint8)

@@ -32,6 +32,7 @@ import math
 import mmap
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -382,13 +383,13 @@ def form_for(weight: Tensor) -> Form:
 
 
 def own_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether what lies between the products of a forward is our own kernels' (`kernels.py`): on
-    x86, unless the variable asks for a form of torch's."""
+    """Whether what lies between the products of a forward is our own kernels' (`kernels.py`): where
+    they were timed, on Linux and x86, unless the variable asks for a form of torch's."""
     return (
         device.type == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
         and os.environ.get(FORM_VARIABLE, "") in ("", "tiled")
-        and _is_x86()
+        and _wants_kernels()
         and _can_compile()
     )
 
@@ -400,7 +401,11 @@ def tiles(n_in: int, n_out: int) -> bool:
 
 def lacks_kernels() -> bool:
     """Whether forwards here are slower than they could be, for want of what runs our kernels."""
-    return _is_x86() and not _can_compile()
+    return _wants_kernels() and not _can_compile()
+
+
+def _wants_kernels() -> bool:
+    return sys.platform == "linux" and _is_x86()
 
 
 @cache
@@ -410,7 +415,8 @@ def _is_x86() -> bool:
 
 @cache
 def _can_compile() -> bool:
-    """Whether Numba is here, with threads by OpenMP: its own cannot be used by two at once."""
+    """Whether Numba is here, with threads by OpenMP, which it then shares with torch: those of its
+    own cannot be used by two at once."""
     try:
         import numba.np.ufunc.omppool  # noqa: F401
     except ImportError:
