@@ -270,14 +270,14 @@ class FusedStack(Decoder):
         kernels = kernels_of(self.device, self.dtype)
 
         def body(_: Table = tables) -> Out:
-            self._kernels = kernels
+            usual, self._kernels = self._kernels, kernels
             try:
                 plan = self._planner.fixed(rows, buffers, scratch, seen, kernels)
                 h = self._enter(buffers.x, None)[0]
                 h, tapped = self._follow(plan, self._all, h, shape.taps)
                 logits = None if at is None else self._logits(h, 1, at, scratch)
             finally:
-                self._kernels = None
+                self._kernels = usual
             return Out(logits, h[None], {tap: left[None] for tap, left in tapped})
 
         return body
