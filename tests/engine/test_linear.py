@@ -186,7 +186,10 @@ def test_numba_leaves_torch_as_many_threads_as_it_has() -> None:
     code = """if True:
         import torch
         torch.set_num_threads(1)
+        from specbench_cli.engine.models import kernels
         from specbench_cli.engine.models.linear import linear
+        kernels.ready()
+        assert torch.get_num_threads() == 1
         product = linear(torch.ones(16, 2), form="tiled")
         for n in (1, 2, 1):
             torch.set_num_threads(n)

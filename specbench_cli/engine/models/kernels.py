@@ -575,12 +575,14 @@ KINDS = (torch.float32, torch.bfloat16)
 def ready() -> None:
     """Compile all kernels, in seconds the first time on a machine; they are kept beside this file,
     or where NUMBA_CACHE_DIR says."""
-    number = types.int64
+    number, threads = types.int64, torch.get_num_threads()
     _times.compile((number,) * 10)
     _rms_norm.compile((*(number,) * 5, types.float64, number))
     _silu_mul.compile((number,) * 5)
     _turn_and_keep.compile((number,) * 11)
     _attend.compile((*(number,) * 13, types.float64, number))
+    # The first of these starts OpenMP with all processors, which torch would go by, too.
+    torch.set_num_threads(threads)
 
 
 class _Threads(threading.local):
