@@ -174,7 +174,7 @@ def kernels() -> Check:
     return Check(
         "kernels",
         "limited" if lacking else "ok",
-        "specbench's own, compiled by Numba" if own else "torch's libraries",
+        "torch's libraries" if own is None else "specbench's own, compiled by Numba",
         "speed: forwards on this processor take up to twice as long; outputs are as right",
         "sudo apt install libgomp1, or sudo dnf install libgomp: Numba's threads need it",
     )

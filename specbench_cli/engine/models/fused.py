@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from itertools import accumulate, chain
 from typing import Any, Literal, cast
 
@@ -28,7 +27,7 @@ from specbench_cli.engine.models.cuda import kernels_of
 from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, Recorder, Shape
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
-from specbench_cli.engine.models.linear import TILE, Form, Linear, PlainLinear, own_kernels
+from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, own_kernels
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
@@ -42,9 +41,6 @@ from specbench_cli.engine.types import (
     Tokens,
     skipped,
 )
-
-KERNELS = "specbench_cli.engine.models.kernels"
-"""Imported where it is used: Numba takes a while."""
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -94,9 +90,10 @@ class FusedStack(Decoder):
         )
         # Kernels of our own, where the machine's rule says so; on CUDA while a forward is recorded.
         self._kernels: Any = None
-        if own_kernels(device, dtype) and self._sizes.head_dim % TILE[1] == 0:
-            self._kernels = import_module(KERNELS)
-            self._kernels.ready()
+        kernels = own_kernels(device, dtype)
+        if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
+            kernels.ready()
+            self._kernels = kernels
         # Few operations win on CPU in float32; CUDA has fused kernels, attention in half precision
         # computes in float32 inside of torch's. Its norm there is no kernel, but ten operations.
         self._own_norm = device.type == "cpu" and dtype.itemsize <= 4 and self._kernels is None

@@ -15,6 +15,9 @@ A tile is ROWS rows by COLUMNS rows of weights, whose partial sums stay in regis
 de Geijn, ACM TOMS 34(3), 2008). The latter are half a matrix apart, so that memory is read in two
 streams that go straight on. Those a processor fetches ahead; between neighbours that take turns it
 loses its way, and a row's products with bfloat16 weights took 1.35 times as long.
+
+All of it is one file because Numba's cache knows no other: what it keeps of a function is old when
+the file that the function stands in has changed, whatever else it is made of.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -572,6 +575,11 @@ KINDS = (torch.float32, torch.bfloat16)
 """The kinds of numbers that there are kernels for: by their place, whether they are halves."""
 
 
+def tiles(n_in: int, n_out: int) -> bool:
+    """Whether a matrix can be cut into tiles."""
+    return n_in % STEP == 0 and n_out % COLUMNS == 0
+
+
 def ready() -> None:
     """Compile all kernels, in seconds the first time on a machine; they are kept beside this file,
     or where NUMBA_CACHE_DIR says."""
@@ -604,24 +612,6 @@ def _here() -> None:
         torch.set_num_threads(n)
 
 
-class Product:
-    """Rows times weights [out, in], float32 or bfloat16, and a float32 bias [out]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._held = weight, bias
-        self._half, self._n_out = KINDS.index(weight.dtype), len(weight)
-        self._weight, self._bias = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-
-    def __call__(self, x: Tensor, out: Tensor, add: int) -> None:
-        """To `out` [n, out] of rows x [n, in]; or added to what is there. Both in row-major
-        order."""
-        _here()
-        n, n_in = x.shape
-        wide = _room(n * n_in) if self._half else 0
-        where = self._weight, x.data_ptr(), wide, out.data_ptr(), self._bias
-        _times(*where, add, n, n_in, self._n_out, self._half)
-
-
 class _Room(threading.local):
     """Memory of this thread's: the same for all products, so it is warm."""
 
@@ -637,6 +627,16 @@ def _room(n: int) -> int:
         _rooms.held = np.empty(n, np.float32)
         _rooms.address = _rooms.held.ctypes.data
     return _rooms.address
+
+
+def times(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
+    """Rows x [n, in] times weights [out, in], and a float32 bias [out], to `out` [n, out]; or added
+    to what is there. All in row-major order, in and out as `tiles` has it."""
+    _here()
+    (n, n_in), half = x.shape, KINDS.index(weight.dtype)
+    wide, own = _room(n * n_in) if half else 0, 0 if bias is None else bias.data_ptr()
+    where = weight.data_ptr(), x.data_ptr(), wide, out.data_ptr(), own
+    _times(*where, int(add), n, n_in, len(weight), half)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -37,6 +37,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -65,9 +66,6 @@ the cost of a call is nothing beside the reading."""
 
 LARGEST_EXPONENT = 16
 """float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
-
-TILE = (2, 16)
-"""Rows of weights, and numbers of each, that `kernels` multiplies at a time."""
 
 LONG = 256
 """Rows from which `torch.mm` multiplies float32 faster than tiles: those of a prompt alone."""
@@ -120,36 +118,36 @@ class TiledLinear:
 
     Args:
         weight: [in, out], the transpose of a matrix in row-major order that can be cut into tiles
-            (`tiles`).
+            (`kernels.tiles`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        from specbench_cli.engine.models.kernels import Product
+        from specbench_cli.engine.models import kernels  # here, as Numba takes a while
 
-        self.weight, self.bias = weight.t().contiguous(), bias
+        self._times, self.weight = kernels.times, weight.t().contiguous()
         self._across = self.weight.t()
+        self.bias = None if bias is None else bias.float()
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._product = Product(self.weight, None if bias is None else bias.float())
         self._long = LONG if weight.dtype == torch.float32 else math.inf
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = x.new_empty(len(x), len(self.weight))
-        return self._multiply(x, out, 0)
+        return self._multiply(x, out, add=False)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self._multiply(x, residual, 1)
+        return self._multiply(x, residual, add=True)
 
     def columns(self, start: int, stop: int) -> Tensor | None:
         return self.weight[start:stop]
 
-    def _multiply(self, x: Tensor, out: Tensor, add: int) -> Tensor:
+    def _multiply(self, x: Tensor, out: Tensor, *, add: bool) -> Tensor:
         if len(x) >= self._long:
             torch.addmm(out, x, self._across, beta=add, out=out)
             return out if self.bias is None else out.add_(self.bias)
         if not out.is_contiguous():
-            return out.copy_(self._multiply(x, out.contiguous(), add))
-        self._product(x.contiguous(), out, add)
+            return out.copy_(self._multiply(x, out.contiguous(), add=add))
+        self._times(x.contiguous(), self.weight, self.bias, out, add=add)
         return out
 
 
@@ -371,32 +369,26 @@ def form_for(weight: Tensor) -> Form:
             usual = "packed"  # or plain: nothing to mend
     else:
         return "plain"
-    if (
-        (wanted == "tiled" or _mkl_is_slow())
-        and tiles(*weight.shape)
-        and own_kernels(weight.device, weight.dtype)
-    ):
-        return "tiled"
+    if wanted == "tiled" or _mkl_is_slow():
+        kernels = own_kernels(weight.device, weight.dtype)
+        if kernels is not None and kernels.tiles(*weight.shape):
+            return "tiled"
     if wanted:
         return wanted if wanted in possible else "plain"  # type: ignore[return-value]
     return usual if usual in possible and weight.numel() >= limit else "plain"
 
 
-def own_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether what lies between the products of a forward is our own kernels' (`kernels.py`): where
-    they were timed, on Linux and x86, unless the variable asks for a form of torch's."""
-    return (
-        device.type == "cpu"
-        and dtype in (torch.float32, torch.bfloat16)
-        and os.environ.get(FORM_VARIABLE, "") in ("", "tiled")
-        and _wants_kernels()
-        and _can_compile()
-    )
+def own_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """The module `kernels`, where what lies between the products of a forward is its own: where it
+    was timed, on Linux and x86, unless the variable asks for a form of torch's; else None."""
+    wanted, known = os.environ.get(FORM_VARIABLE, ""), (torch.float32, torch.bfloat16)
+    if device.type != "cpu" or dtype not in known or wanted not in ("", "tiled"):
+        return None
+    if not _wants_kernels() or not _can_compile():
+        return None
+    from specbench_cli.engine.models import kernels  # here, as Numba takes a while
 
-
-def tiles(n_in: int, n_out: int) -> bool:
-    """Whether a matrix can be cut into tiles."""
-    return n_in % TILE[1] == 0 and n_out % TILE[0] == 0
+    return kernels
 
 
 def lacks_kernels() -> bool:
