@@ -26,6 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what has started them
 
 import psutil
 import torch
@@ -211,7 +212,7 @@ def main() -> int:
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
-            rooms.multiprocessing, "get_context", lambda _: multiprocessing.context.ForkContext()
+            rooms.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
         ),
     ):
         torch.set_num_threads(1)

@@ -32,6 +32,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what has started them
 
 import psutil
 import torch
@@ -264,7 +265,7 @@ def main() -> int:
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
-            process.multiprocessing, "get_context", lambda _: multiprocessing.context.ForkContext()
+            process.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
         ),
     ):
         attack = Attack(home, asked.seed)

@@ -1,6 +1,6 @@
 """Simulates what intervals and letters are worth: the figures of docs/statistics.md.
 
-python tests/benchmarks/coverage.py [replications [intervals|letters|differences ...]]
+python tests/benchmarks/simulated_intervals.py [replications [intervals|letters|differences ...]]
 """
 
 from __future__ import annotations
