@@ -333,7 +333,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
     from specbench_cli.store.run_dir import RunDir, folder
 
     run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in files] or [own(run)]
+    probes = [fitting(Costs.load(file), run) for file in files] or own(run)
     costs, also = probes[0], probes[1:]
     against = fitting(Costs.load(other), run) if other else None
     prediction = replay(run.records(), run.manifest, costs, against, also)

@@ -351,6 +351,14 @@ def run(
         str | None,
         _Measuring("S", "Seconds of a pass after which no further prompt is begun.", "none"),
     ] = None,
+    probe: Annotated[
+        str | None,
+        _Measuring(
+            "N",
+            "Rounds of the cost probe between the prompts: specbench predict goes by them.",
+            "none",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, _Output("DIR", "The run's folder.", "results/runs/NAME", "--out", "-o")
     ] = None,
@@ -424,6 +432,7 @@ def run(
         "executor": executor,
         "timeout_per_prompt": timeout_per_prompt,
         "stop_after": stop_after,
+        "probe": probe,
     }
     # Texts as they were typed: RunConfig knows what is allowed, whichever source a value is from.
     given = {name: value for name, value in fields.items() if value not in (None, [], False)}

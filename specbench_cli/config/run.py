@@ -141,7 +141,7 @@ class RunConfig(BaseModel):
     process of their own, or in the run's. `executor`: who measures: this machine, or the workers
     of a Ray cluster. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
     `prompts`: the ids of the questions that are asked. `stop_after`: seconds of a pass after which
-    no further prompt is begun.
+    no further prompt is begun. `probe`: rounds of the cost probe between the prompts.
     `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
     the settings that took the place of the defaults
     (`config.profile`).
@@ -188,6 +188,7 @@ class RunConfig(BaseModel):
     executor: Literal["local", "ray"] = "local"
     timeout_per_prompt: Real = Field(600.0, gt=0)
     stop_after: Annotated[Real | None, Field(gt=0)] = None
+    probe: Annotated[Number | None, Field(ge=1)] = None
     set: dict[str, dict[str, Any]] = {}
     sweep: dict[str, dict[str, list[Any]]] = {}
     tune: Annotated[Number | None, Field(ge=2)] = None
@@ -269,6 +270,7 @@ class RunConfig(BaseModel):
             "tune: tune by --executor local, and give what it chose with --set": bool(self.tune),
             "devices: they are one machine's": self.devices is not None,
             f"device {self.device}: Ray gives each worker a GPU of its own, say cuda": numbered,
+            "probe: it is of one machine": self.probe is not None,
         }
         if why := next((words for words, given in alone.items() if given), None):
             raise ValueError(
@@ -282,6 +284,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"memory_budget {self.memory_budget} does not know of the state that a contrast's"
                 " weakened prompts take: drop memory_budget, or contrast"
+            )
+        if self.probe is not None and self.memory_budget is not None:
+            raise ValueError(
+                f"memory_budget {self.memory_budget} does not know of the states that a probe"
+                " takes: drop memory_budget, or probe"
             )
         return self
 

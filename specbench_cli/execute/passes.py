@@ -27,6 +27,7 @@ from specbench_cli.execute.cell import (
     one_line,
     warm_up,
 )
+from specbench_cli.execute.costs import Between
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
@@ -45,6 +46,9 @@ Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
 
 TELL_EVERY_S = 2.0
 """Seconds after which the time left is told between two rows of a prompt."""
+
+PROBE = "a round of the probe"
+"""What it is called among the rows that take time."""
 
 FAILURES = 3
 """So often in a row a method may fail before it is dropped."""
@@ -117,6 +121,7 @@ class Pass:
         turns: those that the run takes, if it does.
         guests: the rows that are decoded in processes of their plug-ins, if there are any.
         part: what a view calls the process's pass (`view.Progress`); several say their load too.
+        between: what is probed between the prompts, if something is.
 
     Attributes:
         left_out: rows that were given up because a worker of theirs was lost, with why.
@@ -132,8 +137,10 @@ class Pass:
         turns: Turns | None = None,
         guests: Guests | None = None,
         part: str = "",
+        between: Between | None = None,
     ) -> None:
         self._plan = plan
+        self._between = between
         self._bench = bench
         self._run_dir = run_dir
         self._answers = answers
@@ -216,6 +223,7 @@ class Pass:
                 questions = [question for question, _ in together]
                 self._converse(questions, together[0][1], number, memory)
                 self._measured += len(together)
+                self._probe((first + len(together)) / len(visits))
                 self._tell()
             self._windows.settle()
             self._write()
@@ -255,7 +263,19 @@ class Pass:
             if back is not None and self._looks_back(arm):
                 due += budget(back) * len(back.turns)
             rows[arm.label] = Work(due, later * whole)
+        if self._between is not None:
+            starts = self._plan.config.repeats - number % PASSES_APART
+            rows[PROBE] = Work(self._between.due(1.0), starts * self._between.rounds)
         return rows
+
+    def _probe(self, share: float) -> None:
+        """Measure the rounds of the probe that are due when such a share of the prompts is done."""
+        if self._between is None:
+            return
+        for _ in range(self._between.due(share)):
+            self._windows.settle()
+            with self._pace.spent(PROBE, 1):
+                self._between.round()
 
     def _tell(self) -> None:
         over = self._measured == self._prompts and self._last

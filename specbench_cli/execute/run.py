@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
@@ -24,8 +24,11 @@ from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.numbers.standing import broken
-from specbench_cli.store.run_dir import ORDER, RunDir, new_path
+from specbench_cli.store.run_dir import COSTS, ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
+
+if TYPE_CHECKING:
+    from specbench_cli.execute.costs import Between
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
@@ -343,10 +346,10 @@ def _run_pass(
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.execute.bench import Bench
+    from specbench_cli.execute.costs import Between, provide_costs
     from specbench_cli.execute.isolation.guests import Guests
     from specbench_cli.execute.passes import Answers, Pass
     from specbench_cli.execute.planning.rates import provide_rates
-    from specbench_cli.execute.step_costs import provide_costs
 
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
@@ -366,9 +369,17 @@ def _run_pass(
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        pass_ = Pass(plan, bench, run_dir, Answers.read(run_dir), view, turns, guests, part)
+        rounds, between = plan.config.probe, None
+        if rounds is not None and part != TUNING:
+            view.stage("warming up the probe")
+            between = Between(plan, bench, rounds, guests.labels)
+        pass_ = Pass(
+            plan, bench, run_dir, Answers.read(run_dir), view, turns, guests, part, between
+        )
         for own in plan.passes(number):
             pass_.run(own)
+        if between is not None:
+            _keep_costs(between, run_dir, view, number)
         run_dir.update(
             # The first pass that needed a tolerance measured it; one that did not knows nothing.
             near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
@@ -382,6 +393,15 @@ def _run_pass(
             f"{labels} could not be run to the end: {why.message}",
             hint=resumption(run_dir.path),
         )
+
+
+def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -> None:
+    """Keep what was probed between a pass's prompts; say so if it is worth nothing."""
+    costs = between.costs()
+    if costs is not None:
+        costs.save(run_dir.path / COSTS.format(number))
+    elif between.done:
+        view.note("probe: other programs took too much of this machine: no costs were kept")
 
 
 def _run_dealt(

@@ -18,7 +18,7 @@ that of sessions, with the number of sequences.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
@@ -72,8 +72,6 @@ FAR = 3.0
 """Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
-LEAST = 3
-"""Rounds, however long they take."""
 
 
 class Windows(Protocol):
@@ -121,21 +119,89 @@ class Chain:
         """Nothing to learn."""
 
 
-def probe(
-    workspace: Workspace,
-    windows: Windows,
-    drafting: Mapping[str, Decoding],
-    *,
-    positions: int,
-    prompts: Sequence[Sequence[int]] = (),
-    grid: Grid = FULL,
-    batches: tuple[int, ...] = (),
-    together: Mapping[str, Together] | None = None,
-    seed: int = 0,
-    rounds: int = ROUNDS,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Measured | None:
-    """Measure all decoders and heads of a workspace; "target" verifies, every other one drafts.
+class Series:
+    """Rounds of a grid, one at a time, after one that warms up.
+
+    Args:
+        windows: who measures the rounds; rounds that it finds void are left out.
+        decodings: by name, what decodes the sessions that time the host.
+        prompts: ids that sessions and batches decode; by default random ones.
+        together: by name, methods that decode batches.
+        sampling: of steps that are timed as a whole.
+
+    Attributes:
+        warm_up_s: seconds that the first round took.
+
+    Raises:
+        UsageError: a model takes chains alone.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        windows: Windows,
+        decodings: Mapping[str, Decoding],
+        grid: Grid,
+        *,
+        seed: int,
+        prompts: Sequence[Sequence[int]] = (),
+        together: Mapping[str, Together] | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
+            raise UsageError(
+                f"forwards of {' and '.join(lame)} cannot be measured: they take chains alone, and"
+                " what is measured are trees too",
+                "give numbers in place of auto, and predict for a pair of decoders with attention",
+            )
+        longest = max(grid.contexts)
+        most = max([PROMPT, *map(len, prompts)])
+        workspace.reserve(max(longest + grid.spare, most + NEW_TOKENS))
+        models = (*workspace.decoders.values(), *workspace.heads.values())
+        vocabulary = min(model.vocab_size for model in models)
+        width = max(longest, PROMPT, grid.spare)
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(vocabulary, (1, width), generator=generator)
+        texts = prompts or [ids[0, :PROMPT].tolist()]
+        self._windows, self._seed = windows, seed
+        self._round = partial(
+            Round, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
+        )
+        self._rounds: list[Round] = []
+        began = time.monotonic()
+        # Lazy set-up, caches and clocks are afterwards as they will be.
+        self._round(seed=seed).measure()
+        self.warm_up_s = time.monotonic() - began
+
+    def go_on(self) -> None:
+        """Measure a round more."""
+        self._rounds.append(self._round(seed=self._seed + len(self._rounds) + 1))
+        self._windows.run(self._rounds[-1])
+
+    def quiet(self) -> Quiet | None:
+        """The times so far; None if no round was quiet."""
+        self._windows.settle()
+        kept = [one for one in self._rounds if not one.void]
+        if not kept:
+            return None
+        samples = Samples()
+        for one in kept:
+            samples.add(one.samples)
+        shares = [one.other_cpu for one in kept if one.other_cpu is not None]
+        return Quiet(
+            samples,
+            Quietness(
+                rounds=len(self._rounds),
+                void=len(self._rounds) - len(kept),
+                other_cpu=max(shares, default=None),
+                noisy=any(share > CEILING for share in shares),
+            ),
+        )
+
+
+class Probe:
+    """Measures all decoders and heads of a workspace, a round at a time; "target" verifies, every
+    other one drafts.
 
     Args:
         windows: who measures the rounds; rounds that it finds void are left out.
@@ -144,117 +210,65 @@ def probe(
         positions: rows that all models are made for.
         prompts: ids that sessions and batches decode; by default random ones.
         batches: sequences that are decoded together; together: by name, methods that decode them.
-        progress: told the rounds done, between rounds.
-
-    Returns:
-        The costs; None if no round was quiet.
 
     Raises:
-        UsageError: the models' context is too short.
+        UsageError: the models' context is too short, or one of them takes chains alone.
     """
-    decodings: dict[str, Decoding] = {
-        "plain steps": partial(draft_and_verify, Chain(0)),
-        f"chains of {CHAIN}": partial(draft_and_verify, Chain(CHAIN)),
-        **drafting,
-    }
-    contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
-    if not contexts:
-        raise UsageError(
-            f"models with {positions} positions cannot be probed: it takes"
-            f" {grid.contexts[0] + grid.spare}",
-            "choose another --target or --draft (see: specbench list models)",
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        windows: Windows,
+        drafting: Mapping[str, Decoding],
+        *,
+        positions: int,
+        prompts: Sequence[Sequence[int]] = (),
+        grid: Grid = FULL,
+        batches: tuple[int, ...] = (),
+        together: Mapping[str, Together] | None = None,
+        seed: int = 0,
+    ) -> None:
+        contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
+        if not contexts:
+            raise UsageError(
+                f"models with {positions} positions cannot be probed: it takes"
+                f" {grid.contexts[0] + grid.spare}",
+                "choose another --target or --draft (see: specbench list models)",
+            )
+        decodings: dict[str, Decoding] = {
+            "plain steps": partial(draft_and_verify, Chain(0)),
+            f"chains of {CHAIN}": partial(draft_and_verify, Chain(CHAIN)),
+            **drafting,
+        }
+        self._workspace, self._batches = workspace, batches
+        self._series = Series(
+            workspace,
+            windows,
+            decodings,
+            replace(grid, contexts=contexts, batches=batches),
+            seed=seed,
+            prompts=[prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= positions],
+            together=together,
         )
-    grid = replace(grid, contexts=contexts, batches=batches)
-    found = measure(
-        workspace,
-        windows,
-        decodings,
-        grid,
-        seed=seed,
-        rounds=rounds,
-        prompts=[prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= positions],
-        together=together,
-        progress=progress,
-    )
-    if found is None:
-        return None
-    lines = _hosts(found.samples)
-    lone = curves(found.samples, workspace)
-    return Measured(
-        curves=lone,
-        host=lines.pop(""),
-        hosts=lines,
-        batch=_batch(found.samples, lone) if batches else None,
-        quietness=found.quietness,
-    )
 
+    def round(self) -> None:
+        """Measure every point once more."""
+        self._series.go_on()
 
-def measure(
-    workspace: Workspace,
-    windows: Windows,
-    decodings: Mapping[str, Decoding],
-    grid: Grid,
-    *,
-    seed: int,
-    rounds: int,
-    least: int = LEAST,
-    seconds: float | None = None,
-    prompts: Sequence[Sequence[int]] = (),
-    together: Mapping[str, Together] | None = None,
-    sampling: Sampling | None = None,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Quiet | None:
-    """Measure a grid's points so many times, after a round that warms up; see `probe`.
-
-    Args:
-        decodings: by name, what decodes the sessions that time the host.
-        seconds: where a round takes long there are fewer, to take about so long, but `least`.
-        sampling: of steps that are timed as a whole.
-    """
-    if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
-        raise UsageError(
-            f"forwards of {' and '.join(lame)} cannot be measured: they take chains alone, and what"
-            " is measured are trees too",
-            "give numbers in place of auto, and predict for a pair of decoders with attention",
+    def found(self) -> Measured | None:
+        """The costs, by all rounds so far; None if no round was quiet."""
+        found = self._series.quiet()
+        if found is None:
+            return None
+        lines = _hosts(found.samples)
+        lone = curves(found.samples, self._workspace)
+        return Measured(
+            curves=lone,
+            host=lines.pop(""),
+            hosts=lines,
+            batch=_batch(found.samples, lone) if self._batches else None,
+            quietness=found.quietness,
         )
-    longest = max(grid.contexts)
-    most = max([PROMPT, *map(len, prompts)])
-    workspace.reserve(max(longest + grid.spare, most + NEW_TOKENS))
-    models = (*workspace.decoders.values(), *workspace.heads.values())
-    vocabulary = min(model.vocab_size for model in models)
-    width = max(longest, PROMPT, grid.spare)
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(vocabulary, (1, width), generator=generator)
-    texts = prompts or [ids[0, :PROMPT].tolist()]
-    began = time.monotonic()
-    # Lazy set-up, caches and clocks are afterwards as they will be.
-    Round(workspace, grid, decodings, ids, texts, seed, together, sampling).measure()
-    if seconds is not None:
-        rounds = max(least, min(rounds, int(seconds / (time.monotonic() - began))))
-    all_rounds = [
-        Round(workspace, grid, decodings, ids, texts, seed + number, together, sampling)
-        for number in range(1, rounds + 1)
-    ]
-    for done, one in enumerate(all_rounds, start=1):
-        windows.run(one)
-        progress(done)
-    windows.settle()
-    kept = [one for one in all_rounds if not one.void]
-    if not kept:
-        return None
-    samples = Samples()
-    for one in kept:
-        samples.add(one.samples)
-    shares = [one.other_cpu for one in kept if one.other_cpu is not None]
-    return Quiet(
-        samples,
-        Quietness(
-            rounds=rounds,
-            void=rounds - len(kept),
-            other_cpu=max(shares, default=None),
-            noisy=any(share > CEILING for share in shares),
-        ),
-    )
 
 
 def curves(samples: Samples, workspace: Workspace) -> dict[str, Curve]:

@@ -21,7 +21,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import LEAST, Windows, curves, measure
+from specbench_cli.measure.probe import Series, Windows, curves
 from specbench_cli.measure.rounds import Grid
 from specbench_cli.measure.whole_steps import StepSample
 
@@ -30,6 +30,9 @@ MIDDLING = 256
 
 ROUNDS, SECONDS = 32, 2.0
 """Of a quick probe: so many rounds at most, in about that time."""
+
+LEAST = 3
+"""Rounds, however long they take."""
 
 STEADY, STEPS_SECONDS = 6, 6.0
 """Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
@@ -200,17 +203,11 @@ def quick(
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
     grid = Grid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
-    found = measure(
-        workspace,
-        windows,
-        {},
-        grid,
-        seed=0,
-        rounds=ROUNDS,
-        least=STEADY if most else LEAST,
-        seconds=STEPS_SECONDS if most else SECONDS,
-        sampling=sampling,
-    )
+    series = Series(workspace, windows, {}, grid, seed=0, sampling=sampling)
+    least, seconds = (STEADY, STEPS_SECONDS) if most else (LEAST, SECONDS)
+    for _ in range(max(least, min(ROUNDS, int(seconds / series.warm_up_s)))):
+        series.go_on()
+    found = series.quiet()
     assert found is not None, "noisy times are kept"
     return StepCosts.of(
         curves(found.samples, workspace),

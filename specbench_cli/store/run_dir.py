@@ -40,6 +40,8 @@ _DRAFT = f".{_MANIFEST}.new"
 """What becomes the manifest; a process that was killed may leave it."""
 
 ORDER = ".resume.json"
+COSTS = "costs-{}.json"
+"""What was probed between the prompts of a pass, by its number."""
 """What was ordered, word for word: it may name folders of this machine, so it is not part of the
 result and goes once the run is finished."""
 

@@ -1,16 +1,17 @@
 """Where the time goes, held against measurements by the program's own commands. On a quiet machine:
 
-    python tests/benchmarks/where_time_goes.py predicted --limit 96    # costs, a run, costs again
+    python tests/benchmarks/where_time_goes.py predicted --limit 96
     python tests/benchmarks/where_time_goes.py predicted --limit 24 --target smollm2-135m
     python tests/benchmarks/where_time_goes.py elsewhere        # 2 threads at K=5 tell of 1 thread
     python tests/benchmarks/where_time_goes.py beside --task gsm8k --limit 48
     python tests/benchmarks/where_time_goes.py recommended --minutes 10
 
 predicted: vanilla, sps with K = 1 to 10, pld, staged, eagle2: predicted over measured, and K = 1 to
-10 by the trace of K = 5 alone. elsewhere: the trace of K = 5 on 2 threads and one thread's costs,
-over what one thread measures. beside: our rows' tokens/s over those of another engine (--engine) on
-the same prompts. recommended: three seeds, and whether each one's choice shares a letter with the
-best of the table of all that was searched: --limit is of that table.
+10 by the trace of K = 5 alone; costs are probed between the run's prompts, in --rounds. elsewhere:
+the trace of K = 5 on 2 threads and one thread's costs, over what one thread measures. beside: our
+rows' tokens/s over those of another engine (--engine) on the same prompts. recommended: three
+seeds, and whether each one's choice shares a letter with the best of the table of all that was
+searched: --limit is of that table.
 
 What is made lies in --out; what is there already is not measured again, what was begun is ended.
 `mini` has 480 questions, too many for SmolLM2: --limit.
@@ -63,16 +64,7 @@ class Place:
         self.task: Words = ["--task", asked.task, "--max-new-tokens", str(asked.max_new_tokens)]
         limit: Words = ["--limit", str(asked.limit)] if asked.limit else []
         self.prompts: Words = [*self.task, *limit]
-        self.rounds: Words = ["--rounds", str(asked.rounds)]
-
-    def costs(self, name: str, methods: Words, threads: int) -> Path:
-        """A file of costs."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
-            named = [word for method in methods for word in ("-m", method)]
-            with_threads = ["--threads", str(threads), *self.models, *self.rounds]
-            specbench("predict", "--probe", *named, *with_threads, "--out", path, "--json")
-        return path
+        self.probe: Words = ["--probe", str(asked.rounds)]
 
     def run(self, name: str, methods: Words, threads: int, *more: str | Path) -> Path:
         """A run's folder."""
@@ -107,9 +99,8 @@ def heading(what: str) -> None:
     print(f"\n{what}\n{'':18} {'predicted':>10} {'measured':>10} {'ratio':>7}")
 
 
-def settings(run: Path, row: str, *costs: Path) -> list[dict[str, Any]]:
+def settings(run: Path, row: str, *by: str | Path) -> list[dict[str, Any]]:
     """K = 1 to 10 by the trace of one row, modelled."""
-    by = [word for path in costs for word in ("--costs", path)]
     (said,) = specbench("predict", run, "--sweep", LENGTHS, "--row", row, *by, "--json")
     rows: list[dict[str, Any]] = said["modelled"]
     return rows
@@ -119,18 +110,17 @@ def predicted(asked: argparse.Namespace) -> None:
     """Done when: within 10% of measured, 5% on settings that were held out; efficiency 0.9."""
     place, methods, threads = Place(asked), asked.methods.split(","), asked.threads
     drafts = "sps" in methods
-    before = place.costs("before", methods, threads)
-    run = place.run("run", methods, threads, *(["--sweep", LENGTHS] if drafts else []))
-    after = place.costs("after", methods, threads)
-    (said,) = specbench("predict", run, "--costs", before, "--costs", after, "--json")
-    heading(f"{asked.target}, {threads} threads; costs before and after the run")
+    swept = ["--sweep", LENGTHS] if drafts else []
+    run = place.run("run", methods, threads, *place.probe, *swept)
+    (said,) = specbench("predict", run, "--json")
+    heading(f"{asked.target}, {threads} threads; costs probed between the prompts")
     for row in over_all(said["rows"]):
         show(row["label"], row["predicted"], row["measured"])
     for label, why in said["missing"].items():
         print(f"{label}: no prediction: {why}")
     if drafts:
         heading(f"by the trace of K={TRACED} alone")
-        for row in settings(run, f"sps length={TRACED}", before, after):
+        for row in settings(run, f"sps length={TRACED}"):
             show(row["label"], row["decode"], row["measured"])
 
 
@@ -138,13 +128,11 @@ def elsewhere(asked: argparse.Namespace) -> None:
     """Done when: from a trace of 2 threads at K=5, one thread and K = 1 to 10."""
     place = Place(asked)
     traced = place.run("traced", ["sps"], 2, "--set", f"sps.length={TRACED}")
-    before = place.costs("one-thread-before", ["vanilla", "sps"], 1)
-    run = place.run("one-thread", ["sps"], 1, "--sweep", LENGTHS)
-    after = place.costs("one-thread-after", ["vanilla", "sps"], 1)
-    (said,) = specbench("predict", run, "--costs", before, "--costs", after, "--json")
+    run = place.run("one-thread", ["sps"], 1, *place.probe, "--sweep", LENGTHS)
+    (said,) = specbench("predict", run, "--json")
     measured = {row["label"]: row for row in over_all(said["rows"])}
     heading(f"{asked.target}: K={TRACED} of 2 threads tells of 1 thread")
-    for row in settings(traced, "sps", before, after):
+    for row in settings(traced, "sps", "--costs", run / "costs-1.json"):
         own = measured.get(row["label"], {})
         show(row["label"], row["decode"], None if own.get("void") else own.get("measured"))
 

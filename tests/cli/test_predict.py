@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from methods._heads.eagle import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
-from specbench_cli.commands.predicting import probe as probing
 from specbench_cli.engine.drafting.goodput import emitted
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.execute import costs as probing
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.kept import kept_at
@@ -251,7 +251,7 @@ def test_help_has_examples_of_every_use(run):
 def small_probe(monkeypatch):
     """A probe of a few points."""
     grid = Grid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
-    monkeypatch.setitem(probe.probe.__kwdefaults__, "grid", grid)
+    monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setitem(probing.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
 
 
@@ -347,7 +347,7 @@ def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatc
 
 def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(probe, "probe", None)
+    monkeypatch.setattr(probe, "Probe", None)
     code, _, err = run("predict", "--probe", "--target", "embedded-1m", "--out", "file/costs.json")
     assert code == 2
     assert "cannot write the costs to file/costs.json" in err

@@ -25,7 +25,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.execute.window import Windows
 from specbench_cli.measure import rounds as module
 from specbench_cli.measure.costs import HostPoint
-from specbench_cli.measure.probe import FULL, Chain, _beyond, _typical, probe
+from specbench_cli.measure.probe import FULL, Chain, Probe, _beyond, _typical
 from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
@@ -197,13 +197,16 @@ def measure(clock):
         for ns in stateless:
             workspace._artifacts["rows"] = TimedRows(decoders["target"], clock, ns)
         drafting = {f"sps of {n}": Sps(SpsParams(length=n)).generate for n in (2, 6)}
-        found = probe(
+        rounds = options.pop("rounds", 3)
+        probe = Probe(
             workspace,
             Windows(Meter(shares), allow_noise=allow_noise),
             (drafting if "draft" in drafts else {}) | dict(more),
-            **{"positions": 4096, "rounds": 3, **options},
+            **{"positions": 4096, **options},
         )
-        return found, decoders
+        for _ in range(rounds):
+            probe.round()
+        return probe.found(), decoders
 
     return run
 
@@ -445,14 +448,15 @@ def test_real_decoders_of_either_kind_are_probed(tiny_checkpoint, family):
     """Fused and hosted: their states take what a visit does to them."""
     folder = tiny_checkpoint(family)
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
-    found = probe(
+    probe = Probe(
         Workspace(decoders, 0),
         Windows(Meter(()), allow_noise=True),
         {"sps of 2": Sps(SpsParams(length=2)).generate},
         positions=256,
         grid=replace(FULL, chains=(1, 6), trees=(4,), levels=(2,)),
-        rounds=1,
     )
+    probe.round()
+    found = probe.found()
     assert {len(found.curves[role].by_context) for role in decoders} == {2}
     assert found.host.step > 0
 
@@ -478,9 +482,3 @@ def test_noise_that_is_allowed_is_kept_and_labelled(measure):
         "other_cpu": 0.3,
         "noisy": True,
     }
-
-
-def test_progress_is_told_every_round(measure):
-    done = []
-    measure(progress=done.append)
-    assert done == [1, 2, 3]

@@ -3,53 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli import __version__, output, registry
+from specbench_cli import output, registry
 from specbench_cli.commands._progress import count_rounds
 from specbench_cli.config.load import load
-from specbench_cli.config.sweep import settings
 from specbench_cli.errors import EnvironmentFault, ExitCode
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute.planning.plan import Arm
-    from specbench_cli.measure.rounds import Decoding, Together
-
-GROWN: tuple[dict[str, Any], ...] = (
-    {"depth": 2, "width": 4, "nodes": 4},
-    {"depth": 5, "width": 4, "nodes": 16},
-    {"depth": 5, "width": 8, "nodes": 32},
-)
-DRAFTING: dict[str, tuple[dict[str, Any], ...]] = {
-    "vanilla": (),
-    "sps": ({"length": 2}, {"length": 6}),
-    "sps-tree": (
-        {"widths": (2, 1)},
-        {"widths": (4, 1, 1, 1, 1)},
-        *({"shape": "dynamic"} | params for params in GROWN),
-    ),
-    "eagle2": GROWN,
-    "eagle3": GROWN,
-    "mtp": ({"length": 1}, {"length": 4}),
-}
-"""Parameters of the sessions that tell what drafting costs the host; of others, those given."""
-
-TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
-    "vanilla": ({},),
-    "pld": ({},),
-    "eqspec": ({"length": 2}, {"length": 6}),
-}
-"""What decodes batches that are probed, as far as there is a draft model for it."""
 
 PROMPTS = 24
 """Of `mini`, decoded to time the host's work."""
-
-LOST = 0.1
-"""Of a probe's rounds; if noise took more there are no costs."""
 
 
 def probe(
@@ -72,36 +39,45 @@ def probe(
     asked = _asked(given, methods, sets)
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute.bench import Bench
+    from specbench_cli.execute.costs import (
+        LOST,
+        costs_of,
+        models_of,
+        sessions,
+        sizes,
+        together,
+    )
     from specbench_cli.execute.planning.plan import make_plan
     from specbench_cli.execute.window import Windows
-    from specbench_cli.measure.costs import Costs, Setup, check_writable
+    from specbench_cli.measure.costs import Setup, check_writable
     from specbench_cli.measure.kept import kept_at
     from specbench_cli.measure.machine import fingerprint
-    from specbench_cli.measure.probe import ROUNDS
-    from specbench_cli.measure.probe import probe as measure
+    from specbench_cli.measure.probe import ROUNDS, Probe
     from specbench_cli.measure.quiet import QuietMeter
     from specbench_cli.report.terminal.prediction_table import print_costs
 
     plan = make_plan(asked)
     bench = Bench(plan)
-    machine, models = fingerprint(), _public(bench.models() | bench.drafting_heads())
+    machine = fingerprint()
     setup = Setup(dtype=asked.dtype, **bench.resolved())
-    file = out or kept_at(machine["id"], models, setup)
+    file = out or kept_at(machine["id"], models_of(bench), setup)
     check_writable(file)
     wanted = rounds or ROUNDS
     with count_rounds(wanted, json=json) as progress:
-        found = measure(
+        probe = Probe(
             bench.workspace,
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
-            {name: each for arm in plan.arms for name, each in _sessions(arm).items()},
+            {name: each for arm in plan.arms for name, each in sessions(arm).items()},
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions],
-            batches=_sizes(batch),
-            together=_together("draft" in bench.workspace.decoders),
+            batches=sizes(batch),
+            together=together("draft" in bench.workspace.decoders),
             seed=asked.seed,
-            rounds=wanted,
-            progress=progress,
         )
+        for done in range(1, wanted + 1):
+            probe.round()
+            progress(done)
+        found = probe.found()
     if found is None or found.quietness.void > LOST * wanted:
         void = wanted if found is None else found.quietness.void
         raise EnvironmentFault(
@@ -109,19 +85,7 @@ def probe(
             " no costs were kept",
             "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
         )
-    costs = Costs(
-        version=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine,
-        models=models,
-        setup=setup,
-        seed=asked.seed,
-        quietness=found.quietness,
-        curves=found.curves,
-        host=found.host,
-        hosts=found.hosts,
-        batch=found.batch,
-    )
+    costs = costs_of(found, bench, plan, machine)
     costs.save(file)
     if json:
         facts = costs.model_dump(mode="json", by_alias=True)
@@ -170,40 +134,3 @@ def _shipped(kinds: frozenset[str], drafted: bool) -> list[str]:
             wanted = {each.kind.kind for each in registry.build(name, {}).artifacts()}
             found += [name] * bool(wanted and wanted <= kinds)
     return found
-
-
-def _sessions(arm: Arm) -> dict[str, Decoding]:
-    """What decodes the sessions of a method, by name."""
-    return {
-        " ".join((arm.label, *settings(params))): registry.build(
-            arm.name, {**arm.passed, **params}
-        ).generate
-        for params in DRAFTING.get(arm.name, ({},))
-    }
-
-
-def _sizes(most: int | None) -> tuple[int, ...]:
-    """The batches that are probed: 1, 2, 4 and so on, up to the most."""
-    if most is None:
-        return ()
-    doubled = (1 << power for power in range(most.bit_length()))
-    return tuple(dict.fromkeys((*doubled, most)))
-
-
-def _together(drafted: bool) -> dict[str, Together]:
-    """What decodes batches, by name."""
-    return {
-        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
-        for name, each in TOGETHER.items()
-        for params in each
-        if drafted or "draft" not in registry.METHODS[name].needs
-    }
-
-
-def _public(models: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each model what tells it from others."""
-    kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
-    return {
-        role: {name: facts[name] for name in kept if name in facts}
-        for role, facts in models.items()
-    }

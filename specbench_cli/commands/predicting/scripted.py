@@ -44,7 +44,7 @@ def under_load(
         probes = [Prices(elsewhere.under_load(run, roofline))]
     else:
         given = [fitting(Costs.load(file), run) for file in files]
-        probes = [Prices(each) for each in given or [own(run)]]
+        probes = [Prices(each) for each in given or own(run)]
     costs = probes[0].costs
     rows, missing = simulated(run, probes, loads, size, chunk)
     forwards, beyond = (
@@ -118,7 +118,7 @@ def resettled(
     for (method, param), values in from_sweeps(asked).swept.items():
         swept.setdefault(method, {})[param] = values.value
     run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in files] or [own(run)]
+    probes = [fitting(Costs.load(file), run) for file in files] or own(run)
     costs, also = probes[0], probes[1:]
     by_probe, prices = zip(
         *(simulated.resettled(run, each, swept, row) for each in probes), strict=True

@@ -13,12 +13,12 @@ from typing import Any
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
 from specbench_cli.execute.bench import Bench, readable
+from specbench_cli.execute.costs import provide_costs
 from specbench_cli.execute.isolation.guests import Guests
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import manifest, placed, program
 from specbench_cli.execute.passes import Answers, Pass
 from specbench_cli.execute.planning.plan import Plan, make_plan
-from specbench_cli.execute.step_costs import provide_costs
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.store.run_dir import Prompt, RunDir

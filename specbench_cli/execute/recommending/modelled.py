@@ -57,7 +57,7 @@ def model(
     if not sizes:
         return found
     try:
-        here = given or own(run)
+        here = given or own(run)[0]
         _batches(run, labels, sizes, here, found)
     except SpecbenchError as fault:
         if given is not None:

@@ -9,19 +9,23 @@ from typing import Any
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.measure.costs import Costs, Setup
 from specbench_cli.measure.kept import find
-from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.run_dir import COSTS, RunDir
 
 
-def own(run: RunDir) -> Costs:
-    """The costs kept of the machine, models and set-up that a run was made with.
+def own(run: RunDir) -> list[Costs]:
+    """The costs that were probed between a run's prompts, of each of its passes; else those kept of
+    the machine, models and set-up that it was made with.
 
     Raises:
         EnvironmentFault: there are none.
+        UsageError: a file of them is damaged.
     """
+    if found := sorted(run.path.glob(COSTS.format("*"))):
+        return [fitting(Costs.load(file), run) for file in found]
     machine, setup = run.manifest.get("machine", {}), _setup(run)
-    found = find(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
-    if found is not None:
-        return found
+    kept = find(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
+    if kept is not None:
+        return [kept]
     from specbench_cli.measure.machine import fingerprint  # torch takes a second to import
 
     probe = probe_command(run.manifest)
