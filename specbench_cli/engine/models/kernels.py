@@ -55,6 +55,10 @@ STEP = LANES * UNROLL
 ROWS, COLUMNS = 6, 2
 """Rows x rows of weights of a tile: 12 sums, 2 weights and a number fill 16 registers."""
 
+AHEAD = 1024
+"""Bytes ahead of the weights in use that are asked for, where they are bfloat16: arithmetic leaves
+memory idle there, and six rows take a tenth less. Float32 weights came no sooner."""
+
 PANEL = 48
 """Rows that stay in a core's cache while weights go past them."""
 
@@ -116,6 +120,8 @@ class _Tile:
         sums: dict[tuple[int, int], Any] = dict(held)
         at_w, at_x = b.mul(i, _int(self.size)), b.mul(i, _int(4))
         columns = [self.weights(b.add(begin, at_w)) for begin in weights]
+        for begin in weights if self.half else ():
+            self._fetch(b.add(b.add(begin, at_w), _int(AHEAD)))
         for part in range(UNROLL):
             for r, begin in enumerate(rows):
                 at = b.add(b.add(begin, at_x), _int(part * LANES * 4))
@@ -182,6 +188,13 @@ class _Tile:
             b.load(b.inttoptr(b.add(address, _int(part * LANES * 4)), FLOATS.as_pointer()), align=4)
             for part in range(UNROLL)
         ]
+
+    def _fetch(self, address: Any) -> None:
+        """Have the line of memory that lies there brought into the nearest cache."""
+        place, b = ir.IntType(8).as_pointer(), self.b
+        fetch = self._known(ir.VoidType(), [place, I32, I32, I32], "llvm.prefetch.p0")
+        reads, near, data = (ir.Constant(I32, number) for number in (0, 3, 1))
+        b.call(fetch, [b.inttoptr(address, place), reads, near, data])
 
     def fma(self, a: Any, x: Any, total: Any) -> Any:
         """total + a x, rounded once."""
