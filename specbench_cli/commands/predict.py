@@ -36,8 +36,8 @@ EPILOG = "\n\n".join(
         *EXAMPLES,
         "Costs are kept in the cache folder ($SPECBENCH_CACHE, else the user's) for each machine,"
         " models, device, dtype and threads; a run is predicted with those it was made with. A"
-        " machine can be a third slower for a minute: specbench run --probe N measures costs between"
-        " the run's own prompts, which then count.",
+        " machine can be a third slower for a minute: specbench run --probe N measures costs"
+        " between the run's own prompts, and those count then.",
     )
 )
 PREDICTED = "Prediction"

@@ -1,8 +1,11 @@
-"""Low-rank fine-tunings in PEFT's files, added to the model that they are of at first use.
+"""Models that are kept as what sets them apart from another one, and made whole at first use.
 
-W becomes W + (alpha / r) B A (LoRA, Hu et al., ICLR 2022, arXiv:2106.09685); the format:
-https://huggingface.co/docs/peft/developer_guides/checkpoint. The whole model lies in specbench's
-cache under the hashes of both, in the dtype of the base.
+A low-rank fine-tuning in PEFT's files is added to its model: W becomes W + (alpha / r) B A (LoRA,
+Hu et al., ICLR 2022, arXiv:2106.09685); the format:
+https://huggingface.co/docs/peft/developer_guides/checkpoint. A draft that was made of its target
+(`specbench train draft --layers`) is kept as its own layers, and gets the target's embeddings and
+the rows of its output matrix that it says. The whole lies in specbench's cache under the hashes of
+both, a fine-tuning in the dtype of the base, a draft in that of its layers.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,9 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks.source import cache_folder, made_once
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LAYERS, RECORD = "layers.safetensors", "alignment.json"
+"""What a draft has of its own, and the record of its training, which names the target."""
+EMBEDDINGS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 PLAIN = {
     "peft_type": ("LORA",),
@@ -39,8 +45,8 @@ Array = NDArray[Any]
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds a fine-tuning and not a model."""
-    return (folder / CONFIG).is_file()
+    """Whether a folder holds a fine-tuning, or a draft's own layers, and not a model."""
+    return (folder / CONFIG).is_file() or (folder / LAYERS).is_file()
 
 
 def base_of(folder: Path) -> str:
@@ -49,6 +55,9 @@ def base_of(folder: Path) -> str:
     Raises:
         UsageError: a fine-tuning of another kind.
     """
+    if (folder / LAYERS).is_file():
+        target: str = json.loads((folder / RECORD).read_text(encoding="utf-8"))["target"]
+        return target
     facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     odd = next((key for key, known in PLAIN.items() if facts.get(key, known[0]) not in known), None)
     if odd is not None:
@@ -65,16 +74,22 @@ def merged(folder: Path, base: Path) -> Path:
     """The folder of the whole model, made at first use.
 
     Args:
-        folder: of the fine-tuning; base: of the model that it is of.
+        folder: of the fine-tuning, or of the layers; base: of the model that it is of.
 
     Raises:
-        UsageError: it has additions to what the model has not, or of other sizes.
+        UsageError: it has additions to what the model has not, or of other sizes; or the model's
+            embeddings are not of the layers' width, or of another vocabulary.
         EnvironmentFault: a cache that cannot be written.
     """
-    names = [folder / CONFIG, folder / WEIGHTS, *sorted(base.glob("*.safetensors"))]
+    layers = (folder / LAYERS).is_file()
+    own = ("config.json", LAYERS) if layers else (CONFIG, WEIGHTS)
+    names = [*(folder / name for name in own), *sorted(base.glob("*.safetensors"))]
     made = cache_folder() / "merged" / _sha256(names)
 
     def write(part: Path) -> None:
+        if layers:
+            _complete(folder, base, part)
+            return
         shutil.copytree(base, part)
         _add(folder, part)
 
@@ -96,9 +111,7 @@ def _add(folder: Path, model: Path) -> None:
     facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     left = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
     for file in sorted(model.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            held = json.loads(opened.read(size))
+        held = _entries(file)
         for at in sorted(left):
             entry = held.get(f"{at}.weight")
             if entry is None:
@@ -111,17 +124,62 @@ def _add(folder: Path, model: Path) -> None:
                     f" {entry['shape']} of {entry['dtype']}",
                     f"it is not of the model that {CONFIG} names",
                 )
-            place = 8 + size + entry["data_offsets"][0]
-            kind = DTYPES[entry["dtype"]]
-            matrix = np.memmap(file, kind, "r+", place, tuple(entry["shape"]))
+            matrix = _mapped(file, entry, "r+")
             added = facts["lora_alpha"] / facts["r"] * (b @ a)
-            matrix[:] = _rounded(_read(matrix) + added, kind)
+            matrix[:] = _rounded(_read(matrix) + added, DTYPES[entry["dtype"]])
             matrix.flush()
     if left:
         raise UsageError(
             f"{folder.name}: additions to {len(left)} matrices that its model has not: {min(left)}",
             f"it is not of the model that {CONFIG} names",
         )
+
+
+def _complete(folder: Path, base: Path, model: Path) -> None:
+    """Write a draft whole: its layers between its target's embeddings and output."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / LAYERS)
+    shared = {
+        name: (file, entry)
+        for file in sorted(base.glob("*.safetensors"))
+        for name, entry in _entries(file).items()
+        if name in (EMBEDDINGS, OUTPUT)
+    }
+    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    wanted = [facts["vocab_size"], facts["hidden_size"]]
+    said = np.arange(len(tensors["d2t"])) + tensors["d2t"]
+    for name, rows in ((EMBEDDINGS, slice(None)), (OUTPUT, said)):
+        file, entry = shared.get(name) or shared.get(EMBEDDINGS) or (base, {})  # where it is tied
+        if entry.get("shape") != wanted or entry["dtype"] not in DTYPES:
+            raise UsageError(
+                f"{folder.name}: its target's embeddings are {entry.get('shape', 'not there')},"
+                f" and its layers are for {wanted}",
+                f"it is not of the model that {RECORD} names",
+            )
+        tensors[name] = _read(_mapped(file, entry, "r")[rows]).astype(np.float16)
+    model.mkdir()
+    for file in base.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, model)
+    shutil.copy(folder / "config.json", model)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    """What a file of weights says of each, and of its own size, behind which they lie."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        held = json.loads(opened.read(size))
+    return {name: {**entry, "from": 8 + size} for name, entry in held.items()}
+
+
+def _mapped(
+    file: Path, entry: dict[str, Any], mode: Literal["r", "r+"]
+) -> np.memmap[Any, np.dtype[Any]]:
+    """A matrix of a file where it stands."""
+    place = entry["from"] + entry["data_offsets"][0]
+    return np.memmap(file, DTYPES[entry["dtype"]], mode, place, tuple(entry["shape"]))
 
 
 def _read(matrix: Array) -> Array:

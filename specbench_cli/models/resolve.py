@@ -173,7 +173,7 @@ def _from_alias(name: str) -> Checkpoint:
 
 
 def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
-    """A low-rank fine-tuning, whole; a trained module beside it goes with it."""
+    """A low-rank fine-tuning, whole, or a draft; a trained module beside it goes with it."""
     base = resolve(base_of(folder))
     config = folder / "config.json"
     facts = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -185,6 +185,7 @@ def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
         path=merged(folder, base.path),
         hub_id=None,
         revision=None,
+        draft=None if label == base.draft else base.draft,
         heads={kind: str(folder)} if kind else {},
     )
 

