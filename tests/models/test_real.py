@@ -124,18 +124,35 @@ def test_block_of_any_height_has_the_logits_of_its_rows_one_by_one(dtype, checkp
         assert (torch.cat(parts).float() - alone).abs().max() <= allowed, height
 
 
-def test_the_laptop_profiles_methods_are_lossless_on_it(tmp_path, monkeypatch, capsys):
-    """The profile's methods, shorter: on Spec-Bench's own questions where they are at hand."""
+def ran(tmp_path, monkeypatch, capsys, *words):
+    """The records of a run of a few tokens, on Spec-Bench's own questions where they are at
+    hand."""
     monkeypatch.chdir(tmp_path)
     task = "spec_bench" if os.environ.get("SPECBENCH_DATA") else "mini"
     size = ["--task", task, "--category", "qa", "--limit", "2", "--max-new-tokens", "16"]
-    command = ["run", "--profile", "laptop", *size, "--allow-noise", "--out", "here"]
     with pytest.raises(SystemExit) as ended:
-        main(command)
+        main(["run", *words, *size, "--allow-noise", "--out", "here"])
     assert ended.value.code in (0, None), capsys.readouterr().err
     records = [json.loads(line) for line in Path("here/records.jsonl").read_text().splitlines()]
-    labels = {"vanilla", "eagle3", "suffix", "sam", "pld", "hf:vanilla"}
-    assert {record["label"] for record in records} == labels
     kinds = {record["verdict"]["kind"] for record in records}
     assert kinds <= {"reference", "identical", "near-tie"}
-    assert not any(record["error"] for record in records)
+    return records
+
+
+def test_the_laptop_profiles_methods_are_lossless_on_it(tmp_path, monkeypatch, capsys):
+    records = ran(tmp_path, monkeypatch, capsys, "--profile", "laptop")
+    labels = {"vanilla", "eagle3", "suffix", "sam", "pld", "hf:vanilla"}
+    assert {record["label"] for record in records} == labels
+
+
+def test_its_own_draft_and_heads_draft_what_stands_and_change_nothing(
+    tmp_path, monkeypatch, capsys
+):
+    drafting = ("sps", "specdec++", "eagle2", "mtp")
+    words = ("--target", "smollm2-135m", "-m", ",".join(drafting))
+    records = ran(tmp_path, monkeypatch, capsys, *words)
+    assert {record["label"] for record in records} == {"vanilla", *drafting}
+    for label in drafting:
+        own = [record["steps"] for record in records if record["label"] == label]
+        accepted = sum(sum(steps["accepted"]) for steps in own)
+        assert accepted >= sum(len(steps["accepted"]) for steps in own) / 4, label
