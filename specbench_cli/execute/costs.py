@@ -51,9 +51,6 @@ TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
 TEXTS = 24
 """Questions of a run that a probe between its prompts decodes to time the host's work."""
 
-LOST = 0.1
-"""Of a probe's rounds; if noise took more there are no costs."""
-
 
 def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     """Let a run's methods know what forwards cost, if one of them asks.
@@ -191,6 +188,6 @@ class Between:
     def costs(self) -> Costs | None:
         """What was found; None if nothing was measured, or noise took too much."""
         found = self._probe.found() if self.done else None
-        if found is None or found.quietness.void > LOST * self.done:
+        if found is None or found.lost:
             return None
         return costs_of(found, self._bench, self._plan, fingerprint())

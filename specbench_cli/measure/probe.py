@@ -72,6 +72,8 @@ FAR = 3.0
 """Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
+LOST = 0.1
+"""Of a probe's rounds; if noise took more there are no costs."""
 
 
 class Windows(Protocol):
@@ -93,6 +95,11 @@ class Measured:
     hosts: dict[str, HostCost]
     batch: BatchCost | None
     quietness: Quietness
+
+    @property
+    def lost(self) -> bool:
+        """Whether noise took so many rounds that these are no costs to keep."""
+        return self.quietness.void > LOST * self.quietness.rounds
 
 
 class Quiet(NamedTuple):

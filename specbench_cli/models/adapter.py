@@ -46,17 +46,30 @@ Array = NDArray[Any]
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds a fine-tuning, or a draft's own layers, and not a model."""
-    return (folder / CONFIG).is_file() or (folder / LAYERS).is_file()
+    return (folder / CONFIG).is_file() or is_draft(folder)
+
+
+def is_draft(folder: Path) -> bool:
+    """Whether it holds a draft's own layers."""
+    return (folder / LAYERS).is_file()
 
 
 def base_of(folder: Path) -> str:
     """The model that it is of, as `resolve` takes it.
 
     Raises:
-        UsageError: a fine-tuning of another kind.
+        UsageError: a fine-tuning of another kind; or a draft's record that names no target.
     """
-    if (folder / LAYERS).is_file():
-        target: str = json.loads((folder / RECORD).read_text(encoding="utf-8"))["target"]
+    if is_draft(folder):
+        try:
+            target = json.loads((folder / RECORD).read_text(encoding="utf-8"))["target"]
+        except (OSError, ValueError, KeyError, TypeError):
+            target = None
+        if not isinstance(target, str) or Path(target) == folder:
+            raise UsageError(
+                f"{folder.name} has a draft's {LAYERS}, and no {RECORD} that names its target",
+                'write {"target": MODEL} there, the model that the draft was made of',
+            )
         return target
     facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     odd = next((key for key, known in PLAIN.items() if facts.get(key, known[0]) not in known), None)
@@ -81,7 +94,7 @@ def merged(folder: Path, base: Path) -> Path:
             embeddings are not of the layers' width, or of another vocabulary.
         EnvironmentFault: a cache that cannot be written.
     """
-    layers = (folder / LAYERS).is_file()
+    layers = is_draft(folder)
     own = ("config.json", LAYERS) if layers else (CONFIG, WEIGHTS)
     names = [*(folder / name for name in own), *sorted(base.glob("*.safetensors"))]
     made = cache_folder() / "merged" / _sha256(names)
@@ -137,18 +150,26 @@ def _add(folder: Path, model: Path) -> None:
 
 def _complete(folder: Path, base: Path, model: Path) -> None:
     """Write a draft whole: its layers between its target's embeddings and output."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
-    tensors = load_file(folder / LAYERS)
+    try:
+        tensors = load_file(folder / LAYERS)
+        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        wanted = [facts["vocab_size"], facts["hidden_size"]]
+        said = np.arange(len(tensors["d2t"])) + tensors["d2t"]
+    except (SafetensorError, ValueError, KeyError, TypeError) as fault:
+        raise UsageError(
+            f"{folder.name}: {LAYERS} and config.json are not of a draft with a cut output"
+            f" ({fault})",
+            "specbench train draft --layers 2 --vocabulary 8192 makes one",
+        ) from fault
     shared = {
         name: (file, entry)
         for file in sorted(base.glob("*.safetensors"))
         for name, entry in _entries(file).items()
         if name in (EMBEDDINGS, OUTPUT)
     }
-    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    wanted = [facts["vocab_size"], facts["hidden_size"]]
-    said = np.arange(len(tensors["d2t"])) + tensors["d2t"]
     for name, rows in ((EMBEDDINGS, slice(None)), (OUTPUT, said)):
         file, entry = shared.get(name) or shared.get(EMBEDDINGS) or (base, {})  # where it is tied
         if entry.get("shape") != wanted or entry["dtype"] not in DTYPES:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.models.adapter import base_of, is_adapter, merged
+from specbench_cli.models.adapter import base_of, is_adapter, is_draft, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
 from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
@@ -185,7 +185,7 @@ def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
         path=merged(folder, base.path),
         hub_id=None,
         revision=None,
-        draft=None if label == base.draft else base.draft,
+        draft=None if is_draft(folder) else base.draft,
         heads={kind: str(folder)} if kind else {},
     )
 

@@ -73,8 +73,8 @@ class AcceptanceTrainer(HeadTrainer):
     drafts: str | None = None
 
     def recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
-        """That of the embedded models, under this target's name."""
-        return recipe if self.of_family else replace(recipe, name=f"{self.label}-acceptance")
+        """The same, under this target's name."""
+        return replace(recipe, name=f"{self.prefix}-acceptance")
 
     def fit(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
         """Train and export one head.

@@ -304,6 +304,29 @@ def test_layers_of_another_width_than_the_target_has_are_refused(parted):
         resolve(str(own))
 
 
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"target": 3}'])
+def test_layers_whose_record_names_no_target_are_one_clear_error(parted, record):
+    own, _ = parted
+    (own / RECORD).write_text(record)
+    with pytest.raises(UsageError, match=r"own has a draft's layers\.safetensors, and no"):
+        resolve(str(own))
+    (own / RECORD).unlink()
+    with pytest.raises(UsageError, match="that names its target"):
+        resolve(str(own))
+
+
+def test_layers_that_are_damaged_or_whose_output_is_whole_are_one_clear_error(parted):
+    own, _ = parted
+    held = load_file(own / LAYERS)
+    del held["d2t"]
+    save_file(held, own / LAYERS)
+    with pytest.raises(UsageError, match="not of a draft with a cut output"):
+        resolve(str(own))
+    (own / LAYERS).write_bytes(b"nothing")
+    with pytest.raises(UsageError, match="not of a draft with a cut output"):
+        resolve(str(own))
+
+
 def test_a_draft_whose_target_is_not_here_names_what_brings_it(hub_cache, monkeypatch):
     monkeypatch.setattr("specbench_cli.models.aliases.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault) as caught:

@@ -39,14 +39,7 @@ def probe(
     asked = _asked(given, methods, sets)
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute.bench import Bench
-    from specbench_cli.execute.costs import (
-        LOST,
-        costs_of,
-        models_of,
-        sessions,
-        sizes,
-        together,
-    )
+    from specbench_cli.execute.costs import costs_of, models_of, sessions, sizes, together
     from specbench_cli.execute.planning.plan import make_plan
     from specbench_cli.execute.window import Windows
     from specbench_cli.measure.costs import Setup, check_writable
@@ -78,7 +71,7 @@ def probe(
             probe.round()
             progress(done)
         found = probe.found()
-    if found is None or found.quietness.void > LOST * wanted:
+    if found is None or found.lost:
         void = wanted if found is None else found.quietness.void
         raise EnvironmentFault(
             f"other programs took too much of this machine in {void} of {wanted} rounds:"

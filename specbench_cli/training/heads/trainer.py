@@ -140,9 +140,7 @@ class HeadTrainer:
         Args:
             ours: whether its name begins with the target's, as those of the kinds here do.
         """
-        label = (self.label or self.target.name).removesuffix(".gguf").lower()
-        if self.of_family:
-            label = "embedded"
+        label = self.prefix
         if issubclass(kind, ParallelHead):
             return schedule_of_parallel(kind, label, of_family=self.of_family)
         if issubclass(kind, FeatureHead):
@@ -150,6 +148,12 @@ class HeadTrainer:
         if self.of_family:
             return SCHEDULES[kind.kind]
         return HeadSchedule.own(kind, label, self._model.config.intermediate_size)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of this target's heads begin with."""
+        label = (self.label or self.target.name).removesuffix(".gguf").lower()
+        return "embedded" if self.of_family else label
 
     def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
         """Train and export a head of any kind by its `schedule`; see `train`."""
