@@ -62,6 +62,9 @@ memory idle there, and six rows take a tenth less. Float32 weights came no soone
 PANEL = 48
 """Rows that stay in a core's cache while weights go past them."""
 
+LINE = 64
+"""Bytes of a line of the caches: what begins with one has no register's worth in two."""
+
 KEPT: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
 SUMS: Any = KEPT | {"fastmath": {"reassoc", "contract", "nsz"}}
 """Of compiled functions; sums may be taken by several lanes, and no more is let go of."""
@@ -119,15 +122,18 @@ class _Tile:
         held = {pair: b.phi(FLOATS) for pair in pairs}
         sums: dict[tuple[int, int], Any] = dict(held)
         at_w, at_x = b.mul(i, _int(self.size)), b.mul(i, _int(4))
-        columns = [self.weights(b.add(begin, at_w)) for begin in weights]
         for begin in weights if self.half else ():
             self._fetch(b.add(b.add(begin, at_w), _int(AHEAD)))
         for part in range(UNROLL):
+            columns = [self.part(b.add(begin, at_w), part) for begin in weights]
             for r, begin in enumerate(rows):
                 at = b.add(b.add(begin, at_x), _int(part * LANES * 4))
                 number = b.load(b.inttoptr(at, FLOATS.as_pointer()), align=4)
                 for j in range(COLUMNS):
-                    sums[r, j] = self.fma(columns[j][part], number, sums[r, j])
+                    sums[r, j] = self.fma(columns[j], number, sums[r, j])
+            if self.half and part + 1 < UNROLL:
+                # Sums fill the registers: what the other part is of is read once more.
+                b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
         more = b.add(i, _int(STEP))
         i.add_incoming(more, loop)
         for pair, total in sums.items():
@@ -135,10 +141,7 @@ class _Tile:
             held[pair].add_incoming(total, loop)
         b.cbranch(b.icmp_signed("<", more, n_in), loop, after)
         b.position_at_end(after)
-        for (r, j), total in sums.items():
-            column = b.mul(apart, _int(j))
-            at = b.add(b.mul(n_out, _int(r)), column)
-            self._finish(total, at, column, y, bias, add, wide)
+        self._finish(sums, y, bias, add, wide, n_out, apart)
 
     def mix(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
         """Sums over c of p[r, c] v[c]: of n rows [n, width] at v, by `rows` rows of float32 at p
@@ -178,16 +181,18 @@ class _Tile:
 
     def weights(self, address: Any) -> list[Any]:
         """STEP weights as float32."""
+        return [self.part(address, part) for part in range(UNROLL)]
+
+    def part(self, address: Any, part: int) -> Any:
+        """LANES of the STEP weights that lie there, as float32."""
         b = self.b
-        if self.half:
-            both = b.load(b.inttoptr(address, INTS.as_pointer()), align=2)
-            low = b.shl(both, ir.Constant(INTS, [16] * LANES))
-            high = b.and_(both, ir.Constant(INTS, [0xFFFF0000] * LANES))
-            return [b.bitcast(low, FLOATS), b.bitcast(high, FLOATS)]
-        return [
-            b.load(b.inttoptr(b.add(address, _int(part * LANES * 4)), FLOATS.as_pointer()), align=4)
-            for part in range(UNROLL)
-        ]
+        if not self.half:
+            at = b.add(address, _int(part * LANES * 4))
+            return b.load(b.inttoptr(at, FLOATS.as_pointer()), align=4)
+        both = b.load(b.inttoptr(address, INTS.as_pointer()), align=2)
+        if part:
+            return b.bitcast(b.and_(both, ir.Constant(INTS, [0xFFFF0000] * LANES)), FLOATS)
+        return b.bitcast(b.shl(both, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
     def _fetch(self, address: Any) -> None:
         """Have the line of memory that lies there brought into the nearest cache."""
@@ -201,46 +206,93 @@ class _Tile:
         known = self._known(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
         return self.b.call(known, [a, x, total])
 
-    def _finish(self, sums: Any, at: Any, own: Any, y: Any, bias: Any, add: Any, wide: Any) -> None:
-        """Add partial sums up, and the bias of column `own` and what is there already if that is
-        asked for; to number `at` of y."""
-        b = self.b
-        adds = self._known(F32, [F32, FLOATS], f"llvm.vector.reduce.fadd.v{LANES}f32")
-        total = b.call(adds, [ir.Constant(F32, -0.0), sums], fastmath=("reassoc",))
-        slot = cgutils.alloca_once_value(b, total)
+    def _finish(
+        self,
+        sums: dict[tuple[int, int], Any],
+        y: Any,
+        bias: Any,
+        add: Any,
+        wide: Any,
+        n_out: Any,
+        apart: Any,
+    ) -> None:
+        """Add partial sums up, and the biases and what is there already if that is asked for; to
+        their places in y. LANES of them are finished at a time."""
+        b, pairs = self.b, list(sums)
+        groups = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
+        slots = [
+            cgutils.alloca_once_value(b, self._added([sums[pair] for pair in group]))
+            for group in groups
+        ]
         with b.if_then(b.icmp_signed("!=", bias, _int(0))):
-            its = b.inttoptr(b.add(bias, b.mul(own, _int(4))), F32.as_pointer())
-            b.store(b.fadd(b.load(slot), b.load(its, align=4)), slot)
+            of = [b.add(bias, b.mul(apart, _int(j * 4))) for j in range(COLUMNS)]
+            own = self._gathered(F32, of * (LANES // COLUMNS))
+            for slot in slots:
+                b.store(b.fadd(b.load(slot), own), slot)
+
+        def put(kind: Any, size: int) -> None:
+            for slot, group in zip(slots, groups, strict=True):
+                numbers = [b.add(b.mul(n_out, _int(r)), b.mul(apart, _int(j))) for r, j in group]
+                places = [b.add(y, b.mul(number, _int(size))) for number in numbers]
+                with b.if_then(b.icmp_signed("!=", add, _int(0))):
+                    there = self._gathered(kind, places)
+                    if kind is I16:
+                        there = b.zext(there, INTS)
+                        there = b.bitcast(b.shl(there, ir.Constant(INTS, [16] * LANES)), FLOATS)
+                    b.store(b.fadd(b.load(slot), there), slot)
+                total = b.load(slot)
+                made = self._rounded(total) if kind is I16 else total
+                for lane, place in enumerate(places):
+                    one = b.extract_element(made, ir.Constant(I32, lane))
+                    b.store(one, b.inttoptr(place, kind.as_pointer()), align=size)
+
         if not self.half:
-            self._store(b.load(slot), b.add(y, b.mul(at, _int(4))), add)
+            put(F32, 4)
             return
         with b.if_else(b.icmp_signed("!=", wide, _int(0))) as (then, otherwise):
             with then:
-                self._store(b.load(slot), b.add(y, b.mul(at, _int(4))), add)
+                put(F32, 4)
             with otherwise:
-                there = b.inttoptr(b.add(y, b.mul(at, _int(2))), I16.as_pointer())
-                with b.if_then(b.icmp_signed("!=", add, _int(0))):
-                    bits = b.shl(b.zext(b.load(there), I32), ir.Constant(I32, 16))
-                    b.store(b.fadd(b.load(slot), b.bitcast(bits, F32)), slot)
-                b.store(self._rounded(b.load(slot)), there)
+                put(I16, 2)
 
-    def _store(self, total: Any, place: Any, add: Any) -> None:
-        b, there = self.b, self.b.inttoptr(place, F32.as_pointer())
-        with b.if_else(b.icmp_signed("!=", add, _int(0))) as (then, otherwise):
-            with then:
-                b.store(b.fadd(total, b.load(there, align=4)), there, align=4)
-            with otherwise:
-                b.store(total, there, align=4)
-
-    def _rounded(self, number: Any) -> Any:
-        """float32 as the nearest bfloat16's bits, of two as near the even one."""
+    def _added(self, sums: list[Any]) -> Any:
+        """What the numbers of each of up to LANES registers add up to, in one register. Of each,
+        whatever stands beside it, ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))."""
         b = self.b
-        bits = b.bitcast(number, I32)
-        odd = b.and_(b.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-        near = b.add(bits, b.add(odd, ir.Constant(I32, 0x7FFF)))
+        sums = sums + [ir.Constant(FLOATS, ir.Undefined)] * (LANES - len(sums))
+        sums = [each for pair in zip(sums[:4], sums[4:], strict=True) for each in pair]
+        for low, apart in (
+            ((0, 1, 2, 3, 8, 9, 10, 11), 4),
+            ((0, 1, 8, 9, 4, 5, 12, 13), 2),
+            ((0, 2, 8, 10, 4, 6, 12, 14), 1),
+        ):
+            lows = ir.Constant(INTS, list(low))
+            highs = ir.Constant(INTS, [place + apart for place in low])
+            sums = [
+                b.fadd(b.shuffle_vector(one, other, lows), b.shuffle_vector(one, other, highs))
+                for one, other in zip(sums[::2], sums[1::2], strict=True)
+            ]
+        return sums[0]
+
+    def _gathered(self, kind: Any, places: list[Any]) -> Any:
+        """The numbers at up to LANES addresses, in one register."""
+        b, held = self.b, ir.Constant(ir.VectorType(kind, LANES), ir.Undefined)
+        for lane, place in enumerate(places):
+            one = b.load(b.inttoptr(place, kind.as_pointer()), align=2 if kind is I16 else 4)
+            held = b.insert_element(held, one, ir.Constant(I32, lane))
+        return held
+
+    def _rounded(self, numbers: Any) -> Any:
+        """float32 numbers as the nearest bfloat16's bits, of two as near the even one."""
+        b = self.b
+        half, one, limit, none = (
+            ir.Constant(INTS, [number] * LANES) for number in (16, 1, 0x7FFF, 0x7FC00000)
+        )
+        bits = b.bitcast(numbers, INTS)
+        near = b.add(bits, b.add(b.and_(b.lshr(bits, half), one), limit))
         # A number that is none stays none: rounding could make its bits those of an infinity.
-        bits = b.select(b.fcmp_unordered("uno", number, number), ir.Constant(I32, 0x7FC00000), near)
-        return b.trunc(b.lshr(bits, ir.Constant(I32, 16)), I16)
+        bits = b.select(b.fcmp_unordered("uno", numbers, numbers), none, near)
+        return b.trunc(b.lshr(bits, half), ir.VectorType(I16, LANES))
 
     def _known(self, returns: Any, takes: list[Any], name: str) -> Any:
         return cgutils.get_or_insert_function(self.b.module, ir.FunctionType(returns, takes), name)
@@ -388,30 +440,45 @@ def _times(w, x, wide, y, bias, add, n, n_in, n_out, half):
                 _sums(rows, half, at, xr, to, own, add, 0, n_in, n_out, apart)
 
 
+@njit(**KEPT)
+def _read(address, row, half):
+    """The numbers that lie there, as float32."""
+    if half:
+        bits = _halves(address, len(row))
+        for i in range(len(row)):
+            row[i] = _wide(bits[i])
+    else:
+        numbers = _floats(address, len(row))
+        for i in range(len(row)):
+            row[i] = numbers[i]
+
+
+@njit(**KEPT)
+def _write(row, address, half):
+    """float32 numbers to where they shall lie."""
+    if half:
+        bits = _halves(address, len(row))
+        for i in range(len(row)):
+            bits[i] = _narrow(row[i])
+    else:
+        numbers = _floats(address, len(row))
+        for i in range(len(row)):
+            numbers[i] = row[i]
+
+
 @njit(**SUMS)
 def _rms_norm(x, weight, y, n, width, eps, half):
-    scale, made = _floats(weight, width), np.empty(width, np.float32)
+    size = 2 if half else 4
+    scale, row = _floats(weight, width), np.empty(width, np.float32)
     for r in range(n):
-        if half:
-            bits = _halves(x + r * width * 2, width)
-            for i in range(width):
-                made[i] = _wide(bits[i])
-        else:
-            row = _floats(x + r * width * 4, width)
-            for i in range(width):
-                made[i] = row[i]
+        _read(x + r * width * size, row, half)
         total = np.float32(0)
         for i in range(width):
-            total += made[i] * made[i]
-        size = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(eps))
-        if half:
-            bits = _halves(y + r * width * 2, width)
-            for i in range(width):
-                bits[i] = _narrow(made[i] * size * scale[i])
-        else:
-            row = _floats(y + r * width * 4, width)
-            for i in range(width):
-                row[i] = made[i] * size * scale[i]
+            total += row[i] * row[i]
+        by = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(eps))
+        for i in range(width):
+            row[i] = row[i] * by * scale[i]
+        _write(row, y + r * width * size, half)
 
 
 @njit(**KEPT)
@@ -436,35 +503,23 @@ def _silu_mul(gate_up, y, n, width, half):
 @njit(**KEPT)
 def _turn_and_keep(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
     size, middle, across = 2 if half else 4, d // 2, (heads + 2 * kv) * d
+    row, c, s = np.empty(d, np.float32), np.empty(d, np.float32), np.empty(d, np.float32)
     for r in range(n):
+        _read(cos + r * d * size, c, half)
+        _read(sin + r * d * size, s, half)
         for head in range(heads + 2 * kv):
             at = qkv + (r * across + head * d) * size
             to = at if head < heads else held + ((head - heads) * apart + (start + r) * d) * size
-            turn = head < heads + kv
-            if half:
-                old, new = _halves(at, d), _halves(to, d)
-                c, s = _halves(cos + r * d * 2, d), _halves(sin + r * d * 2, d)
+            _read(at, row, half)
+            if head < heads + kv:
                 for i in range(middle):
-                    low, high = _wide(old[i]), _wide(old[i + middle])
-                    if turn:
-                        turned = low * _wide(c[i]) + high * _wide(s[i])
-                        high = high * _wide(c[i + middle]) + low * _wide(s[i + middle])
-                        low = turned
-                    elif n > 1:
-                        low, high = _clean(low), _clean(high)
-                    new[i], new[i + middle] = _narrow(low), _narrow(high)
-            else:
-                old4, new4 = _floats(at, d), _floats(to, d)
-                c4, s4 = _floats(cos + r * d * 4, d), _floats(sin + r * d * 4, d)
-                for i in range(middle):
-                    low, high = old4[i], old4[i + middle]
-                    if turn:
-                        turned = low * c4[i] + high * s4[i]
-                        high = high * c4[i + middle] + low * s4[i + middle]
-                        low = turned
-                    elif n > 1:
-                        low, high = _clean(low), _clean(high)
-                    new4[i], new4[i + middle] = low, high
+                    low, high = row[i], row[i + middle]
+                    row[i] = low * c[i] + high * s[i]
+                    row[i + middle] = high * c[i + middle] + low * s[i + middle]
+            elif n > 1:
+                for i in range(d):
+                    row[i] = _clean(row[i])
+            _write(row, to, half)
 
 
 @njit(**KEPT)
@@ -636,9 +691,9 @@ _rooms = _Room()
 
 def _room(n: int) -> int:
     """The address of room for n float32 numbers."""
-    if _rooms.held.size < n:
-        _rooms.held = np.empty(n, np.float32)
-        _rooms.address = _rooms.held.ctypes.data
+    if _rooms.held.size < n + LINE // 4:
+        _rooms.held = np.empty(n + LINE // 4, np.float32)
+        _rooms.address = -(-_rooms.held.ctypes.data // LINE) * LINE
     return _rooms.address
 
 
