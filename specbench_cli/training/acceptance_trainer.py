@@ -155,7 +155,11 @@ class AcceptanceTrainer(HeadTrainer):
             # Neighbours of one length need little padding.
             found = sorted(self._answered(), key=lambda reply: len(reply.ids))
             pairs = [(each.ids[: answer_of(each)], each.ids[answer_of(each) :]) for each in found]
-            _write(list(label(target, draft, pairs, self.labels, self.seed)), file)
+            labelled = []
+            for each in label(target, draft, pairs, self.labels, self.seed):
+                labelled.append(each)
+                self.counts("labels", len(labelled), len(pairs))
+            _write(labelled, file)
         return _read(file)
 
     def _answered(self) -> list[Encoded]:

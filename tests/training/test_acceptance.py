@@ -1,6 +1,7 @@
 """Training the acceptance head: its loss, its labels, what is mixed, what the command leaves."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
+    for made in ("replies", "labels"):  # a bar each: both can take longer than the training
+        assert re.search(rf"^{made} .*\b(\d+)/\1\b", done.output, re.MULTILINE), done.output
     return out
 
 

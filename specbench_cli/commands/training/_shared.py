@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from specbench_cli import output
 from specbench_cli.commands import OUTPUT
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.mat import Estimate
     from specbench_cli.training.loop import Point, Result
-    from specbench_cli.training.trainer import Report
 
     Plan = TypeVar("Plan", bound=Schedule)
 
@@ -168,26 +174,39 @@ def device(wanted: Device) -> "torch.device":
     return torch.device("cuda" if found and wanted is not Device.CPU else "cpu")
 
 
+class Bars:
+    """Progress bars: called with a model's name and a point of its training, as trainers report;
+    or told how much there is of something else."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown, self._tasks = shown, dict[str, TaskID]()
+
+    def __call__(self, name: str, point: "Point") -> None:
+        self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
+
+    def count(self, name: str, done: int, of: int) -> None:
+        """So many of what is made before."""
+        self._at(name, done, of, "")
+
+    def _at(self, name: str, done: int, of: int, more: str) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._shown.add_task(name, total=of, more=more)
+        self._shown.update(self._tasks[name], completed=done, more=more)
+
+
 @contextmanager
-def bars() -> "Iterator[Report]":
-    """A progress bar a model, fed by the function yielded; an interruption says how to go on."""
+def bars() -> "Iterator[Bars]":
+    """A progress bar for each thing; an interruption says how to go on."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[more]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=output.console(stderr=True)) as bars:
-        tasks = {}
-
-        def report(name: str, point: "Point") -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=point.steps, loss=point.loss)
-            bars.update(tasks[name], completed=point.step, loss=point.loss)
-
+    with Progress(*columns, console=output.console(stderr=True)) as shown:
         try:
-            yield report
+            yield Bars(shown)
         except KeyboardInterrupt:
             output.note("to go on: the same command, without --fresh")
             raise

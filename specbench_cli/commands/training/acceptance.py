@@ -113,6 +113,7 @@ def specdec(
             shared.device(device),
             n_replies=count or N_REPLIES,
             report=report,
+            counts=report.count,
             label=models.label,
             template=models.template,
             draft=lambda: drafts.path,

@@ -220,6 +220,7 @@ def draft(
                     place,
                     n_replies=count or N_REPLIES,
                     report=report,
+                    counts=report.count,
                     label=found.label,
                     template=found.template,
                     draft=None if own is None else lambda: resolve(own).path,

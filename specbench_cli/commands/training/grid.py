@@ -88,6 +88,7 @@ def grid(
             place,
             fast=False,  # to compile takes longer than most of these trainings
             report=report,
+            counts=report.count,
             label=found.label,
             template=found.template,
             draft=None if own is None else lambda: resolve(own).path,

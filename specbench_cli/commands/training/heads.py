@@ -24,7 +24,7 @@ from specbench_cli.commands.training._shared import (
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind
+    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, Progress
     from specbench_cli.training.trainer import Report
 
 
@@ -94,6 +94,7 @@ def _trainer(
     smoke: bool,
     count: int | None,
     report: "Report",
+    counts: "Progress",
     keeps: str = KeptFor.EAGLE.value,
 ) -> "HeadTrainer":
     from specbench_cli.models import resolve
@@ -109,6 +110,7 @@ def _trainer(
         place,
         n_replies=count or N_REPLIES,
         report=report,
+        counts=counts,
         label=found.label,
         template=found.template,
         source=None if Path(target).exists() else found.label,
@@ -148,9 +150,18 @@ def replies(
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
     trainer = _trainer(
-        out, target, data, seed, device, smoke, count, lambda _name, _point: None, head.value
+        out,
+        target,
+        data,
+        seed,
+        device,
+        smoke,
+        count,
+        lambda _name, _point: None,
+        progress,
+        head.value,
     )
-    chats = trainer.replies(progress)
+    chats = trainer.replies()
     said = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {said} tokens of answers")
 
@@ -223,7 +234,9 @@ def _trains(name: str, what: str, more: str) -> Callable[..., None]:
         data: Data = None,
     ) -> None:
         with shared.bars() as report:
-            trainer = _trainer(out, target, data, seed, device, smoke, count, report, name)
+            trainer = _trainer(
+                out, target, data, seed, device, smoke, count, report, report.count, name
+            )
             kind = _kind(name)
             (schedule,) = shared.recipes(
                 (trainer.schedule(kind),), steps_scale, smoke, out, resume, tokens, sequences, lr
@@ -322,7 +335,7 @@ def stateless(
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
     kind = _kind(method or names[0])
     with shared.bars() as report:
-        trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+        trainer = _trainer(out, target, data, seed, device, smoke, count, report, report.count)
         found = trainer.schedule(kind, ours=False)
         (schedule,) = shared.recipes(
             (found,), steps_scale, smoke, out, resume, tokens, sequences, lr
@@ -378,7 +391,7 @@ def compare(
     records = []
     for kind in wanted:
         with shared.bars() as report:
-            trainer = _trainer(out, target, data, seed, device, smoke, count, report)
+            trainer = _trainer(out, target, data, seed, device, smoke, count, report, report.count)
             found = trainer.schedule(kind)
             (schedule,) = shared.recipes((found,), 1.0, smoke, out, resume, tokens)
             result = trainer.train_kind(kind, schedule, loss.value)

@@ -63,7 +63,7 @@ from specbench_cli.training.trainer import WORK, Report, deterministic
 from specbench_cli.training.tuned import masked_loss, save, tune
 
 Progress = Callable[[str, int, int], None]
-"""Told the name of the replies that are made, how many are done, and of how many."""
+"""Told what is made (replies, labels), how many are done, and of how many."""
 
 N_REPLIES, N_HELD_OUT = 3000, 96
 N_OWN_HELD_OUT = 32
@@ -107,6 +107,7 @@ class HeadTrainer:
         n_held_out: questions that the estimates of MAT are made on.
         fast: use torch.compile where this machine can.
         report: called after every step with the head's name.
+        counts: called as what is trained on is made.
         label: the target's name in what is written; else its folder's.
         template: a chat template for a tokenizer that has none.
         draft: gives the folder of the target's draft model, which some heads are adapted from.
@@ -124,6 +125,7 @@ class HeadTrainer:
     n_held_out: int = N_HELD_OUT
     fast: bool = True
     report: Report = lambda _name, _point: None
+    counts: Progress = lambda _name, _done, _of: None
     label: str | None = None
     template: str | None = None
     draft: Callable[[], Path] | None = None
@@ -362,7 +364,7 @@ class HeadTrainer:
             return Encoder(self._tokenizer)
         return TemplateEncoder(self._tokenizer, self._known.eos)
 
-    def replies(self, progress: Progress = lambda _name, _done, _of: None) -> list[Encoded]:
+    def replies(self) -> list[Encoded]:
         """Replies to train on, made where they lack.
 
         Those of the embedded family: answers at temperature 1, the same that a draft model is
@@ -375,12 +377,12 @@ class HeadTrainer:
             kind = heads().get(self.keeps)
             taps = (NORMED,) if kind is None else kind.tapped(self._known.n_layers)
             rows = self._rows(taps)
-            return self._replies("replies", asks, progress, rows)
+            return self._replies("replies", asks, rows)
         sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
         return [
-            *self._replies("replies", asked(encode, sampled), progress),
-            *self._replies("replies-greedy", asked(encode, greedy, greedy=True), progress),
+            *self._replies("replies", asked(encode, sampled)),
+            *self._replies("replies-greedy", asked(encode, greedy, greedy=True)),
         ]
 
     @cached_property
@@ -401,11 +403,7 @@ class HeadTrainer:
         return self._replies("replies-held-out", asks)
 
     def _replies(
-        self,
-        name: str,
-        asks: Sequence[Ask],
-        progress: Progress = lambda _name, _done, _of: None,
-        rows: RowFiles | None = None,
+        self, name: str, asks: Sequence[Ask], rows: RowFiles | None = None
     ) -> list[Encoded]:
         claim(self.out / WORK, {"target_sha256": self._sha})
         # As heads read it: those of a larger target learn from rows in bf16 where that is faster.
@@ -417,7 +415,7 @@ class HeadTrainer:
             self._encode.ends,
             self._file(name),
             self.seed,
-            lambda done: progress(name, done, len(asks)),
+            lambda done: self.counts(name, done, len(asks)),
             rows,
         )
         if not found:
