@@ -124,6 +124,15 @@ def test_what_there_is_no_time_for_is_named_and_each_method_comes_before_a_secon
     assert {*found.trials} >= {"a", "b"}
 
 
+def test_no_method_is_left_out_where_rounds_of_a_prompt_each_fit():
+    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    machine = Machine(FAST)  # the pilot takes 7 s, and rounds of 8, 4 and 2 rows 14, 10 and 8
+    found = halve(methods, PROMPTS, 40, machine)
+    assert (found.untried, found.winners) == ([], ["a"])
+    assert len(machine.rounds["round-1"][1]) == 1
+    assert halve(methods, PROMPTS, 38, Machine(FAST)).untried == ["h"]
+
+
 def test_a_time_that_is_enough_for_nothing_is_refused_with_one_that_is():
     with pytest.raises(UsageError, match="no time to try anything") as caught:
         halve(candidates(), PROMPTS, 8, Machine(FAST))

@@ -24,8 +24,9 @@ SEARCH = 0.6
 PILOT_PROMPTS = 2
 """Prompts that vanilla alone decodes first, to see how fast this machine is."""
 FIRST = 2
-"""Prompts that a search is begun with, where the time allows: fewer candidates are begun, down to
-one of each method, before there are fewer prompts."""
+"""Prompts that a search is begun with, where the time allows, and so often more of them a round.
+Fewer candidates are begun, down to one of each method, before there are fewer prompts; and a round
+asks no more than the one before it, before a method is left out."""
 FASTEST = 0.02
 """Seconds that an output is taken to need at least, whatever the pilot says: what no clock sees of
 it."""
@@ -224,7 +225,7 @@ def _begun(candidates: Candidates, prompts: int, seconds: float, pace: Pace) -> 
             if _cost(labels[:n], first, pace) <= seconds:
                 return labels[:n]
     for n in range(min(least, len(labels)), 0, -1):
-        if _cost(labels[:n], 1, pace) <= seconds:
+        if _cost(labels[:n], 1, pace, more=1) <= seconds:
             return labels[:n]
     needed = _cost(labels[:2], 1, pace) / SEARCH
     raise UsageError(
@@ -236,15 +237,15 @@ def _begun(candidates: Candidates, prompts: int, seconds: float, pace: Pace) -> 
     )
 
 
-def _cost(labels: Sequence[str], first: int, pace: Pace) -> float:
-    """Seconds of all rounds of a search that begins so."""
+def _cost(labels: Sequence[str], first: int, pace: Pace, more: int = FIRST) -> float:
+    """Seconds of all rounds of a search that begins so, each with `more` times the prompts."""
     seconds, n, fresh = 0.0, len(labels), first
     while True:
         own = labels[:n]
         seconds += pace.round_s + (n + 1) * pace.warm_s + fresh * pace.prompt_s(own)
         if n <= 2:
             return seconds
-        n, fresh = math.ceil(n / 2), fresh * 2
+        n, fresh = math.ceil(n / 2), fresh * more
 
 
 def _rounds(n: int) -> int:
