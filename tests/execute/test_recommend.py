@@ -133,6 +133,13 @@ def test_no_method_is_left_out_where_rounds_of_a_prompt_each_fit():
     assert halve(methods, PROMPTS, 38, Machine(FAST)).untried == ["h"]
 
 
+def test_a_round_whose_share_is_too_short_for_a_prompt_asks_one_where_the_time_left_is_not():
+    machine = Machine(FAST, around=20.0)  # the second round takes 23.9 s, and its share is 23.7
+    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    found = halve(methods, PROMPTS, 99, machine)
+    assert (found.rounds, found.winners, found.untried) == (3, ["a"], [])
+
+
 def test_a_time_that_is_enough_for_nothing_is_refused_with_one_that_is():
     with pytest.raises(UsageError, match="no time to try anything") as caught:
         halve(candidates(), PROMPTS, 8, Machine(FAST))

@@ -198,8 +198,11 @@ def halve(
     records: dict[str, list[Record]] = {REFERENCE: []}
     asked = rounds = 0
     while _open(alive, candidates.kinds) or not rounds:
-        share = (seconds - spent) / _rounds(len(alive))
-        fresh = min(pace.fits(alive, share), _dealt(len(prompts) - asked, _rounds(len(alive))))
+        left = seconds - spent
+        share = left / _rounds(len(alive))
+        # A prompt that its share is too short for comes out of later rounds, which have fewer rows.
+        fits = max(pace.fits(alive, share), min(1, pace.fits(alive, left)))
+        fresh = min(fits, _dealt(len(prompts) - asked, _rounds(len(alive))))
         if not rounds:
             fresh = max(1, fresh)  # a search without a round would know nothing
         if fresh < 1:
