@@ -23,10 +23,10 @@ SEARCH = 0.6
 """Share of the time that is searched in; the rest confirms what was found."""
 PILOT_PROMPTS = 2
 """Prompts that vanilla alone decodes first, to see how fast this machine is."""
-FIRST = 2
-"""Prompts that a search is begun with, where the time allows, and so often more of them a round.
-Fewer candidates are begun, down to one of each method, before there are fewer prompts; and a round
-asks no more than the one before it, before a method is left out."""
+FIRST, MORE = 2, 2
+"""Prompts that a search is begun with, and how many times as many each round has as the one before,
+where the time allows. Fewer candidates are begun, down to one of each method, before there are
+fewer prompts; and rounds have as many each, before a method is left out."""
 FASTEST = 0.02
 """Seconds that an output is taken to need at least, whatever the pilot says: what no clock sees of
 it."""
@@ -240,7 +240,7 @@ def _begun(candidates: Candidates, prompts: int, seconds: float, pace: Pace) -> 
     )
 
 
-def _cost(labels: Sequence[str], first: int, pace: Pace, more: int = FIRST) -> float:
+def _cost(labels: Sequence[str], first: int, pace: Pace, more: int = MORE) -> float:
     """Seconds of all rounds of a search that begins so, each with `more` times the prompts."""
     seconds, n, fresh = 0.0, len(labels), first
     while True:
