@@ -3,7 +3,7 @@ float32, and one request decoded token by token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -152,7 +152,12 @@ def _write(module: Any, path: Path) -> None:
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name, weight in module.state_dict().items():
+    tensors = module.state_dict()
+    if _CUT[0] in tensors:
+        tensors["lm_head.weight"] = _whole(tensors, config.vocab_size)
+    for name, weight in tensors.items():
+        if name in _CUT:
+            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, (".weight", ".bias"))
@@ -169,6 +174,18 @@ def _write(module: Any, path: Path) -> None:
 
 
 _LEAVE = "leave the row out"
+_CUT = ("d2t", "t2d")
+"""What a checkpoint tells of the part of the vocabulary that its output says: see EAGLE-3's
+(arXiv:2503.01840)."""
+
+
+def _whole(tensors: Mapping[str, Tensor], size: int) -> Tensor:
+    """An output matrix [V, hidden] for one that says a part of the vocabulary. The other tokens get
+    the mean of its rows, hence the mean of its logits: no such token is ever the likeliest."""
+    rows, offsets = tensors["lm_head.weight"], tensors["d2t"]
+    whole = rows.mean(0).repeat(size, 1)
+    whole[torch.arange(len(rows), device=offsets.device) + offsets] = rows
+    return whole
 
 
 def _known(config: Any) -> tuple[str, dict[str, Any]]:

@@ -148,6 +148,9 @@ def beside(asked: argparse.Namespace) -> None:
     print(f"\n{'':10} {'ours tok/s':>11} {'theirs':>8} {'ratio':>6}  output")
     for name in ours:
         own, their = found[name]["tokens_per_s"], found[pairs[name]]
+        if their["tokens_per_s"] is None:
+            print(f"{name:10} {own:11.1f} {'-':>8} {'-':>6}  {pairs[name]} failed")
+            continue
         ratio = own / their["tokens_per_s"]
         print(f"{name:10} {own:11.1f} {their['tokens_per_s']:8.1f} {ratio:6.2f}  {their['output']}")
 

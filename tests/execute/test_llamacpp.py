@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from methods._engines import llamacpp
+from specbench_cli.engine.models.load import cut
 from specbench_cli.errors import EnvironmentFault, ExitCode, MethodFault
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.store.invariants import validate
@@ -91,6 +92,18 @@ def test_a_written_file_has_all_weights_and_rotates_neighbours():
         assert np.array_equal(pairs[:, 0::2], rows[:, :4])
         assert np.array_equal(pairs[:, 1::2], rows[:, 4:])
     assert reader.fields["llama.rope.freq_base"].contents() == 10_000
+
+
+def test_of_a_cut_output_no_token_that_it_leaves_out_is_ever_the_likeliest():
+    says = torch.tensor([7, 3, 60])
+    model = cut(tiny("Llama"), says)
+    reader = gguf.GGUFReader(llamacpp.written(model))
+    output = next(np.array(each.data) for each in reader.tensors if each.name == "output.weight")
+    assert np.array_equal(output[says], model.lm_head.weight.detach().numpy())
+    hidden = torch.randn(500, 32, generator=torch.Generator().manual_seed(1))
+    said = torch.tensor(hidden.numpy() @ output.T).argmax(-1)
+    assert set(said.tolist()) == set(says.tolist())
+    assert torch.equal(said, model.lm_head(hidden).argmax(-1))
 
 
 def test_a_written_file_goes_with_its_module():
