@@ -16,7 +16,7 @@ from specbench_cli.audit.models.table import pair, random_table
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.verify.sampling import Sampling
 
-FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
+FILE = Path(__file__).parents[1] / "capabilities" / "plugins" / "stateless_head.py"
 registry.load_plugin(str(FILE))
 Linear = registry.load("linear")
 (HEAD,) = (wanted.kind for wanted in Linear(Linear.Params()).artifacts())

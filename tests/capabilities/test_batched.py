@@ -13,7 +13,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 
-FILE = Path(__file__).with_name("batched.py")
+FILE = Path(__file__).parent / "plugins" / "batched.py"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-LEARNER = Path(__file__).with_name("learner.py")
+LEARNER = Path(__file__).parent / "plugins" / "learner.py"
 QUESTIONS, ROUNDS = ("How much is 2 + 2?", "Name the capital of a country."), 3
 LEARNING = {"name": "learner", "label": "learning"}
 FROZEN = {"name": "learner", "label": "frozen", "params": {"rate": 0}}

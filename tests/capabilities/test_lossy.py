@@ -15,7 +15,7 @@ from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-PLUGIN = str(Path(__file__).with_name("lossy.py"))
+PLUGIN = str(Path(__file__).parent / "plugins" / "lossy.py")
 
 
 class Silent:

@@ -16,7 +16,7 @@ from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
-PLUGIN = Path(__file__).with_name("recurrent.py")
+PLUGIN = Path(__file__).parent / "plugins" / "recurrent.py"
 
 
 @pytest.fixture(autouse=True)

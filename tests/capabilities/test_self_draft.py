@@ -34,7 +34,7 @@ from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 
-FILE = Path(__file__).with_name("self_draft.py")
+FILE = Path(__file__).parent / "plugins" / "self_draft.py"
 RULES = {"greedy": Sampling(), "coupled": Sampling("coupled", 0.8, seed=3)}
 
 

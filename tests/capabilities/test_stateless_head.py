@@ -18,7 +18,7 @@ from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-FILE = Path(__file__).with_name("stateless_head.py")
+FILE = Path(__file__).parent / "plugins" / "stateless_head.py"
 LEVELS = 3
 TEXTS = 40
 

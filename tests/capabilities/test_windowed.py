@@ -10,7 +10,7 @@ from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.verify.sampling import Sampling
 
-FILE = Path(__file__).with_name("windowed.py")
+FILE = Path(__file__).parent / "plugins" / "windowed.py"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.scoring import code, contained
-from tests.benchmarks import hostile_code
+from tests.benchmarks.soundness import hostile_code
 
 
 def refused(uncontained: bool = False) -> bool:

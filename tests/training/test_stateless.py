@@ -34,7 +34,7 @@ from specbench_cli.training.loop import Point
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Batch, Encoded
 
-FILE = Path(__file__).parents[1] / "capabilities" / "stateless_head.py"
+FILE = Path(__file__).parents[1] / "capabilities" / "plugins" / "stateless_head.py"
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 
 

@@ -1,0 +1,258 @@
+"""Runs with a bad plug-in beside our methods: does any other row come to something else?
+
+    python tests/benchmarks/soundness/bad_plugins.py [NAME ...]
+
+Each of `PLUGINS` is run beside `sps` and `pld`. What must hold: the other rows' outputs, steps and
+forwards are those of a run without it, or the plug-in is refused before anything is measured, or
+the run is given up because the plug-in wrote to its files; the
+exit code is not 0 where it does harm to its own row, the method is named, and no process is left.
+
+torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in's
+own process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what has started them
+
+import psutil
+import torch
+
+from specbench_cli import app
+from specbench_cli.execute.isolation import rooms
+from specbench_cli.measure import quiet
+from specbench_cli.report import outputs
+from specbench_cli.store.run_dir import RunDir
+
+RUN = "run --allow-noise --category qa --max-new-tokens 6 --limit 4 --timeout-per-prompt 4".split()
+
+SOURCE = """
+import atexit, builtins, ctypes, gc, os, random, signal, subprocess, sys, threading, time, warnings
+from pathlib import Path
+import numpy, torch
+from specbench_cli.api import Method, MethodParams
+
+{top}
+
+class Bad(Method):
+    \"\"\"A bad one.\"\"\"
+    name = "bad"
+    {body}
+
+    def start(self, session):
+        {start}
+
+    def propose(self, session, limit):
+        {propose}
+        return session.chain([session.tokens()[-1]] * min(2, limit))
+
+    def observe(self, session, outcome):
+        {observe}
+"""
+
+HARM = "raise RuntimeError('and it fails')"
+"""Appended where what is done would leave the plug-in's own row right: a fault to be named."""
+
+PLUGINS: dict[str, tuple[str, str, str]] = {
+    # name: kind, where, what
+    "exit-0": ("exit", "propose", "sys.exit(0)"),
+    "exit-in-start": ("exit", "start", "raise SystemExit"),
+    "exit-at-import": ("exit", "top", "sys.exit(0)"),
+    "end-0": ("end of the process", "propose", "os._exit(0)"),
+    "end-1": ("end of the process", "start", "os._exit(1)"),
+    "end-at-import": ("end of the process", "top", "os._exit(0)"),
+    "end-when-asked": ("end of the process", "body", "accept = property(lambda self: os._exit(0))"),
+    "interrupt": ("base exception", "propose", "raise KeyboardInterrupt"),
+    "generator-exit": ("base exception", "propose", "raise GeneratorExit"),
+    "own-base": ("base exception", "observe", "raise type('Own', (BaseException,), {})('x')"),
+    "raise-at-import": ("exception", "top", "raise ValueError('at import')"),
+    "raise-in-step": ("exception", "propose", "raise ValueError('in step')"),
+    "raise-in-del": (
+        "exception",
+        "propose",
+        "type('D', (), {'__del__': lambda self: 1 / 0})(); " + HARM,
+    ),
+    "recursion": ("exception", "propose", "return self.propose(session, limit)"),
+    "endless": ("hang", "propose", "while True: pass"),
+    "sleep": ("hang", "propose", "time.sleep(600)"),
+    "deaf": (
+        "hang",
+        "start",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); time.sleep(600)",
+    ),
+    "memory": ("memory", "propose", "self.hoard = [bytearray(1 << 30) for _ in range(4096)]"),
+    "dtype": ("torch", "propose", "torch.set_default_dtype(torch.float64); " + HARM),
+    "dtype-at-import": ("torch", "top", "torch.set_default_dtype(torch.float64)"),
+    "threads": ("torch", "propose", "torch.set_num_threads(2); " + HARM),
+    "gradients": ("torch", "start", "torch.set_grad_enabled(True); " + HARM),
+    "deterministic": ("torch", "start", "torch.use_deterministic_algorithms(True); " + HARM),
+    "seeds": (
+        "seeds",
+        "start",
+        "torch.manual_seed(7); random.seed(7); numpy.random.seed(7); " + HARM,
+    ),
+    "folder": ("process state", "start", "os.chdir('/'); " + HARM),
+    "variables": ("process state", "start", "os.environ.clear(); " + HARM),
+    "handlers": (
+        "process state",
+        "start",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + HARM,
+    ),
+    "collector": (
+        "process state",
+        "start",
+        "gc.disable(); warnings.simplefilter('error'); " + HARM,
+    ),
+    "at-exit": ("process state", "top", "atexit.register(os._exit, 0)"),
+    "patched-verify": (
+        "patched code",
+        "start",
+        "import specbench_cli.engine.verify.decide as d; d.chosen = d.drawn = None",
+    ),
+    "patched-at-import": (
+        "patched code",
+        "top",
+        "import specbench_cli.engine.session as s; s.Session.verify = lambda *a, **k: None",
+    ),
+    "patched-clock": ("patched code", "start", "time.perf_counter_ns = lambda: 0"),
+    "patched-builtins": ("patched code", "start", "builtins.len = lambda x: 0"),
+    "threads-left": (
+        "left over",
+        "start",
+        "[threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()"
+        " for _ in range(2)]",
+    ),
+    "processes-left": (
+        "left over",
+        "start",
+        "subprocess.Popen([sys.executable, '-c', 'while True: pass']); " + HARM,
+    ),
+    "forked": ("left over", "start", "os.fork(); " + HARM),
+    "closed-streams": ("streams", "start", "os.close(1); os.close(2); sys.stdout.close(); " + HARM),
+    "loud": ("streams", "propose", "print('x' * 10**6); " + HARM),
+    "records": (
+        "the run's files",
+        "propose",
+        "folder = Path(__file__).parent / 'records'\n"
+        "        line = (folder / 'prompts.jsonl').read_bytes().splitlines(True)[0]\n"
+        "        (folder / 'records.jsonl').open('ab').write(line)",
+    ),
+    "records-kept": (
+        "the run's files",
+        "start",
+        "file = Path(__file__).parent / 'records-kept' / 'manifest.json'\n"
+        "        when = file.stat().st_mtime_ns\n"
+        "        file.write_bytes(file.read_bytes().replace(b'running', b'gnunnir'))\n"
+        "        os.utime(file, ns=(when, when))",
+    ),
+    "crash": ("crash", "propose", "ctypes.string_at(0)"),
+    "abort": ("crash", "start", "os.abort()"),
+    "stopped": ("crash", "start", "os.kill(os.getpid(), signal.SIGSTOP)"),
+}
+
+
+def source(where: str, what: str) -> str:
+    """A plug-in that does something somewhere."""
+    parts = dict.fromkeys(("start", "propose", "observe"), "pass")
+    if where == "top":  # what an import gets away with ends in a fault
+        parts["start"] = HARM
+    return SOURCE.format(**{"top": "", "body": "", **parts, where: what})
+
+
+def forked(words: list[str], said: Path) -> int:
+    """The exit code of the command line in a process of its own."""
+    child = os.fork()
+    if not child:
+        for number in (1, 2):
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        app.main(words)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def others(folder: Path) -> dict[Any, Any]:
+    """Ids and counters of the rows beside it."""
+    return {
+        record.key: (
+            record.output_ids,
+            record.origin,
+            record.steps,
+            record.target_forwards,
+            record.draft_forwards,
+            record.error,
+        )
+        for record in RunDir.open(folder).records()
+        if record.label != "bad"
+    }
+
+
+def left() -> list[int]:
+    """Processes that our trials left."""
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def main() -> int:
+    """See above."""
+    wanted = sys.argv[1:] or list(PLUGINS)
+    home = Path(tempfile.mkdtemp(prefix="specbench-harm-"))
+    told: Counter[str] = Counter()
+    with (
+        patch.object(quiet, "WINDOW_S", 0.05),
+        patch.object(outputs, "write_figures", lambda *_, **__: []),
+        patch.object(
+            rooms.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
+        ),
+    ):
+        torch.set_num_threads(1)
+        assert app._run([*RUN, "-m", "sps,pld", "--out", str(home / "whole")]) == 0
+        whole = others(home / "whole")
+        for name in wanted:
+            kind, where, what = PLUGINS[name]
+            file, said = home / f"bad_{name.replace('-', '_')}.py", home / f"{name}.txt"
+            file.write_text(textwrap.dedent(source(where, what)))
+            folder, began = home / name, time.monotonic()
+            words = [*RUN, "-m", "sps,pld,bad", "--plugin", str(file), "--out", str(folder)]
+            code = forked(words, said)
+            talk = said.read_text(errors="replace")
+            refused = code == 2 and not RunDir.holds_run(folder)
+            spoiled = code == 2 and "is no measurement" in talk  # told; the run is given up
+            same = refused or spoiled or (RunDir.holds_run(folder) and others(folder) == whole)
+            lines = [line for line in talk.splitlines() if len(line) < 1000]
+            naming = ("error: ", "bad failed", "bad: ", "bad is ")
+            named = [x for x in lines if x.startswith(naming) and "bad" in x]
+            good = bool(same and named and code and not left())
+            told[f"{kind}: {'held' if good else 'NOT HELD'}"] += 1
+            why = next(
+                (line for line in talk.splitlines() if "bad" in line and len(line) < 2000), ""
+            )
+            row = (
+                "held" if good else "NOT HELD",
+                name,
+                kind,
+                code,
+                "refused" if refused else "given up" if spoiled else "ran",
+            )
+            print(*row, f"{time.monotonic() - began:.0f} s", why[:160], sep="\t", flush=True)  # noqa: T201
+            if good:
+                shutil.rmtree(folder, ignore_errors=True)
+    for line, times in sorted(told.items()):
+        print(f"{line}\t{times}")  # noqa: T201
+    held = sum(times for what, times in told.items() if "NOT" not in what)
+    print(f"{held} of {len(wanted)} held, of {len({PLUGINS[name][0] for name in wanted})} kinds")  # noqa: T201
+    return any("NOT" in what for what in told)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

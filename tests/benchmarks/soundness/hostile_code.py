@@ -1,0 +1,428 @@
+"""Answers that mean harm: what does each reach when it is run to be scored?
+
+    python tests/benchmarks/soundness/hostile_code.py [NAME ...] [--uncontained NAME ...]
+
+A program of `REACHING` passes if what it tries succeeds; one of `FORGING` tries to pass tests that
+it cannot satisfy. So all must fail. Traps tell what was reached apart from the verdict: files that
+must not be touched, listeners that must hear nothing, processes that must not be left. Rows of a
+Markdown table are printed; exit code 1 if anything was reached or passed.
+
+`--uncontained` runs programs as `specbench run --run-code --uncontained` does, where many of them
+reach what they want: of `HARMLESS` alone, for a program that succeeds does what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import psutil
+
+from specbench_cli.scoring import code, contained
+
+HEAD = """
+import ctypes, os, signal, socket, subprocess, sys, threading, time
+C = ctypes.CDLL(None, use_errno=True)
+TRAP, PORT = {trap!r}, {port}
+"""
+
+KEYCTL = str({"x86_64": 250, "aarch64": 219}.get(os.uname().machine))
+
+REACHING: dict[str, tuple[str, str]] = {
+    # name: what it tries, the body of a function that returns whether it succeeded
+    "passwd": ("read /etc/passwd", "return open('/etc/passwd').read()"),
+    "home": ("list the home folder", "return os.listdir(TRAP)"),
+    "run-folder": ("read the run's records", "return open(TRAP + '/records.jsonl').read()"),
+    "variables": (
+        "read the environment",
+        "return os.environ.get('SPECBENCH_SECRET') or os.environ.get('HOME')",
+    ),
+    "parents-variables": (
+        "read the parent's environment",
+        "return open(f'/proc/{os.getppid()}/environ').read()",
+    ),
+    "specbench": (
+        "import specbench",
+        "sys.path += ['.', *{path!r}]\nimport specbench_cli\nreturn True",
+    ),
+    "write-outside": (
+        "write to the run's folder",
+        "return open(TRAP + '/written', 'w').write('x')",
+    ),
+    "write-root": ("write beside its folder", "return open('/written', 'w').write('x')"),
+    "write-libraries": ("write into Python's library", "return open(os.__file__, 'a')"),
+    "remount": (
+        "make the libraries writable",
+        "return C.mount(None, b'/usr/lib', None, 32 | 4096, None) == 0",
+    ),
+    "symlink": (
+        "follow a link outside",
+        "os.symlink('/etc/passwd', 'link')\nreturn open('link').read()",
+    ),
+    "chroot": (
+        "leave by chroot",
+        "os.mkdir('cell')\nos.chroot('cell')\nos.chdir('../' * 60)\nos.chroot('.')\n"
+        "return os.listdir('/etc')",
+    ),
+    "mount": ("mount a file system", "return C.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0"),
+    "mount-proc": (
+        "mount /proc",
+        "os.mkdir('p')\nreturn C.mount(b'p', b'p', b'proc', 0, None) == 0",
+    ),
+    "namespaces": (
+        "have capabilities in namespaces of its own",
+        "return C.unshare(0x10000000 | 0x20000) == 0",
+    ),
+    "root": (
+        "become another user",
+        "ids = {0, 1, 1000, 65534} - {os.getuid()}\nreturn any(not C.setuid(i) for i in ids)",
+    ),
+    "devices": (
+        "make a device",
+        "import stat\nos.mknod('d', stat.S_IFBLK | 0o600, 1)\nreturn True",
+    ),
+    "others": (
+        "see other processes",
+        "return [n for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()]",
+    ),
+    "keys": (
+        "read the session's keys",
+        "id = C.syscall(ctypes.c_long({keyctl}), 0, -3, 0)\n"
+        "room = ctypes.create_string_buffer(4096)\n"
+        "n = C.syscall(ctypes.c_long({keyctl}), 11, ctypes.c_long(id), room, 4096)\n"
+        "return n > 0",
+    ),
+    "tcp": (
+        "connect to this machine",
+        "return socket.create_connection(('127.0.0.1', PORT), 1)",
+    ),
+    "tcp-outside": (
+        "connect to the internet",
+        "socket.create_connection(('1.1.1.1', 53), 1)\nreturn True",
+    ),
+    "udp": (
+        "send a datagram",
+        "return socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    ),
+    "dns": ("resolve a name", "return socket.getaddrinfo('example.com', 80)"),
+    "unix-socket": (
+        "connect to a socket in the file system",
+        "s = socket.socket(socket.AF_UNIX)\ns.connect(TRAP + '/socket')\nreturn True",
+    ),
+    "abstract-socket": (
+        "connect to a socket without a file",
+        "s = socket.socket(socket.AF_UNIX)\ns.connect('\\0' + TRAP)\nreturn True",
+    ),
+    "packets": ("listen to the wire", "return socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"),
+    "fork-bomb": ("fork without end", "while True: os.fork()"),
+    "fork": ("fork once", "pid = os.fork()\npid or time.sleep(60)\nreturn pid"),
+    "child": (
+        "start a program that outlives it",
+        "return subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    ),
+    "daemon": (
+        "become a daemon",
+        "if os.fork(): return True\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(60)",
+    ),
+    "thread": (
+        "start a thread",
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nreturn True",
+    ),
+    "kill": (
+        "kill whatever it may",
+        "for pid in (os.getppid() or -1, -1, *range(2, 64)):  # 0 would be itself\n"
+        "    try: os.kill(pid, 9); return True\n"
+        "    except OSError: pass",
+    ),
+    "ptrace": (
+        "trace other processes",
+        "return any(C.ptrace(16, pid, 0, 0) == 0 for pid in (os.getppid(), *range(2, 64)))",
+    ),
+    "peek": (
+        "read other processes' memory",
+        "return any(open(f'/proc/{pid}/mem', 'rb') for pid in (os.getppid(), 1))",
+    ),
+    "memory": ("take 3 GiB", "return bytearray(3 << 30)"),
+    "memory-of-children": (
+        "take memory in children",
+        "for _ in range(8):\n"
+        "    if not os.fork(): bytearray(b'x') * (1 << 29); time.sleep(60)\n"
+        "return True",
+    ),
+    "memory-shared": (
+        "leave shared memory behind, System V's",
+        "return C.shmget(0, ctypes.c_size_t(1 << 26), 0o1666) >= 0",
+    ),
+    "memory-files": (
+        "take 1 GiB in files without a name",
+        "kept = [os.memfd_create('m') for _ in range(1024)]\n"
+        "return all(os.write(f, bytes(1 << 20)) for f in kept)",
+    ),
+    "disk": (
+        "fill the disk with 64 MiB in files",
+        "for i in range(64):\n"
+        "    with open(str(i), 'wb') as f: f.write(bytes(1 << 20))\n"
+        "return True",
+    ),
+    "inodes": (
+        "fill the disk with 5000 empty files",
+        "for i in range(5000): os.close(os.open(str(i), os.O_CREAT))\nreturn True",
+    ),
+    "big-file": ("write a file of 2 MiB", "return open('f', 'wb').write(bytes(2 << 20))"),
+    "open-files": ("open 200 files", "return [open(f'f{i}', 'w') for i in range(200)]"),
+    "limits": (
+        "lift its limits",
+        "import resource as r\nr.setrlimit(r.RLIMIT_AS, (-1, -1))\nreturn True",
+    ),
+    "endless": ("run without end", "while True: pass"),
+    "sleep": ("sleep for an hour", "time.sleep(3600)\nreturn True"),
+    "deaf": (
+        "run on, deaf to signals",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nC.prctl(1, 0)\n"
+        "while True: time.sleep(1)",
+    ),
+    "tests": (
+        "find what the tests expect in memory",
+        "import gc\n"
+        "found = [str(o) for o in gc.get_objects() if isinstance(o, (dict, str, list, tuple))]\n"
+        "frame = sys._getframe()\n"
+        "while frame: found.append(str(frame.f_locals)); frame = frame.f_back\n"
+        "for n in range(64):\n"
+        "    try: found.append(os.pread(n, 9999, 0).decode())\n"
+        "    except OSError: pass\n"
+        "return any('NEEDLE' + '-OF-THE-TESTS' in each for each in found)",
+    ),
+}
+
+FORGING: dict[str, tuple[str, str]] = {
+    # name: what it tries, the whole program; the tests want add(2, 3) == 5 and more
+    "exit-0": ("end with code 0", "sys.exit(0)"),
+    "end-0": ("end its process with code 0", "def add(a, b): os._exit(0)"),
+    "end-86": ("end its process with the code of a pass", "def add(a, b): os._exit(86)"),
+    "at-exit": (
+        "change its exit code at the end",
+        "import atexit\natexit.register(os._exit, 86)\ndef add(a, b): return 0",
+    ),
+    "printed": (
+        "print success",
+        "def add(a, b):\n    for w in ('passed', 'ok', '86', '1.0', 'True'): print(w)",
+    ),
+    "replies": (
+        "write success to every file that is open",
+        "def add(a, b):\n"
+        "    for n in range(64):\n"
+        "        for w in (b'{\"value\": true}\\n', b'{\"passed\": true}\\n', b'86\\n'):\n"
+        "            try: os.write(n, w)\n"
+        "            except OSError: pass",
+    ),
+    "equal-to-all": (
+        "return what equals everything",
+        "class All(int):\n"
+        "    __eq__ = lambda a, b: True\n"
+        "    __ne__ = lambda a, b: False\n"
+        "    __hash__ = lambda a: 0\n"
+        "def add(a, b): return All()",
+    ),
+    "any": (
+        "return a mock that equals everything",
+        "import types\nclass All:\n    def __eq__(a, b): return True\ndef add(a, b): return All()",
+    ),
+    "assertions": (
+        "take the assertions away",
+        "import builtins\nbuiltins.AssertionError = type('Never', (BaseException,), {})\n"
+        "builtins.__build_class__ = builtins.compile = builtins.exec = lambda *a: None\n"
+        "def add(a, b): return 0",
+    ),
+    "harness": (
+        "change the code that asks it",
+        "import builtins, json\nm = sys.modules['__main__']\n"
+        "for n in list(vars(m)):\n"
+        "    if callable(vars(m)[n]): setattr(m, n, lambda *a, **k: 0)\n"
+        "m.PASSED = m.FAILED = 0\njson.dumps = lambda *a: '{\"value\": true}'\n"
+        "def add(a, b): return 0",
+    ),
+    "frames": (
+        "end the loop that asks it from its frames",
+        "def add(a, b):\n"
+        "    frame = sys._getframe()\n"
+        "    while frame:\n"
+        "        frame.f_locals.update(reply='{\"value\": true}', code=86)\n"
+        "        frame = frame.f_back\n"
+        "    return 0",
+    ),
+    "tests-redefined": (
+        "define the tests anew",
+        "def check(candidate): pass\ndef add(a, b): return 0\nNEEDLE = None",
+    ),
+    "truth": ("return true, which tests may mistake", "def add(a, b): return True"),
+    "nan": ("return no number", "def add(a, b): return float('nan')"),
+    "raises": ("raise what tests may catch", "def add(a, b): raise AssertionError"),
+    "code-in-data": (
+        "have its reply run as code",
+        "class P:\n    def __reduce__(s): return os._exit, (86,)\ndef add(a, b): return P()",
+    ),
+    "deep": (
+        "return a list of depth 5000",
+        "def add(a, b):\n    x = []\n    for _ in range(5000): x = [x]\n    return x",
+    ),
+    "huge": ("return 1 GiB", "def add(a, b): return 'x' * (1 << 30)"),
+    "big-number": ("return a number of a million digits", "def add(a, b): return 10 ** (10 ** 6)"),
+    "endless-iterator": (
+        "return an iterator without end",
+        "import itertools\ndef add(a, b): return itertools.count()",
+    ),
+    "closed": (
+        "close every file",
+        "def add(a, b):\n    os.closerange(0, 256)\n    sys.stdout = sys.stderr = None",
+    ),
+    "output": (
+        "write without end",
+        "def add(a, b):\n    while True:\n        os.write(1, b'x' * 65536)",
+    ),
+    "garbage": (
+        "reply with what is no reply",
+        "def add(a, b):\n"
+        "    for n in range(3, 64):\n"
+        "        try: os.write(n, b'\\xff{[\\0' * 99 + b'\\n')\n"
+        "        except OSError: pass",
+    ),
+    "recursion": (
+        "exhaust the stack",
+        "sys.setrecursionlimit(10 ** 9)\ndef add(a, b): return add(b, a)",
+    ),
+    "segfault": ("crash the interpreter", "def add(a, b): return ctypes.string_at(0)"),
+    "abort": ("abort", "def add(a, b): os.abort()"),
+    "signals": (
+        "stop or kill itself",
+        "def add(a, b):\n    os.kill(os.getpid(), signal.SIGKILL)\n    os.abort()",
+    ),
+}
+
+TESTS = """
+NEEDLE = "NEEDLE-OF-THE-TESTS"
+
+def check(add):
+    for a, b in ((2, 3), (40, 2), (-1, 1)):
+        assert add(a, b) == a + b
+"""
+
+HARMLESS = (
+    "passwd home run-folder write-outside symlink tcp udp unix-socket abstract-socket others"
+    " specbench exit-0 end-0 equal-to-all any assertions printed"
+).split()
+
+
+class Traps:
+    """Things outside that an answer may reach.
+
+    Args:
+        folder: an empty one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "records.jsonl").write_text("secret")
+        self._listeners = [socket.create_server(("127.0.0.1", 0))]
+        self.port = self._listeners[0].getsockname()[1]
+        datagrams = socket.socket(type=socket.SOCK_DGRAM)
+        datagrams.bind(("127.0.0.1", self.port))
+        self._datagrams = datagrams
+        for name in (str(folder / "socket"), f"\0{folder}"):
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(name)
+            listener.listen()
+            self._listeners.append(listener)
+        for each in (*self._listeners, datagrams):
+            each.setblocking(False)
+
+    def sprung(self) -> list[str]:
+        """What was reached since the last time."""
+        found = []
+        if sorted(path.name for path in self._folder.iterdir()) != ["records.jsonl", "socket"]:
+            found.append("a file outside")
+            (self._folder / "written").unlink(missing_ok=True)
+        for listener in self._listeners:
+            with suppress(BlockingIOError):
+                listener.accept()[0].close()
+                found.append("a listener")
+        with suppress(BlockingIOError):
+            self._datagrams.recv(9)
+            found.append("a listener")
+        if any(contained.__file__ in _words(each) for each in psutil.process_iter()):
+            found.append("a process is left")
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        for each in (*self._listeners, self._datagrams):
+            each.close()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def program(name: str, traps: Path, port: int) -> tuple[str, str]:
+    """A hostile answer, and the tests that it must not pass."""
+    head = HEAD.format(trap=str(traps), port=port)
+    if name in FORGING:
+        return f"{head}\n{FORGING[name][1]}\n", f"{TESTS}\ncheck(add)\n"
+    body = REACHING[name][1]
+    for key, value in (("{path!r}", repr(sys.path)), ("{keyctl}", KEYCTL)):
+        body = body.replace(key, value)
+    attempt = f"{head}\ndef attempt():\n{textwrap.indent(body, '    ')}\n"
+    return attempt, f"{TESTS}\nassert attempt()\n"
+
+
+def tried(names: list[str], *, uncontained: bool = False) -> Iterator[tuple[str, list[str], bool]]:
+    """Every program's name, what it reached, and whether it passed."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {"SPECBENCH_SECRET": "secret"}),
+    ):
+        traps = Traps(Path(folder))
+        try:
+            for name in names:
+                answer, tests = program(name, Path(folder), traps.port)
+                passed = code.tested(answer, "", tests, uncontained=uncontained)
+                reached = [REACHING[name][0]] if name in REACHING and passed else []
+                yield name, [*reached, *traps.sprung()], passed
+        finally:
+            traps.close()
+
+
+def main() -> int:
+    """See above."""
+    words = sys.argv[1:]
+    uncontained = "--uncontained" in words
+    wanted = [word for word in words if word != "--uncontained"]
+    wanted = wanted or (HARMLESS if uncontained else [*REACHING, *FORGING])
+    if uncontained and (harmful := {*wanted} - {*HARMLESS}):
+        print(f"not without containment: {', '.join(sorted(harmful))}")  # noqa: T201
+        return 2
+    held = 0
+    print("| program | tries to | reached | verdict |\n| --- | --- | --- | --- |")  # noqa: T201
+    began = time.monotonic()
+    for name, reached, passed in tried(wanted, uncontained=uncontained):
+        what = {**REACHING, **FORGING}[name][0]
+        verdict = "PASSED" if passed else "failed"
+        row = f"| `{name}` | {what} | {', '.join(reached) or 'nothing'} | {verdict} |"
+        print(row, flush=True)  # noqa: T201
+        held += not reached and not passed
+    print(f"\n{held} of {len(wanted)} reached nothing and failed")  # noqa: T201
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)  # noqa: T201
+    return held < len(wanted)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""The tables of docs/statistics.md about change points: false alarms, and what is found.
+
+Usage: python tests/benchmarks/statistics/changes.py [REPLICATIONS]
+"""
+
+import sys
+
+import numpy as np
+
+from specbench_cli.stats.changes import shifts
+
+ALPHAS = (0.01, 0.05)
+RARE = 0.003
+SIZES = (1, 2, 3, 5)
+
+
+def false_alarms(rng, draw, alpha, replications):
+    """The share of series without a change in which one is told."""
+    told = (shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications))
+    return sum(map(bool, told)) / replications
+
+
+def found(rng, before, since, size, replications):
+    """The share of series whose change is found within one run of its place."""
+    hits = 0
+    for i in range(replications):
+        series = rng.normal(size=before + since)
+        series[before:] += size
+        told = shifts(series, level=RARE, draws=999, seed=i)
+        hits += any(abs(shift.at - before) <= 1 for shift in told)
+    return hits / replications
+
+
+def main(replications):
+    rng = np.random.default_rng(0)
+    say("| runs | normal | t(3) | Cauchy |\n| --- | --- | --- | --- |")
+    for n in (10, 20, 40):
+        noises = (
+            lambda rng, n=n: rng.normal(size=n),
+            lambda rng, n=n: rng.standard_t(3, size=n),
+            lambda rng, n=n: rng.standard_cauchy(size=n),
+        )
+        cells = (
+            ", ".join(f"{false_alarms(rng, noise, a, replications):.1%}" for a in ALPHAS)
+            for noise in noises
+        )
+        say(f"| {n} | {' | '.join(cells)} |")
+    say(f"\n| runs before + since | {' | '.join(map(str, SIZES))} |\n| {'--- | ' * 5}")
+    for before, since in ((20, 3), (20, 5), (20, 10), (40, 3), (40, 5)):
+        cells = (f"{found(rng, before, since, s, 3 * replications // 10):.0%}" for s in SIZES)
+        say(f"| {before} + {since} | {' | '.join(cells)} |")
+
+
+def say(line):
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
