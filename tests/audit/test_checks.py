@@ -60,8 +60,8 @@ def _shared(params):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: three tokens of each method are walked by tests/engine/verify/test_law.py, and here a case
-    of a variant, and deep ones."""
+    """In short: three tokens of each method are walked by tests/engine/verify/test_law.py, and here
+    a case of a variant, and deep ones."""
     monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40, "block": 40})
     whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
     first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)

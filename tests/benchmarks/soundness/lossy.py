@@ -1,6 +1,7 @@
 """Which lossy rules know anything? Each at four settings, beside its controls.
 
-    python tests/benchmarks/soundness/lossy.py FOLDER --limit 120 --figure results/experiments/lossy.svg
+    python tests/benchmarks/soundness/lossy.py FOLDER --limit 120 \
+        --figure results/experiments/lossy.svg
     python tests/benchmarks/soundness/lossy.py FOLDER --limit 240 --rules steps
 
 Runs `specbench run` with the embedded pair, greedy, once for each kind of rule, keeps the runs in

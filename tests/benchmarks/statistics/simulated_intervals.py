@@ -1,6 +1,8 @@
 """Simulates what intervals and letters are worth: the figures of docs/statistics.md.
 
-python tests/benchmarks/statistics/simulated_intervals.py [replications [intervals|letters|differences ...]]
+python tests/benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
+
+TABLE: intervals, letters, differences; default: all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Throughput at several batch sizes: tokens a second of a method, and whether the ids stay.
 
-    python tests/benchmarks/times/batches.py [METHOD,...] [--questions 16] [--tokens 96] [--rounds 5]
+    python tests/benchmarks/times/batches.py [METHOD,...] [--questions 16] \
+        [--tokens 96] [--rounds 5]
 
 Embedded pair, questions of `mini`, greedy. Outputs end at the budget (no EOS), so that every batch
 stays full; sizes take turns within a round, and what is printed is the median over rounds: of all

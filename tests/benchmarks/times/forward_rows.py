@@ -6,7 +6,7 @@ of the machine's read bandwidth that is reached (bytes of the weights that a for
 time and bandwidth), and each row count that costs over 10% more than the next larger one.
 
     python -P tests/benchmarks/times/forward_rows.py smollm2-135m --dtype float32 --threads 2
-    python -P tests/benchmarks/times/forward_rows.py smollm2-135m --forms      # each matrix, by form
+    python -P tests/benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by form
     python -P tests/benchmarks/times/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
     python -P tests/benchmarks/times/forward_rows.py shape:llama-68m --device cuda --steps
 

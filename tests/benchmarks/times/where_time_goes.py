@@ -2,7 +2,7 @@
 
     python tests/benchmarks/times/where_time_goes.py predicted --limit 96
     python tests/benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
-    python tests/benchmarks/times/where_time_goes.py elsewhere        # 2 threads at K=5 tell of 1 thread
+    python tests/benchmarks/times/where_time_goes.py elsewhere  # of 2 threads, for 1
     python tests/benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
     python tests/benchmarks/times/where_time_goes.py recommended --minutes 10
 
