@@ -53,7 +53,7 @@ def read(target, seed):
     """The features [n, width] of a question of `mini`, in one forward."""
     from transformers import AutoTokenizer
 
-    lines = (FILE.parents[2] / "datasets_cfg" / "mini" / "mini.jsonl").read_text().splitlines()
+    lines = (FILE.parents[3] / "datasets_cfg" / "mini" / "mini.jsonl").read_text().splitlines()
     turn = json.loads(lines[-1 - 7 * seed])["turns"][0]
     tokenizer = AutoTokenizer.from_pretrained(resolve("embedded").path)
     chat = [{"role": "user", "content": turn}]
