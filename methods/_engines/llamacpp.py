@@ -3,7 +3,7 @@ float32, and one request decoded token by token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from methods._engines.exchange import Reply
 from methods._engines.exported import folder_of
-from specbench_cli.api import MethodFault, PeerSession
+from specbench_cli.api import MethodFault, PeerSession, said_ids
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """By transformers' kind of model, llama.cpp's."""
@@ -153,11 +153,12 @@ def _write(module: Any, path: Path) -> None:
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
-    if _CUT[0] in tensors:
-        tensors["lm_head.weight"] = _whole(tensors, config.vocab_size)
+    says = said_ids(tensors, config.vocab_size, "a module")
+    for name in ("d2t", "t2d"):  # which told it
+        tensors.pop(name, None)
+    if says is not None:
+        tensors["lm_head.weight"] = _whole(tensors["lm_head.weight"], says, config.vocab_size)
     for name, weight in tensors.items():
-        if name in _CUT:
-            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, (".weight", ".bias"))
@@ -174,17 +175,13 @@ def _write(module: Any, path: Path) -> None:
 
 
 _LEAVE = "leave the row out"
-_CUT = ("d2t", "t2d")
-"""What a checkpoint tells of the part of the vocabulary that its output says: see EAGLE-3's
-(arXiv:2503.01840)."""
 
 
-def _whole(tensors: Mapping[str, Tensor], size: int) -> Tensor:
-    """An output matrix [V, hidden] for one that says a part of the vocabulary. The other tokens get
-    the mean of its rows, hence the mean of its logits: no such token is ever the likeliest."""
-    rows, offsets = tensors["lm_head.weight"], tensors["d2t"]
+def _whole(rows: Tensor, says: Tensor, size: int) -> Tensor:
+    """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. The other
+    tokens get the mean of the rows, hence the mean of the logits: none is ever the likeliest."""
     whole = rows.mean(0).repeat(size, 1)
-    whole[torch.arange(len(rows), device=offsets.device) + offsets] = rows
+    whole[says] = rows
     return whole
 
 
