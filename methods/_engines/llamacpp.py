@@ -178,7 +178,7 @@ _LEAVE = "leave the row out"
 
 
 def _whole(rows: Tensor, says: Tensor, size: int) -> Tensor:
-    """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. The other
+    """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. Other
     tokens get the mean of the rows, hence the mean of the logits: none is ever the likeliest."""
     whole = rows.mean(0).repeat(size, 1)
     whole[says] = rows

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine.drafting.eviction import POLICIES, DiscardBit, Lru, PhaseBit
-from tests.benchmarks.soundness.eviction import clean, misses, offline, true_phases
+from tests.benchmarks.studies.eviction import clean, misses, offline, true_phases
 
 traces = st.lists(st.integers(0, 6), max_size=40)
 sizes = st.integers(1, 5)
