@@ -40,6 +40,13 @@ settings.register_profile("specbench", deadline=None)
 settings.load_profile("specbench")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws of torch is the same each time, whatever ran before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _short_windows() -> Iterator[None]:
     """Runs do not idle until a second of the machine's quietness is measured: no test believes it.

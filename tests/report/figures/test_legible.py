@@ -65,3 +65,15 @@ def test_one_method_beside_vanilla_makes_a_figure_too(cells_of, synthetic, check
 @pytest.mark.parametrize("name", sorted(FIGURES.keys() - {"speedup", "lanes"}))
 def test_vanilla_alone_has_no_figure_of_methods(cells_of, synthetic, name):
     assert FIGURES[name](cells_of([synthetic.vanilla])) is None
+
+
+def test_all_parts_of_the_waterfall_have_room_in_its_legend(cells_of, synthetic, check_legible):
+    found = cells_of([synthetic.vanilla, synthetic.sps])
+    for record in found.records["sps"]:
+        hidden = record.ns.draft // 2  # of a draft beside the target
+        record.ns.decode -= hidden
+        record.ns.learn = record.ns.total
+        record.ns.total += record.ns.learn - hidden
+    figure = waterfall.draw(found)
+    assert len(figure.legends[0].get_texts()) == 7
+    check_legible(figure)

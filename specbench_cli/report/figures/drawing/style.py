@@ -237,7 +237,8 @@ def legend_below(
         frameon=False,
         fontsize=6,
         handletextpad=0.3,
-        columnspacing=1.2,
+        handlelength=1.2,
+        columnspacing=1.0,
         labelspacing=0.25,
         borderpad=0.1,
     )
