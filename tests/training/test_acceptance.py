@@ -31,13 +31,6 @@ from specbench_cli.training.acceptance_trainer import calibration, divergence, e
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 # ---- loss ---------------------------------------------------------------------------------------
 
 

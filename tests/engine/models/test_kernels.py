@@ -27,11 +27,6 @@ def kernels():
     return kernels
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def half(*size):
     return torch.randn(size).half()
 
