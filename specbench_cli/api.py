@@ -130,7 +130,9 @@ from specbench_cli.engine.models.head import (
 from specbench_cli.engine.models.checkpoint import Weights, read_config, said_ids, told_ids
 from specbench_cli.engine.models.state import KVState, LayerShape
 
-# The fused path of heads and draft models: a stack of layers, how they are read, a whole decoder.
+# The fused path of heads and draft models: a stack of layers, their positions, how they are read, a
+# whole decoder.
+from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes, spread
 from specbench_cli.engine.models.plan import Scratch
@@ -204,6 +206,7 @@ __all__ = [
     "Random",
     "RandomAccept",
     "Rollouts",
+    "RotaryEmbedding",
     "Rule",
     "Runs",
     "Said",

@@ -64,11 +64,19 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
     assert set(api.__all__) - used <= kinds | errors | for_plugins
 
 
-def test_no_transformers_before_a_model_is_loaded():
-    """Nor scipy: what a plug-in's process starts with, before it has a model."""
+def test_no_transformers_before_a_model_is_loaded_and_no_module_of_its_for_one_of_ours():
+    """Nor scipy: what a plug-in's process starts with, before it has a model. A fused model takes
+    its config alone of transformers, as its modules take seconds to import."""
     heavy = "{'transformers', 'scipy'} & {*sys.modules}"
     starts = "specbench_cli.api, specbench_cli.execute.isolation.inside"
-    check = f"import sys, {starts}; sys.exit(str({heavy} or '') or 0)"
+    modules = "{'transformers.modeling_utils', 'torch._dynamo'} & {*sys.modules}"
+    check = (
+        f"import sys, {starts}; found = {heavy};"
+        " from specbench_cli.engine.models.load import load_decoder;"
+        " from specbench_cli.models.resolve import resolve;"
+        " load_decoder(resolve('embedded-1m').path, name='draft');"
+        f" sys.exit(str(found | {modules} or '') or 0)"
+    )
     subprocess.run([sys.executable, "-c", check], check=True)
 
 

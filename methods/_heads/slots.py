@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
+from specbench_cli.api import RotaryEmbedding
 
 
 @dataclass
@@ -167,9 +168,8 @@ def take(rows: Tensor, slots: Tensor) -> Tensor:
 
 
 def rotary_of(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
-    """transformers' rotary module for the layer."""
+    """The rotary embedding of the layer."""
     from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
         hidden_size=shape.num_attention_heads * shape.head_dim,
@@ -178,5 +178,4 @@ def rotary_of(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
         max_position_embeddings=shape.max_position_embeddings,
         **rope,
     )
-    with torch.device("cpu"):  # whatever its caller makes on the meta device
-        return LlamaRotaryEmbedding(config)
+    return RotaryEmbedding(config)

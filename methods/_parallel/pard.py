@@ -27,6 +27,7 @@ from specbench_cli.api import (
     Decoder,
     EnvironmentFault,
     FusedDecoder,
+    RotaryEmbedding,
     UsageError,
     Weights,
     fits,
@@ -47,9 +48,7 @@ class PardDraft(FusedDecoder, Artifact):
     @classmethod
     def of(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
         """The model of a transformers config, computing where its target does, in its dtype."""
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        rotary, device, dtype = LlamaRotaryEmbedding(config), target.device, target.dtype
+        rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
         draft.mask = config.pard_token
         return draft

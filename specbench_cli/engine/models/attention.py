@@ -11,6 +11,8 @@ take
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -202,6 +204,43 @@ def attend_tree(
 
 Table = tuple[Tensor, ...]
 """What `Rotary.turn` needs of some positions."""
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of positions, as transformers' modules of our families make them, whose
+    import takes a second or two (Su et al., arXiv:2104.09864, equation 15).
+
+    Args:
+        config: transformers' config, of a rotary variant that `fits` knows.
+
+    Attributes:
+        inv_freq: [head_dim / 2], radians a position.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        rope = config.rope_parameters
+        kind, self._factor = rope["rope_type"], 1.0
+        with torch.device("cpu"):  # whatever its caller makes on the meta device
+            if kind == "default":
+                heads = config.num_attention_heads
+                d = getattr(config, "head_dim", None) or config.hidden_size // heads
+                frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, d, 2).float() / d)
+            else:
+                from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+                frequencies, self._factor = ROPE_INIT_FUNCTIONS[kind](config)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def forward(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., n, head_dim] of positions [..., n], in the dtype and on the
+        device of `like`."""
+        angles = position_ids[..., None].float() * self.inv_freq.to(like.device, torch.float32)
+        angles = torch.cat((angles, angles), -1)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        return cos.to(like.dtype), sin.to(like.dtype)
 
 
 class Rotary:

@@ -71,7 +71,7 @@ class FusedStack(Decoder):
 
     Args:
         config: transformers' config: heads, sizes, windows.
-        rotary: transformers' rotary module of the config.
+        rotary: see `RotaryEmbedding`.
     """
 
     def __init__(
@@ -464,7 +464,7 @@ class FusedDecoder(FusedStack):
     Args:
         config: transformers' config, for which `fits` holds.
         tensors: the checkpoint, by transformers' names; any floating dtype.
-        rotary: transformers' rotary module of the config.
+        rotary: see `RotaryEmbedding`.
         form: form of the linears; default: the rule of `linear`.
 
     Raises:

@@ -206,6 +206,45 @@ class FusedWeights:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
+def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, ...]]:
+    """The shapes that a config gives the tensors of a Llama-like model, by transformers' names: of
+    all that there may be, biases and norms of heads among them.
+
+    Args:
+        said: ids that the output matrix has rows for; default: all.
+    """
+    hidden, mlp, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    d = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    q, kv = config.num_attention_heads * d, config.num_key_value_heads * d
+    projections = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (mlp, hidden),
+        "mlp.up_proj": (mlp, hidden),
+        "mlp.down_proj": (hidden, mlp),
+    }
+    norms = {
+        "input_layernorm": hidden,
+        "post_attention_layernorm": hidden,
+        "self_attn.q_norm": d,
+        "self_attn.k_norm": d,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab if said is None else said, hidden),
+    }
+    for i in range(config.num_hidden_layers):
+        for name, shape in projections.items():
+            shapes[f"model.layers.{i}.{name}.weight"] = shape
+            shapes[f"model.layers.{i}.{name}.bias"] = shape[:1]
+        for name, width in norms.items():
+            shapes[f"model.layers.{i}.{name}.weight"] = (width,)
+    return shapes
+
+
 def spread(said: Tensor, ids: Tensor, size: int) -> Tensor:
     """Logits [..., size] over a vocabulary of what is said [..., r] of some `ids` [r] of it; the
     others have -inf."""

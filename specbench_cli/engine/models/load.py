@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.checkpoint import (
     DrawnWeights,
     Weights,
@@ -25,7 +26,7 @@ from specbench_cli.engine.models.checkpoint import (
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
-from specbench_cli.engine.models.layers import FusedWeights, spread
+from specbench_cli.engine.models.layers import FusedWeights, spread, tensor_shapes
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.errors import EnvironmentFault, UsageError
 
@@ -61,12 +62,16 @@ def load_decoder(
     config, weights, device = read_config(folder), weights_of(folder), torch.device(device)
     decoder: Decoder
     if fits(config) and not host_module:
-        skeleton = _skeleton(config, dtype, _says(folder, config, weights))
-        _check_sizes(folder, config, skeleton, weights)
-        rotary = type(skeleton.base_model.rotary_emb)(config)
+        _check_sizes(folder, config, _says(folder, config, weights), weights)
         try:
             decoder = FusedDecoder(
-                config, weights, rotary, name=name, device=device, dtype=dtype, form=form
+                config,
+                weights,
+                RotaryEmbedding(config),
+                name=name,
+                device=device,
+                dtype=dtype,
+                form=form,
             )
         except KeyError as error:
             raise _lacks(folder, error.args[0]) from error
@@ -162,11 +167,10 @@ class FusedCopy(FusedDecoder):
 
     def __init__(self, source: FusedDecoder) -> None:
         self.module = module = copy.deepcopy(module_of(source))
-        rotary = type(module.base_model.rotary_emb)(module.config)
         super().__init__(
             module.config,
             module.state_dict(),
-            rotary,
+            RotaryEmbedding(module.config),
             name=source.name,
             device=source.device,
             dtype=source.dtype,
@@ -252,13 +256,13 @@ def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
     return module if says is None else cut(module, says)
 
 
-def _check_sizes(folder: Path, config: Any, skeleton: Any, weights: Weights) -> None:
+def _check_sizes(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
     """Raise EnvironmentFault unless the weights have the sizes that their config says."""
-    for name, meant in skeleton.state_dict().items():
-        if name in weights and weights.shape(name) != tuple(meant.shape):
+    for name, meant in tensor_shapes(config, None if says is None else len(says)).items():
+        if name in weights and weights.shape(name) != meant:
             raise EnvironmentFault(
                 f"{folder.name}: {name} has the shape {list(weights.shape(name))}, and config.json"
-                f" says {list(meant.shape)}",
+                f" says {list(meant)}",
                 hint="specbench list models",
             )
     heads, shared, eps = (
