@@ -114,6 +114,15 @@ CHANGES = {
 }
 
 
+def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    before = state.seen()
+    assert state.changed(before) == []
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10")
+    assert state.changed(before) == ["the environment"]
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_an_import_changes_for_others_is_seen_and_named(name):
     handler = signal.getsignal(signal.SIGUSR1)

@@ -90,7 +90,7 @@ def _torchs_code() -> dict[str, Any]:
 _LOOKS: dict[str, Callable[[], Any]] = {
     "torch's settings": _torch,
     "the working folder": os.getcwd,
-    "the environment": variables,
+    "the environment": lambda: sorted(variables().items()),
     "signal handlers": lambda: [signal.getsignal(each) for each in sorted(signal.valid_signals())],
     "the interpreter's settings": lambda: (gc.isenabled(), sys.getrecursionlimit()),
     "threads": lambda: sorted(thread.name for thread in threading.enumerate()),
