@@ -129,7 +129,7 @@ def test_the_output_is_that_of_plain_decoding(
 ):
     """On a transformer, as all of this file; tests/audit/test_checks.py shows it on tables, and
     whether order or repetition changes anything."""
-    for prompt in in_turn(request, clear_prompts(sampling, 16), 3):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
 
 
@@ -138,7 +138,7 @@ def test_the_output_is_that_of_plain_decoding(
 def test_a_strange_draft_model_changes_nothing_in_the_output(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
+    for prompt in in_turn(request, clear_prompts(sampling, 16), 1):
         output = decode(make(), open_session(prompt, sampling, draft="far"))
         assert output == plain(prompt, sampling).ids
 
@@ -290,11 +290,12 @@ def audited(family, open_session):
 @METHODS
 @pytest.mark.parametrize(
     "sampling",
-    [pytest.param(GREEDY, marks=pytest.mark.smoke), COUPLED, REJECTION],
+    [pytest.param(GREEDY, marks=pytest.mark.smoke), REJECTION],
     ids=lambda s: s.rule,
 )
 def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling):
-    prompts = {"greedy": (0, 26), "coupled": (13,), "rejection": (26,)}[sampling.rule]
+    """Coupled tokens are chosen as greedy ones are; the audit has their states on tables."""
+    prompts = {"greedy": (0, 13), "rejection": (26,)}[sampling.rule]
     audited(make(), sampling, prompts=prompts, budget=20)
 
 
@@ -304,9 +305,8 @@ def test_the_cache_of_a_draft_whose_output_is_cut_equals_recomputation(audited, 
 
 
 @METHODS
-@EXACT
-def test_after_an_eos_inside_a_step_the_cache_equals_recomputation(audited, plain, make, sampling):
-    for prompt, at in ((2, 3), (21, 7)):
+def test_after_an_eos_inside_a_step_the_cache_equals_recomputation(audited, plain, make):
+    for prompt, at, sampling in ((2, 3, GREEDY), (21, 7, COUPLED)):
         eos = plain(prompt, sampling).ids[at]
         audited(make(), sampling, prompts=(prompt,), eos=(eos,))
 

@@ -44,7 +44,7 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(outputs, "write_figures", lambda *_, **__: [])
 
 
-def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
+def test_end_of_a_run_leaves_csv_parquet_figures_and_a_report_with_settings_and_incidents(run):
     reading = write_outputs(run)
     assert {file.name for file in run.path.iterdir()} == {
         "manifest.json",
@@ -56,6 +56,14 @@ def test_end_of_a_run_leaves_csv_parquet_report_and_figures(run):
     }
     assert reading.where == "last"
     assert len(pd.read_parquet(run.path / "records.parquet")) == 12 * 6
+    page = (run.path / "report.md").read_text()
+    assert "![speedup over vanilla](figures/speedup.svg)" in page
+    assert "| sps | mini/0 | 1 | 0 | near-tie | 7 | 0.000015 |" in page
+    assert "| pld | mini/0 | 1 | 0 | ValueError: a \\| b |" in page
+    assert "| sps | mini/1 | 1 | 0 | 31.0% |" in page
+    assert "| limit | 48 (flag) |" in page
+    assert "| machine.cpu | some CPU |" in page
+    assert str(run.path.parent) not in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -70,18 +78,6 @@ def test_summary_csv_has_every_figure_overall_and_by_family(run):
     assert float(overall["sps"]["mat_macro"]) == sps.mat_macro
     assert len(overall["sps"]["acceptance_by_position"].split()) == 5
     assert overall["vanilla"]["speedup_low"] == ""
-
-
-def test_report_shows_table_figure_setting_and_incidents(run):
-    write_outputs(run)
-    page = (run.path / "report.md").read_text()
-    assert "![speedup over vanilla](figures/speedup.svg)" in page
-    assert "| sps | mini/0 | 1 | 0 | near-tie | 7 | 0.000015 |" in page
-    assert "| pld | mini/0 | 1 | 0 | ValueError: a \\| b |" in page
-    assert "| sps | mini/1 | 1 | 0 | 31.0% |" in page
-    assert "| limit | 48 (flag) |" in page
-    assert "| machine.cpu | some CPU |" in page
-    assert str(run.path.parent) not in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -138,10 +134,8 @@ def test_a_run_given_twice_counts_once(run, tmp_path):
 
 def test_figures_are_drawn_once_for_all_formats(run, tmp_path, monkeypatch):
     drawn = []
-    real = outputs.write_figures
-    monkeypatch.setattr(
-        outputs, "write_figures", lambda *args, **more: drawn.append(1) or real(*args, **more)
-    )
+    picture = tmp_path / "speedup.png"
+    monkeypatch.setattr(outputs, "write_figures", lambda *_, **__: drawn.append(1) or [picture])
     files = outputs.write(outputs.read(run), tmp_path, ("md", "html", "latex"))
     assert drawn == [1]
     assert len(files) == len(set(files))

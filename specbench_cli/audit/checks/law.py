@@ -124,9 +124,14 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
 
 
 def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
-    """Case by case, each with every variant."""
+    """Case by case, each with every variant; each variant begins with another, so that where the
+    budget is short they meet them all together."""
     variants = list(_promising(subject, rule, walkable=True))
-    cases = [iter(walked_cases(rule, deep=longest(params) < 2)) for params in variants]
+    cases = []
+    for turn, params in enumerate(variants):
+        due = list(walked_cases(rule, deep=longest(params) < 2))
+        first = turn % len(due)
+        cases.append([*due[first:], *due[:first]])
     for row in zip_longest(*cases):
         for params, case in zip(variants, row, strict=True):
             if case is not None:

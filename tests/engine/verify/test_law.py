@@ -66,31 +66,6 @@ CONFIGURED = {
 }
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
 
-TREES = (
-    "sps-tree",
-    "rsd-c",
-    "rsd-s",
-    "sequoia",
-    "dyspec",
-    "swift",
-    "rest",
-    "token-recycling",
-    "lookahead",
-    "stand",
-    "staged",
-    "eagle",
-    "eagle2",
-    "eagle3",
-    "medusa",
-    "hydra",
-    "hydra++",
-    "clover",
-    "hidden-transfer",
-    "chimera",
-    "falcon",
-)
-"""Methods that draft trees, which block verification does not take."""
-
 
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
@@ -133,7 +108,6 @@ def in_turn(cases, all_of, n):
 
 
 METHODS = pytest.mark.parametrize("make", CASES)
-CHAINS = [case for case in CASES if case.values[0].func.name not in TREES]
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
@@ -212,20 +186,19 @@ def pair(random_table):
 
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint")
-WALKS = 3
 
 
 def crossed():
-    """Every method with three kinds of pair, a sampling each, others for each method: so that
-    together they meet every kind under every sampling."""
+    """Every method with a kind of pair and a sampling, others for each method: so that together
+    they meet every kind under every sampling. The audit's own walks, which every variant of a
+    method takes in tests/audit/test_checks.py, have the others, and block verification."""
     for at, case in enumerate(CASES):
-        for i in range(WALKS):
-            kind = KINDS[(at + 2 * i) % len(KINDS)]
-            name = list(SAMPLINGS)[(at // len(KINDS) + i) % len(SAMPLINGS)]
-            marks = pytest.mark.smoke if i == 0 else ()
-            yield pytest.param(*case.values, kind, name, id=f"{case.id}-{kind}-{name}", marks=marks)
+        kind = KINDS[at % len(KINDS)]
+        name = list(SAMPLINGS)[at // len(KINDS) % len(SAMPLINGS)]
+        yield pytest.param(*case.values, kind, name, id=f"{case.id}-{kind}-{name}")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("make", "kind", "sampling"), list(crossed()))
 def test_the_first_three_tokens_follow_the_targets_law(law_of_method, pair, make, kind, sampling):
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
@@ -266,17 +239,6 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     tables = pair("near", vocab=5)
     law = law_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("make", "kinds"), list(in_turn(CHAINS, ["peaked", "near", "disjoint"], 1))
-)
-def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kinds):
-    (kind,) = kinds
-    sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
-    tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
-    law = law_of_method(make(), tables, sampling, eos=(2,))
-    assert distance(law, law_of_target(tables[0], sampling, (2,))) < 1e-9
 
 
 # ---- planted faults: the same walk finds them ---------------------------------------------------
