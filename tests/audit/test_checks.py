@@ -60,17 +60,21 @@ def _shared(params):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: three tokens of each method are walked by tests/engine/verify/test_law.py, and here
-    a case of a variant, and deep ones."""
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40, "block": 40})
+    """In short: a case of the law for each variant, and deep ones; of block verification, which
+    judges what the same drafts are drawn from, for few. tests/engine/verify/test_law.py walks three
+    tokens of each method more."""
     whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
     first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)
+    short, choosing = replace(whole, varied=()), tuple(filter(chooses, rest))
+    few = replace(short, variants=first[:2] + choosing)
+    found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
+    monkeypatch.setattr(checks_law, "BUDGET", {"block": 40})
+    found += run_checks(replace(short, variants=first + choosing), {"law": checks_law.check_law})
     subject = replace(whole, variants=first + rest, varied=dealt(whole.varied, turn, 3))
-    found = run_checks(
+    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40})
+    found += run_checks(
         subject, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c not in OF_FEW_VARIANTS}
     )
-    few = replace(whole, variants=first[:2] + tuple(filter(chooses, rest)), varied=())
-    found += run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
     assert checks["clock"].figure["steps"] > 100
