@@ -108,7 +108,13 @@ def few_cases() -> Iterator[None]:
         "sampled": {"TOKENS": 200},
         "tokens": {"CASES": 24, "LEAST": 4, "PROMPTS": 5, "PASSES": 1, "FEW": 2, "VARIED": 1},
         "grammar": {"CASES": 3, "VARIANTS": 2},
-        "conduct": {"CASES": 2, "VARIED": 1, "LEVELS": 12, "RULES": ("coupled", "rejection")},
+        "conduct": {
+            "CASES": 2,
+            "VARIED": 1,
+            "LEVELS": 12,
+            "ROUNDS": 2,
+            "RULES": ("coupled", "rejection"),
+        },
         "bounds": {"TURNS": 1, "SURE": 1},
         "embedded": {"TOKENS": 80},
     }

@@ -37,6 +37,9 @@ VARIED = 4
 LEVELS = 1_000
 """Levels of a draft that outputs have room for, at most."""
 
+ROUNDS = 4
+"""Whole drafts that an output of a pair has room for, whose draft is near or a twin."""
+
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
@@ -115,7 +118,7 @@ def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
                 yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
             for turn, kind in enumerate(("equal", "near")):
                 sampling = sampling_of(rule, turn)
-                yield params, Case(kind, pair(kind, 5), sampling, budget=4 * levels + 1)
+                yield params, Case(kind, pair(kind, 5), sampling, budget=ROUNDS * levels + 1)
         for params in subject.variants[:2]:
             yield params, long_of(subject, rule)
         for params in subject.varied:
