@@ -41,6 +41,9 @@ LEAST = 12
 VARIED = 6
 """The same for each of the parameters that are the defaults but for one."""
 
+LONG = 2
+"""Variants that decode long requests, and one over a large vocabulary."""
+
 PROMPTS = 9
 """Prompts of one pass, at least; one of them is long."""
 
@@ -84,7 +87,7 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
         for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
-        for params in variants[:2]:
+        for params in variants[:LONG]:
             yield params, 0, long_of(subject, rule)
             wide = wide_case(rule, 64)
             yield params, 0, replace(wide, budget=20) if rule == "coupled" else wide

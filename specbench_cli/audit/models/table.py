@@ -98,8 +98,9 @@ class TableState:
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`."""
         written, base = self.rows[self.kept :], self.kept
-        for at, row in enumerate(path):
-            self.rows[base + at] = written[row]._replace(follows=base + at - 1)
+        for at, row in enumerate(path, base):
+            kept = written[row]
+            self.rows[at] = kept if kept.follows == at - 1 else kept._replace(follows=at - 1)
         self.lengths = [base + bisect_left(path, length - base) for length in self.lengths]
         self.kept += len(path) - loose
         del self.rows[base + len(path) :]
@@ -308,11 +309,12 @@ class TableDecoder(Decoder):
         """The token of a row, shifted by how far its position is off."""
         if row < 0:
             return 0
-        token, position, follows, *_ = state.rows[row]
+        held = state.rows[row]
+        follows = held.follows
         if follows == LEFT_OUT:
-            return token
+            return held.id
         due = 0 if follows < 0 else state.rows[follows].position + 1
-        return (token + position - due) % self.vocab_size
+        return (held.id + held.position - due) % self.vocab_size
 
 
 class RecurrentTableState(RecurrentState):
