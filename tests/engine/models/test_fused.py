@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models import plan
-from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.attention import RotaryEmbedding
+from specbench_cli.engine.models.fused import FAMILIES, ROPE_TYPES, FusedDecoder
 from specbench_cli.engine.models.linear import FORM_VARIABLE
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Hidden, Tokens
@@ -62,6 +63,21 @@ def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
     decoder = load_decoder(folder, name="target", **load)
     assert isinstance(decoder, FusedDecoder)
     return decoder
+
+
+@pytest.mark.parametrize("kind", ROPE_TYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_are_turned_as_transformers_turns_them(
+    tiny_checkpoint: Maker, family: str, kind: str
+) -> None:
+    module = module_of(load_decoder(tiny_checkpoint(family), name="target"))
+    config = copy.deepcopy(module.config)
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 500.0, **ROPES.get(kind, {})}
+    theirs = type(module.base_model.rotary_emb)(config)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = torch.empty(0, dtype=dtype), torch.arange(200)[None]
+        for ours, other in zip(RotaryEmbedding(config)(*given), theirs(*given), strict=True):
+            assert torch.equal(ours, other)
 
 
 def some_ids(n: int, b: int = 1) -> Tensor:
