@@ -121,7 +121,6 @@ def few_cases() -> Iterator[None]:
             "VARIED": 1,
             "LEVELS": 12,
             "ROUNDS": 2,
-            "LONG": 1,
             "RULES": ("coupled", "rejection"),
         },
         "bounds": {"TURNS": 1, "SURE": 1},

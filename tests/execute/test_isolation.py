@@ -56,12 +56,12 @@ def counters(outcome, label):
     ]
 
 
-def test_a_plug_in_that_ends_its_process_fails_its_cells_and_no_other_row_differs(
+def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other_row_differs(
     specbench, plugin
 ):
-    alone = specbench("sps", limit=2, category=["qa"], max_new_tokens=4)
+    alone = specbench("sps", limit=4, category=["qa"], max_new_tokens=4)
     path = plugin("ending", "os._exit(len(session.requests[0].topic))")
-    settings = {"limit": 2, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
+    settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
     beside = specbench("sps", "ending", plugins=[path], isolation="process", **settings)
     for label in ("vanilla", "sps"):
         assert counters(beside, label) == counters(alone, label)
@@ -69,8 +69,10 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_and_no_other_row_differ
     assert [record.error for record in ended] == [
         f"ending: it ended its process (exit code {len(record.category)})" for record in ended
     ]
-    assert len(ended) == 2  # each in a process of its own
+    assert len(ended) == 3  # of four prompts
     assert beside.exit_code == ExitCode.BAD_ANSWER
+    assert "ending failed 3 times in a row and is dropped" in "".join(beside.log.notes)
+    assert beside.manifest["dropped"].keys() == {"ending"}
     assert not rooms._rooms
 
 

@@ -40,9 +40,6 @@ LEVELS = 1_000
 ROUNDS = 4
 """Whole drafts that an output of a pair has room for, whose draft is near or a twin."""
 
-LONG = 2
-"""Variants that decode a long request."""
-
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
@@ -122,7 +119,7 @@ def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
             for turn, kind in enumerate(("equal", "near")):
                 sampling = sampling_of(rule, turn)
                 yield params, Case(kind, pair(kind, 5), sampling, budget=ROUNDS * levels + 1)
-        for params in subject.variants[:LONG]:
+        for params in subject.variants[:2]:
             yield params, long_of(subject, rule)
         for params in subject.varied:
             levels = min(longest(params, otherwise=5), LEVELS)

@@ -67,6 +67,32 @@ CONFIGURED = {
 """Parameters short enough to be walked; a method not named here is walked with its defaults."""
 
 
+TREES = (
+    "sps-tree",
+    "rsd-c",
+    "rsd-s",
+    "sequoia",
+    "dyspec",
+    "swift",
+    "rest",
+    "token-recycling",
+    "lookahead",
+    "stand",
+    "staged",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "medusa",
+    "hydra",
+    "hydra++",
+    "clover",
+    "hidden-transfer",
+    "chimera",
+    "falcon",
+)
+"""Methods that draft trees, which block verification does not take."""
+
+
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
     for name, entry in registry.METHODS.items():
@@ -100,7 +126,15 @@ def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
         assert 0 < sum(len(step.outcome.path) for step in steps) < len(steps)
 
 
+def dealt(cases, all_of):
+    """Each case with one of some things, others for each, so that together they meet all; the
+    audit's walks have the others."""
+    for at, case in enumerate(cases):
+        yield pytest.param(*case.values, all_of[at % len(all_of)], id=case.id)
+
+
 METHODS = pytest.mark.parametrize("make", CASES)
+CHAINS = [case for case in CASES if case.values[0].func.name not in TREES]
 PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
@@ -184,7 +218,7 @@ KINDS = ("peaked", "flat", "near", "equal", "disjoint")
 def crossed():
     """Every method with a kind of pair and a sampling, others for each method: so that together
     they meet every kind under every sampling. The audit's own walks, which every variant of a
-    method takes in tests/audit/test_checks.py, have the others, and block verification."""
+    method takes in tests/audit/test_checks.py, have the others."""
     for at, case in enumerate(CASES):
         kind = KINDS[at % len(KINDS)]
         name = list(SAMPLINGS)[at // len(KINDS) % len(SAMPLINGS)]
@@ -211,13 +245,7 @@ def test_the_first_two_tokens_follow_it_without_a_cut(law_of_method, pair, name)
 ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
 
 
-def ended():
-    """Every method with an ending, others for each; the audit's walks have the others."""
-    for at, case in enumerate(CASES):
-        yield pytest.param(*case.values, ENDINGS[at % len(ENDINGS)], id=case.id)
-
-
-@pytest.mark.parametrize(("make", "ending"), [*ended()])
+@pytest.mark.parametrize(("make", "ending"), [*dealt(CASES, ENDINGS)])
 def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, ending):
     (eos, budget), tables, sampling = ending, pair("near"), narrowed(make, PLAIN)
     law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
@@ -237,6 +265,14 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     tables = pair("near", vocab=5)
     law = law_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
+
+
+@pytest.mark.parametrize(("make", "kind"), [*dealt(CHAINS, ("peaked", "near", "disjoint"))])
+def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
+    sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
+    tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
+    law = law_of_method(make(), tables, sampling, eos=(2,))
+    assert distance(law, law_of_target(tables[0], sampling, (2,))) < 1e-9
 
 
 # ---- planted faults: the same walk finds them ---------------------------------------------------
