@@ -62,12 +62,12 @@ def _seldom_thawed() -> Iterator[None]:
     """What all tests are made of is no garbage, and no collection goes through it.
 
     A pass of a run thaws what it froze, and so all of torch and of pytest: here after every
-    twentieth alone.
+    sixtieth alone.
     """
     passes, thaw = count(1), gc.unfreeze
 
     def seldom() -> None:
-        if next(passes) % 20 == 0:
+        if next(passes) % 60 == 0:
             thaw()
             gc.collect()
             gc.freeze()

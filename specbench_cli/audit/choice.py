@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.verify.random import Random
 
 Law = Mapping[Hashable, float]
@@ -36,7 +38,7 @@ class ChoiceOracle:
     def categorical(self, p: Tensor) -> Tensor:
         """See `Random`."""
         rows = p.reshape(-1, p.shape[-1]).tolist()
-        return torch.tensor([self._choose(row) for row in rows]).reshape(p.shape[:-1])
+        return host.ids([self._choose(row) for row in rows], p.device).view(p.shape[:-1])
 
     def bernoulli(self, a: Tensor) -> Tensor:
         """See `Random`."""
@@ -45,7 +47,7 @@ class ChoiceOracle:
             runs.append(sure * (1.0 - chance))
             sure *= chance
         successes = self._choose([*runs, sure])
-        return torch.arange(len(runs)) < successes
+        return torch.from_numpy(np.arange(len(runs)) < successes)
 
     def _choose(self, weights: Sequence[float]) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0.0]

@@ -35,7 +35,7 @@ from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.models.heads import HeadFiles, resolve_head
-from specbench_cli.models.resolve import Checkpoint
+from specbench_cli.models.resolve import Checkpoint, read_tokenizer
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
 _Read = TypeVar("_Read")
@@ -350,12 +350,8 @@ def recorded(model: Any) -> None:
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
     """transformers' tokenizer; without a chat template of its own it gets the customary one."""
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            checkpoint.path, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = read_tokenizer(checkpoint.path)
     except (OSError, ValueError, KeyError, ImportError) as error:
         says = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(

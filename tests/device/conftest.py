@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -100,9 +101,7 @@ class FarMode(TorchDispatchMode):
         if not given and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
             return _done(func, args, kwargs)
         if (
-            func.namespace == "aten"
-            and func not in FUSED
-            and not SEEN & {*func.tags}
+            _plain(func)
             and all(id(tensor) in given and tensor.fake_device == FAR for tensor in tensors)
             and not any(isinstance(leaf, torch.device) for leaf in leaves)
         ):
@@ -135,7 +134,7 @@ class FarMode(TorchDispatchMode):
     def _there(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operation gives whose tensors are all on `FAR`, and which names no device: that
         is there too, and as large as its shadow, which spares the fakes' own bookkeeping."""
-        if func.has_kernel_for_dispatch_key(COMPOSITE):
+        if _composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         fakes = {
@@ -157,6 +156,19 @@ class FarMode(TorchDispatchMode):
             fake: Any = FakeTensor(self._fake, meta, FAR)
         fake.shadow = out
         return fake
+
+
+@cache
+def _composite(func: Any) -> bool:
+    """Whether an operation is made of others."""
+    found: bool = func.has_kernel_for_dispatch_key(COMPOSITE)
+    return found
+
+
+@cache
+def _plain(func: Any) -> bool:
+    """Whether what an operation gives is as large as its shadow says, without torch's help."""
+    return func.namespace == "aten" and func not in FUSED and not SEEN & {*func.tags}
 
 
 def _leaves(given: Any) -> list[Any]:

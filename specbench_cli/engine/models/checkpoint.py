@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 from zlib import crc32
 
 import torch
@@ -228,6 +229,72 @@ class ConfigFacts:
     sha256: str
 
 
+COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
+"""Whole numbers that a Llama's config.json says."""
+_ROPE = {"rope_type", "rope_theta"}
+_MORE = {
+    "auto_map",
+    "layer_types",
+    "partial_rotary_factor",
+    "quantization_config",
+    "rope_scaling",
+    "rope_theta",
+}
+
+
+class WholeConfig(SimpleNamespace):
+    """A Llama's config.json that says all that a decoder reads, so that no default is asked for."""
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> Self | None:
+        """What a file says; None where transformers has a default, a check or another name for
+        something: of other families, other rotary variants, older files."""
+        rope = said.get("rope_parameters")
+        whole = (
+            said.get("model_type") == "llama"
+            and all(type(said.get(name)) is int and said[name] > 0 for name in COUNTS)
+            and said["hidden_size"] % said["num_attention_heads"] == 0
+            and type(said.get("head_dim", 1)) is int
+            and said.get("hidden_act") == "silu"
+            and type(said.get("rms_norm_eps")) is float
+            and type(said.get("tie_word_embeddings")) is bool
+            and "eos_token_id" in said
+            and said.keys().isdisjoint(_MORE)
+            and isinstance(rope, dict)
+            and rope.keys() == _ROPE
+            and rope["rope_type"] == "default"
+            and type(rope["rope_theta"]) is float
+        )
+        return cls(**said) if whole else None
+
+    def get_text_config(self, *, decoder: bool) -> Self:
+        """See `text_config`."""
+        return self
+
+
+def config_to_decode(folder: Path) -> Any:
+    """What a decoder reads of a folder's config: as `read_config`, without transformers where the
+    file says all of it. Its import takes more than a second."""
+    file = folder / "config.json"
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        whole = WholeConfig.of(said)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return read_config(folder)  # which says what is wrong
+    if whole is None:
+        return read_config(folder)
+    _check_counts(folder, said)
+    return whole
+
+
 def read_config(folder: Path) -> Any:
     """transformers' config of a folder.
 
@@ -276,7 +343,7 @@ def config_facts(folder: Path) -> ConfigFacts:
     Raises:
         EnvironmentFault: no model folder, or no safetensors in it.
     """
-    config = read_config(folder)
+    config = config_to_decode(folder)
     text = text_config(config)
     for key in ("vocab_size", "hidden_size"):
         value = getattr(text, key, None)

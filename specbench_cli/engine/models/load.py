@@ -18,6 +18,7 @@ from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.checkpoint import (
     DrawnWeights,
     Weights,
+    config_to_decode,
     read_config,
     said_ids,
     text_config,
@@ -59,7 +60,8 @@ def load_decoder(
         EnvironmentFault: no model folder, no safetensors, or tensors missing.
         UsageError: a family that cannot be decoded here.
     """
-    config, weights, device = read_config(folder), weights_of(folder), torch.device(device)
+    device = torch.device(device)
+    config, weights = config_to_decode(folder), weights_of(folder)
     decoder: Decoder
     if fits(config) and not host_module:
         _check_sizes(folder, config, _says(folder, config, weights), weights)

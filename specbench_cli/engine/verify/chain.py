@@ -85,10 +85,16 @@ def relaxed_rejection(
     return taken, stand, _following(stand, q, p, random)
 
 
+def sure(tokens: Tensor, p: Tensor) -> Tensor:
+    """The laws [m, V] of tokens [m] that nothing was drawn for, of the kind of p [..., V]."""
+    laws = p.new_zeros(tokens.shape[0], p.shape[-1])
+    return laws.scatter_(1, tokens[:, None], 1.0)
+
+
 def _tested(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
     """q, and the chance [m] that each token is not rejected."""
     if q is None:
-        q = F.one_hot(tokens, p.shape[-1]).to(p.dtype)
+        q = sure(tokens, p)
     at = tokens[:, None]
     ratio = p[: tokens.shape[0]].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
     return q, ratio.clamp_max(1.0)
@@ -122,7 +128,7 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     """
     m = tokens.shape[0]
     p = p.double()  # products of many ratios
-    q = F.one_hot(tokens, p.shape[-1]).to(p) if q is None else q.double()
+    q = sure(tokens, p) if q is None else q.double()
     at = tokens[:, None]
     ratios = p[:m].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
     chances = [torch.ones_like(p[0, 0])]

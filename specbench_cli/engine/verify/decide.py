@@ -15,7 +15,6 @@ from math import isfinite
 from types import MappingProxyType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine import host
@@ -100,7 +99,7 @@ def drawn(
         return _drawn_tree(draft, tree, p, random, passes, drafters)
     last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
-        p = torch.cat((p, F.one_hot(tokens[-1:], p.shape[-1]).to(p.dtype)))
+        p = torch.cat((p, chain.sure(tokens[-1:], p)))
     if passes is None:
         judge = chain.block if rule == "block" else chain.rejection
         stand, token = judge(tokens, q, p, random)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,9 +57,11 @@ def cut(logits: Tensor, sampling: Sampling) -> Tensor:
     Args:
         logits: [..., V], any floating type.
     Returns:
-        [..., V] in float32 (float64 if given so).
+        [..., V] in float32 (float64 if given so); the very logits where nothing is to be done.
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if sampling.temperature != 1.0:
+        scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         kth = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < kth, -math.inf)
@@ -99,10 +102,13 @@ def philox(counter: Tensor, key: int) -> Tensor:
     Returns:
         [4, ...] int64, each word uniform in [0, 2**32).
     """
-    c0, c1, c2, c3 = counter.unbind(0)
+    near = counter.device.type == "cpu"
+    # Whole numbers of arrays and of tensors wrap alike; an array's cost a third of the time.
+    words: Any = counter.numpy().reshape(4, -1) if near else counter.unbind(0)
+    c0, c1, c2, c3 = words
     k0, k1 = key & _LOW, key >> 32
     for _ in range(10):
-        # int64 products wrap modulo 2**64, which leaves all their 64 bits right.
+        # Products wrap modulo 2**64, which leaves all their 64 bits right.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _LOW) ^ c1 ^ k0,
@@ -111,7 +117,8 @@ def philox(counter: Tensor, key: int) -> Tensor:
             p0 & _LOW,
         )
         k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
-    return torch.stack((c0, c1, c2, c3))
+    words = (c0, c1, c2, c3)
+    return torch.from_numpy(np.stack(words)).view(counter.shape) if near else torch.stack(words)
 
 
 class Noise:

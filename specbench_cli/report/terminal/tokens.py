@@ -9,7 +9,7 @@ from typing import Any
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
-from specbench_cli.models.resolve import resolve
+from specbench_cli.models.resolve import read_tokenizer, resolve
 from specbench_cli.report.numbers.comparison import Decode
 
 
@@ -35,10 +35,8 @@ def tokenizer_of(target: str) -> Any:
     folder = _folder(target)
     if folder is None:
         return None
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return read_tokenizer(folder)
     except (OSError, ValueError, KeyError):
         return None
 

@@ -6,17 +6,24 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from specbench_cli.engine.models.chains import EncodedDecoder, RecurrentDecoder
-from specbench_cli.engine.models.checkpoint import config_facts, read_config
-from specbench_cli.engine.models.fused import FusedDecoder
+from specbench_cli.engine.models.checkpoint import (
+    COUNTS,
+    WholeConfig,
+    config_facts,
+    config_to_decode,
+    read_config,
+)
+from specbench_cli.engine.models.fused import FusedDecoder, fits
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.layers import tensor_shapes
 from specbench_cli.engine.models.linear import FORM_VARIABLE
@@ -32,6 +39,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 Maker = Callable[..., Path]
+LEFT_OUT = object()
 
 
 def some_ids(n: int) -> Tensor:
@@ -70,6 +78,47 @@ def test_shapes_with_a_cut_output_are_those_of_the_module_that_is_cut(
     config = read_config(tiny_checkpoint("llama"))
     module = cut(AutoModelForCausalLM.from_config(config), torch.tensor([3, 7, 5]))
     assert tensor_shapes(config, 3)["lm_head.weight"] == tuple(module.lm_head.weight.shape)
+
+
+def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Maker) -> None:
+    folder = tiny_checkpoint("llama")
+    ours, theirs = config_to_decode(folder), read_config(folder)
+    assert isinstance(ours, WholeConfig)
+    assert vars(ours).keys() > {*COUNTS, "rope_parameters", "eos_token_id"}
+    no_part = {"architectures", "dtype", "transformers_version"}  # of what is decoded by
+    said = {name: value for name, value in vars(ours).items() if name not in no_part}
+    assert {name: getattr(theirs, name) for name in said} == said
+    assert tensor_shapes(ours) == tensor_shapes(theirs)
+    assert fits(ours)
+    assert fits(theirs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: LEFT_OUT} for name in (*COUNTS, "eos_token_id", "rms_norm_eps", "hidden_act")),
+        *({name: LEFT_OUT} for name in ("rope_parameters", "tie_word_embeddings")),
+        {"rope_theta": 5e5},
+        {"rope_scaling": None},
+        {"partial_rotary_factor": 0.5},
+        {"layer_types": ["full_attention"] * 2},
+        {"num_attention_heads": True},
+        {"hidden_size": 64.0},
+        {"model_type": "mistral"},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default"}},
+    ],
+)
+def test_what_a_config_leaves_to_defaults_or_to_checks_is_transformers_to_say(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], change: dict[str, object]
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    said = json.loads((folder / "config.json").read_text()) | change
+    said = {name: value for name, value in said.items() if value is not LEFT_OUT}
+    assert WholeConfig.of(said) is None
+    (folder / "config.json").write_text(json.dumps(said))
+    with suppress(EnvironmentFault):  # some of these are none of its either
+        assert isinstance(config_to_decode(folder), PreTrainedConfig)
 
 
 KINDS = {
