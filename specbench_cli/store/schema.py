@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal, Protocol, get_args
 
@@ -383,7 +383,7 @@ class Record:
 
 def to_json(record: Record) -> str:
     """The record on one line. Raises ValueError on a NaN or an infinity."""
-    data = asdict(record)
+    data = _reader().dump_python(record, warnings="none")  # much faster than `asdict`
     return json.dumps(
         {"pass" if key == "pass_" else key: value for key, value in data.items()},
         allow_nan=False,

@@ -105,7 +105,7 @@ class FarMode(TorchDispatchMode):
             and all(id(tensor) in given and tensor.fake_device == FAR for tensor in tensors)
             and not any(isinstance(leaf, torch.device) for leaf in leaves)
         ):
-            return self._there(func, args, kwargs)
+            return self._there(func, args, kwargs, tensors)
         if len(given) < len(set(map(id, tensors))):  # some are on the CPU
             if given and func in LENIENT:
                 raise WrongDevice(f"{func}: a tensor was left on the CPU")
@@ -131,15 +131,13 @@ class FarMode(TorchDispatchMode):
             fake.shadow = shadow
         return out
 
-    def _there(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _there(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
         """What an operation gives whose tensors are all on `FAR`, and which names no device: that
         is there too, and as large as its shadow, which spares the fakes' own bookkeeping."""
         if _composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        fakes = {
-            id(leaf.shadow): leaf for leaf in _leaves((args, kwargs)) if hasattr(leaf, "shadow")
-        }
+        fakes = {id(tensor.shadow): tensor for tensor in tensors}
         out = _done(func, args, kwargs)
         if isinstance(out, list | tuple):
             return type(out)(self._wrapped(each, fakes) for each in out)
