@@ -116,6 +116,16 @@ def test_eos_is_walked_at_every_place_of_a_step():
     }
 
 
+def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
+    tried = []
+    monkeypatch.setattr(checks_law, "_walk", lambda subject, params, case: tried.append(case))
+    checks_law.check_law(Subject.of("sps", Sps))
+    assert {"near", "disjoint"} <= {case.name for case in tried if case.sampling.top_k == 0}
+    narrowed = {case.name for case in tried if case.sampling.top_k == 2}
+    assert "near" in narrowed
+    assert "disjoint" not in narrowed
+
+
 def test_budgets_about_the_length_of_a_draft_are_walked():
     budgets = {case.budget for case in walked_cases("rejection", deep=False)}
     assert budgets >= {1, 2, 3, 4}  # 1, 2, g, g + 1 and g + 2 for drafts of one and two tokens

@@ -24,8 +24,8 @@ EXACT = 1e-9
 """Total variation, and tokens accepted, that sums of floating-point numbers explain."""
 
 MOST = 500
-"""Outcomes of one case that are walked; one that has more is walked under a top-k cut of 2, and
-left out (and counted) if that has more too."""
+"""Outcomes of one case that are walked; one that has more is walked under a top-k cut of 2, where
+that leaves fewer, and left out (and counted) if there are still more."""
 
 BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
 """Outcomes of one method that are walked under a rule, shared out among its variants; cases beyond
@@ -80,7 +80,7 @@ def check_law(subject: Subject) -> list[Finding]:
             walked = _walk(subject, params, case) if left[share] > 0 else None
             if walked is None and left[share] > 0:
                 left[share] -= MOST  # walked in vain
-                if case.sampling.top_k != 2:
+                if case.sampling.top_k != 2 and not case.narrow:
                     narrow = replace(case, sampling=replace(case.sampling, top_k=2))
                     walked = _walk(subject, params, narrow)
             if walked is None:
