@@ -235,13 +235,17 @@ def last_row(x):
     return Tokens(x.ids[:, -1:])
 
 
-def audit(session, module):
+def audit(session):
     """Every state of the session against a computation from scratch over the committed tokens.
 
     Keys and values of all rows against the same decoder's in one forward, and the logits that
-    follow them against transformers' (a trained module's: its own): to 1e-5 of their scale. The
-    target has a row for each committed token but the last; a head's are of the target's features.
+    follow them against its own: to 1e-5 of their scale. The target has a row for each committed
+    token but the last; a head's are of the target's features.
+
+    Returns:
+        Each decoder with its rows and the logits that follow them.
     """
+    said = []
     text = list(session.tokens())
     assert session.state.length() == len(text) - 1
     for decoder, state in session.held:
@@ -266,23 +270,34 @@ def audit(session, module):
                 ours, theirs = (getattr(s, rows)(layer)[:, :, : n + 1] for s in (state, fresh))
                 assert gap(ours, theirs) < 1e-5
         state.rollback(0, n)
-        if module(decoder) is not None:
-            truth = module(decoder)(torch.tensor([text[: n + 1]])).logits[0, -1]
-        said = truth.isfinite()  # a head may not say all ids
-        assert said.equal(following.isfinite())
-        assert gap(following[said], truth[said]) < 1e-5
+        agree(following, truth)
+        said.append((decoder, n, following))
+    return said
+
+
+def agree(logits, truth):
+    finite = truth.isfinite()  # a head may not say all ids
+    assert finite.equal(logits.isfinite())
+    assert gap(logits[finite], truth[finite]) < 1e-5
 
 
 @pytest.fixture
 def audited(family, open_session):
-    """Decode a few prompts, with an audit after every step."""
+    """Decode a few prompts, with an audit after every step. What was said after each is held
+    against transformers' modules in the end: the text of a step begins that of all later ones, and
+    a row sees none behind it."""
     modules = {id(decoder): family.modules[name] for name, decoder in family.decoders.items()}
 
     def run(method, sampling, prompts=(0, 13, 26), **request):
         for prompt in prompts:
             session = open_session(prompt, sampling, **request)
-            for _ in method.generate(session):
-                audit(session, lambda decoder: modules.get(id(decoder)))
+            said = [each for _ in method.generate(session) for each in audit(session)]
+            text, truths = torch.tensor([session.tokens()]), {}
+            for decoder, n, logits in said:
+                if (module := modules.get(id(decoder))) is not None:
+                    if decoder not in truths:
+                        truths[decoder] = module(text).logits[0]
+                    agree(logits, truths[decoder][n])
 
     return run
 
