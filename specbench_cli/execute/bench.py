@@ -18,7 +18,12 @@ from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.checkpoint import ConfigFacts, Weights, config_facts
+from specbench_cli.engine.models.checkpoint import (
+    ConfigFacts,
+    Weights,
+    config_facts,
+    read_tokenizer,
+)
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
@@ -35,7 +40,7 @@ from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.models.heads import HeadFiles, resolve_head
-from specbench_cli.models.resolve import Checkpoint, read_tokenizer
+from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
 _Read = TypeVar("_Read")

@@ -18,8 +18,6 @@ from specbench_cli.models.hub import Wanted, cached_snapshot, download
 from specbench_cli.models.shapes import PREFIX, folder_of
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""What transformers calls a tokenizer that is its tokenizer.json and no more."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 INSTEAD = "or run what is shipped: specbench run --target embedded"
 
@@ -259,29 +257,6 @@ def _missing(folder: Path) -> str | None:
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         return f"tokenizer ({', '.join(TOKENIZER_FILES)})"
     return None
-
-
-def read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer of a folder.
-
-    Raises:
-        OSError, ValueError, KeyError, ImportError: there is none, or it is damaged.
-    """
-    import transformers as hub
-
-    # What chooses by families takes more than a second to import: no more of it than is needed.
-    kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
-    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _is_plain(folder: Path) -> bool:
-    """Whether a folder says that its tokenizer is its tokenizer.json and no more."""
-    try:
-        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        plain = said["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in said
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return plain and (folder / "tokenizer.json").is_file()
 
 
 def _needs(name: str) -> str:

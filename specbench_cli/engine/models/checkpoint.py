@@ -30,6 +30,9 @@ _LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
 _MOST_LAYERS = 10_000
 """What no model has; transformers writes a list of a config's layers before there is a model."""
 
+PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""What transformers calls a tokenizer that is its tokenizer.json and no more."""
+
 CUT = ("d2t", "t2d")
 """What tells the ids that an output matrix has rows for: see `said_ids`."""
 
@@ -320,6 +323,29 @@ def read_config(folder: Path) -> Any:
             f"transformers cannot read {file}: {error}",
             hint="pip install --upgrade transformers",
         ) from error
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of a folder.
+
+    Raises:
+        OSError, ValueError, KeyError, ImportError: there is none, or it is damaged.
+    """
+    import transformers as hub
+
+    # What chooses by families takes more than a second to import: no more of it than is needed.
+    kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
+    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether a folder says that its tokenizer is its tokenizer.json and no more."""
+    try:
+        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        plain = said["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in said
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return plain and (folder / "tokenizer.json").is_file()
 
 
 def max_positions(config: Any) -> int:

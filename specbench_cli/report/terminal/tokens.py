@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.engine.models.checkpoint import read_tokenizer
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
-from specbench_cli.models.resolve import read_tokenizer, resolve
+from specbench_cli.models.resolve import resolve
 from specbench_cli.report.numbers.comparison import Decode
 
 

@@ -13,15 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specbench_cli.engine.models.chains import EncodedDecoder, RecurrentDecoder
 from specbench_cli.engine.models.checkpoint import (
     COUNTS,
+    PLAIN_TOKENIZERS,
     WholeConfig,
     config_facts,
     config_to_decode,
     read_config,
+    read_tokenizer,
 )
 from specbench_cli.engine.models.fused import FusedDecoder, fits
 from specbench_cli.engine.models.hosted import HostedDecoder
@@ -37,6 +39,7 @@ from specbench_cli.engine.models.load import (
 )
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.models import resolve
 
 Maker = Callable[..., Path]
 LEFT_OUT = object()
@@ -119,6 +122,22 @@ def test_what_a_config_leaves_to_defaults_or_to_checks_is_transformers_to_say(
     (folder / "config.json").write_text(json.dumps(said))
     with suppress(EnvironmentFault):  # some of these are none of its either
         assert isinstance(config_to_decode(folder), PreTrainedConfig)
+
+
+@pytest.mark.parametrize("kind", [*PLAIN_TOKENIZERS, "LlamaTokenizerFast", None])
+def test_a_tokenizer_is_the_one_that_transformers_chooses(
+    copy_of: Callable[[Path], Path], kind: str | None
+) -> None:
+    folder = copy_of(resolve("embedded-1m").path)
+    file = folder / "tokenizer_config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": kind}
+    file.write_text(json.dumps({name: said[name] for name in said if said[name] is not None}))
+    ours, theirs = read_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert type(ours) is type(theirs)
+    text = "Add 17 and 25.<|user|>  def f(x):\n\treturn x<|end|>"
+    assert ours(text).input_ids == theirs(text).input_ids
+    assert ours.chat_template == theirs.chat_template
+    assert ours.special_tokens_map == theirs.special_tokens_map
 
 
 KINDS = {
