@@ -65,6 +65,23 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 SEEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """What the host must see numbers for."""
 
+WHOLE = {
+    ATEN._fused_rms_norm.default,
+    ATEN._scaled_dot_product_attention_math.default,
+    ATEN.flatten.using_ints,
+    ATEN.linear.default,
+    ATEN.log_softmax.int,
+    ATEN.matmul.default,
+    ATEN.mT.default,
+    ATEN.reshape.default,
+    ATEN.rms_norm.default,
+    ATEN.scaled_dot_product_attention.default,
+    ATEN.softmax.int,
+    ATEN.to.dtype,
+    ATEN.type_as.default,
+}
+"""What is made of others none of which waits, or goes to another device, whatever it is given."""
+
 FUSED = {ATEN.lstm_cell.default}
 """What is made of kernels that a CPU, and so a shadow, has none of."""
 
@@ -157,10 +174,9 @@ class FarMode(TorchDispatchMode):
 
 
 @cache
-def _composite(func: Any) -> bool:
-    """Whether an operation is made of others."""
-    found: bool = func.has_kernel_for_dispatch_key(COMPOSITE)
-    return found
+def _composite(func: Any) -> Any:
+    """Whether an operation is made of others that must be looked at."""
+    return func not in WHOLE and func.has_kernel_for_dispatch_key(COMPOSITE)
 
 
 @cache
