@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.engine.models.checkpoint import read_tokenizer
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
@@ -36,6 +35,8 @@ def tokenizer_of(target: str) -> Any:
     folder = _folder(target)
     if folder is None:
         return None
+    from specbench_cli.engine.models.checkpoint import read_tokenizer  # with torch
+
     try:
         return read_tokenizer(folder)
     except (OSError, ValueError, KeyError):
