@@ -40,6 +40,11 @@ settings.register_profile("specbench", deadline=None)
 settings.load_profile("specbench")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first: no worker is alone with it in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What a test draws of torch is the same each time, whatever ran before it."""

@@ -1,8 +1,11 @@
 """Audits of several methods at once."""
 
+import pytest
+
 from specbench_cli.audit import audit as module
 
 
+@pytest.mark.long
 def test_methods_are_audited_in_processes_of_their_own(monkeypatch):
     monkeypatch.setattr(module, "_cpus", lambda: 2)
     found = {c.method: c for c in module.audit_all(["hf:vanilla", "hf:prompt-lookup"])}

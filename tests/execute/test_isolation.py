@@ -56,6 +56,7 @@ def counters(outcome, label):
     ]
 
 
+@pytest.mark.long
 def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other_row_differs(
     specbench, plugin
 ):

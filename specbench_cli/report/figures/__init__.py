@@ -88,9 +88,14 @@ CAPTIONS = {
 """A sentence a figure, by the name of its file, in the order of a report."""
 
 
-def write_figures(reading: Reading, folder: Path, *, paper: bool = False) -> list[Path]:
+def write_figures(
+    reading: Reading, folder: Path, *, paper: bool = False, heavy: int = 0
+) -> list[Path]:
     """Write `NAME.svg` and `NAME.png` of each figure to `folder`, which is made if there is one;
     for a paper `NAME.pdf` too.
+
+    Args:
+        heavy: bytes of an SVG beyond which it has a PNG beside it.
 
     Returns:
         The files, figure by figure in the order of `CAPTIONS`.
@@ -100,5 +105,5 @@ def write_figures(reading: Reading, folder: Path, *, paper: bool = False) -> lis
         for name, draw in _FIGURES.items():
             figure = draw(cells)
             if figure is not None:
-                files += style.write(figure, folder, name, paper=paper)
+                files += style.write(figure, folder, name, paper=paper, heavy=heavy)
     return files

@@ -21,7 +21,7 @@ from specbench_cli.report.gallery import entry as entries
 from specbench_cli.report.gallery.entry import Entry
 from specbench_cli.report.gallery.pages import MARK, Place, index_page, link, run_page
 from specbench_cli.report.gallery.refusal import refuse
-from specbench_cli.report.html.figures import inlined
+from specbench_cli.report.html.figures import HEAVIEST, inlined
 from specbench_cli.report.html.page import write_html
 from specbench_cli.report.reading import Reading
 
@@ -100,7 +100,7 @@ def _free(name: str, folder: Path) -> str:
 def _write(reading: Reading, entry: Entry, folder: Path) -> None:
     """All files of a run."""
     with tempfile.TemporaryDirectory() as drawn:
-        files = figures.write_figures(reading, Path(drawn))
+        files = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
         write_html(reading, folder, figures=files)
         first = [file for file in files if file.name == PICTURE]
         picture = next(inlined(first), None)

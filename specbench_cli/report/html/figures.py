@@ -24,8 +24,8 @@ _DRAWN = frozenset(
     " linearGradient stop marker".split()
 )
 """Elements that are kept."""
-_HEAVIEST = 250_000
-"""Characters of an SVG; a heavier one (thousands of points) is shown as its PNG."""
+HEAVIEST = 250_000
+"""Bytes of an SVG; a heavier one (thousands of points) is shown as its PNG."""
 _ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN = 300
 """Points that a figure of a column's width is narrower than."""
@@ -54,7 +54,7 @@ def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
         source = file.read_text(encoding="utf-8")
         wide = (across := _ACROSS.search(source)) is not None and float(across[1]) > _COLUMN
         picture = file.with_suffix(".png")
-        if file.stat().st_size > _HEAVIEST and picture.exists():
+        if file.stat().st_size > HEAVIEST and picture.exists():
             data = base64.b64encode(picture.read_bytes()).decode()
             yield Inlined(name, caption, wide, Markup(), f"data:image/png;base64,{data}")
         else:

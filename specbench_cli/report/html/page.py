@@ -22,7 +22,7 @@ from specbench_cli import output
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public, sections
-from specbench_cli.report.html.figures import inlined
+from specbench_cli.report.html.figures import HEAVIEST, inlined
 from specbench_cli.report.html.methods import cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
 from specbench_cli.report.numbers.facts import HOSTED
@@ -72,7 +72,7 @@ def write_html(
     file = folder / NAME
     if figures is None:
         with tempfile.TemporaryDirectory() as drawn:
-            page = _page(reading, write_figures(reading, Path(drawn)))
+            page = _page(reading, write_figures(reading, Path(drawn), heavy=HEAVIEST))
     else:
         page = _page(reading, figures)
     file.write_text(output.directed(page), encoding="utf-8")

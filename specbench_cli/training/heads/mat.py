@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from specbench_cli.engine.verify.ranking import argmax
 from specbench_cli.training.heads.losses import Drafter, read_target, said_by, unroll
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Encoded
@@ -101,7 +102,8 @@ def _reach(
         reach = torch.zeros_like(ids)
         alive = torch.ones_like(ids, dtype=torch.bool)
         for step in unroll(head, target, ids, read, slots, chain):
-            drafted = step.logits.argmax(-1)
+            width = step.logits.shape[-1]
+            drafted = argmax(step.logits.reshape(-1, width)).view(step.at.shape)
             drafted = drafted if says is None else says[drafted]
             alive = alive & step.valid & (drafted == following.gather(1, step.at))
             reach = reach + alive

@@ -238,6 +238,7 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
     assert len({record.key for record in records}) == len(records) > before
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shipped_pair")  # other processes have no other one by its names
 def test_passes_in_processes_of_their_own_are_announced_and_concluded_once(
     capfd, tmp_path, monkeypatch

@@ -25,6 +25,7 @@ def env():
     return {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_DEBUG": ""}
 
 
+@pytest.mark.long
 def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
     out = tmp_path / "run"
     command = [*COMMAND, *SMALL, "--allow-noise", "--json", "--out", str(out)]

@@ -86,6 +86,7 @@ def lose(plan, run_dir, view):
     return caught.value.message
 
 
+@pytest.mark.long
 def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(start, striker, log):
     view = striker(signal.SIGKILL)
     plan, run_dir = start(view, limit=MANY)

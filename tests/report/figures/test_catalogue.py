@@ -54,3 +54,14 @@ def test_methods_that_learn_over_the_run_are_drawn_along_it(reading, synthetic, 
 def test_vanilla_alone_has_few_figures_and_no_error(reading, tmp_path):
     files = write_figures(reading(), tmp_path / "figures")
     assert {file.stem for file in files} == {"speedup", "lanes"}
+
+
+def test_a_page_has_pngs_of_its_heavy_figures_alone(reading, synthetic, tmp_path):
+    def written(heavy):
+        return write_figures(reading(synthetic.sps), tmp_path / str(heavy), heavy=heavy)
+
+    sizes = {file.stem: file.stat().st_size for file in written(0) if file.suffix == ".svg"}
+    heavy = sorted(sizes.values())[-2]
+    drawn = {file.stem for file in written(heavy) if file.suffix == ".png"}
+    assert drawn == {name for name, size in sizes.items() if size > heavy}
+    assert len(drawn) == 1

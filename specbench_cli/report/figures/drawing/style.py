@@ -82,14 +82,21 @@ def blank(width: float, height: float, **layout: Any) -> Figure:
     return figure
 
 
-def write(figure: Figure, folder: Path, name: str, *, paper: bool = False) -> list[Path]:
+def write(
+    figure: Figure, folder: Path, name: str, *, paper: bool = False, heavy: int = 0
+) -> list[Path]:
     """Write `name`.svg, `name`.png (300 dpi) and for a paper `name`.pdf to `folder`, which is made:
-    the same bytes for the same figure."""
+    the same bytes for the same figure.
+
+    Args:
+        heavy: bytes of an SVG beyond which it has a PNG beside it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    files = list[Path]()
     for form in ("svg", "png", "pdf") if paper else ("svg", "png"):
-        files.append(folder / f"{name}.{form}")
-        figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
+        if form != "png" or files[0].stat().st_size > heavy:
+            files.append(folder / f"{name}.{form}")
+            figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
     return files
 
 
