@@ -36,7 +36,7 @@ EVIL = '<script>alert("1")</script>'
 def _quick(monkeypatch):
     """No figures but a line, and a short bootstrap: neither is this subject."""
 
-    def drawn(reading, folder):
+    def drawn(reading, folder, **_):
         (folder / "speedup.svg").write_text(SVG)
         return [folder / "speedup.svg"]
 
