@@ -58,7 +58,7 @@ def _short_windows() -> Iterator[None]:
 
     Passes in processes of their own do.
     """
-    with patch.object(quiet, "WINDOW_S", 0.05):
+    with patch.object(quiet, "WINDOW_S", 0.02):
         yield
 
 

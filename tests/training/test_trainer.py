@@ -76,7 +76,6 @@ def test_the_models_have_the_stated_sizes() -> None:
     assert sizes == [7_475_456, 926_336, 7_475_456, 664_192]
 
 
-@pytest.mark.long
 def test_smoke_writes_every_model_and_one_file_of_curves(smoke: Path) -> None:
     facts = json.loads((smoke / "training_curve.json").read_text())
     assert tuple(facts) == NAMES
