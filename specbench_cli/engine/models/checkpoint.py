@@ -265,7 +265,8 @@ class WholeConfig(SimpleNamespace):
             said.get("model_type") == "llama"
             and all(type(said.get(name)) is int and said[name] > 0 for name in COUNTS)
             and said["hidden_size"] % said["num_attention_heads"] == 0
-            and type(said.get("head_dim", 1)) is int
+            and type(d := said.get("head_dim", 1)) is int
+            and d > 0
             and said.get("hidden_act") == "silu"
             and type(said.get("rms_norm_eps")) is float
             and type(said.get("tie_word_embeddings")) is bool
@@ -277,10 +278,6 @@ class WholeConfig(SimpleNamespace):
             and type(rope["rope_theta"]) is float
         )
         return cls(**said) if whole else None
-
-    def get_text_config(self, *, decoder: bool) -> Self:
-        """See `text_config`."""
-        return self
 
 
 def config_to_decode(folder: Path) -> Any:
@@ -355,7 +352,7 @@ def max_positions(config: Any) -> int:
 
 def text_config(config: Any) -> Any:
     """Of a model of several kinds of input the part that writes text: its own, if it is one."""
-    return config.get_text_config(decoder=True)
+    return config if isinstance(config, WholeConfig) else config.get_text_config(decoder=True)
 
 
 def layer_count(config: Any) -> int:

@@ -107,6 +107,8 @@ def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Make
         {"layer_types": ["full_attention"] * 2},
         {"num_attention_heads": True},
         {"hidden_size": 64.0},
+        {"head_dim": 0},
+        {"head_dim": None},
         {"model_type": "mistral"},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default"}},
