@@ -96,7 +96,7 @@ def _named(method: str | os.PathLike[str]) -> str:
 @contextmanager
 def few_cases() -> Iterator[None]:
     """Have audits look at few cases while this is entered."""
-    from specbench_cli.audit.cases import deep_cases, wide_case
+    from specbench_cli.audit.cases import wide_case
 
     checks: dict[str, dict[str, Any]] = {
         "law": {
@@ -104,7 +104,6 @@ def few_cases() -> Iterator[None]:
             "DEEP": {"rejection": 50, "block": 50},
             "MOST": 128,  # what drafts of two tokens have on disjoint tables
             "wide_case": partial(wide_case, vocab=64),
-            "deep_cases": partial(deep_cases, large=24),
         },
         "sampled": {"TOKENS": 200},
         "tokens": {

@@ -250,13 +250,13 @@ def wide_case(rule: Rule, vocab: int = 4096) -> Case:
     return Case("wide", wide_pair(vocab), sampling, length=2)
 
 
-def deep_cases(rule: Rule, levels: int, large: int = 64) -> Sequence[Case]:
+def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
     """The same doubt at the last level of a draft of so many, in a large vocabulary and in a small
     one, whose outcomes are fewer. A walk goes on until a text has that level's token."""
     doubt = Sampling(rule, 1.0)
     return [
         Case("deep", deep_pair(vocab, levels), doubt, budget=levels + 3, length=levels + 1)
-        for vocab in (large, 13)
+        for vocab in (64, 13)
     ]
 
 

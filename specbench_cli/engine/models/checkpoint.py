@@ -251,6 +251,7 @@ _MORE = {
     "rope_scaling",
     "rope_theta",
 }
+"""Keys of older files, and of models that need more than this."""
 
 
 class WholeConfig(SimpleNamespace):
