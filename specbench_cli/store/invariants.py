@@ -35,6 +35,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     _known("finish", record.finish, FINISHES)
     _known("guarantee", record.guarantee, GUARANTEES)
     _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
+    timed = record.error is None and not record.void
+    _ensure(record.energy_j is None or timed, "energy_j", "of an output whose time is not told")
     if record.error is not None:
         return
     verdict = record.verdict

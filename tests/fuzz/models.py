@@ -58,6 +58,7 @@ class Checkpoints(Subject):
     """A model's folder: its config, its index, the header of its weights."""
 
     name = "checkpoints"
+    inputs = 300
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -105,6 +106,7 @@ class Heads(Subject):
     """The folder of a head, a predictor or a datastore, of an embedded target."""
 
     name = "heads"
+    inputs = 250
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -138,6 +140,7 @@ class Ggufs(Subject):
     """A GGUF file: bytes of its header, its counts, its metadata, its end."""
 
     name = "gguf"
+    inputs = 600
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

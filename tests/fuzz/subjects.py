@@ -44,6 +44,8 @@ class Subject(ABC):
     """
 
     name: str
+    inputs: ClassVar[int] = 2000
+    """Tried where no other number is given: some two seconds of them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -136,7 +138,7 @@ class Records(_Lines):
     file = "records.jsonl"
     free = (
         "sampling|guarantee|pass|turn|seed",
-        "schema|peak_bytes|other_cpu|score|void|finish|log_likelihood|version|valid|synthetic",
+        "schema|peak_bytes|energy_j|other_cpu|score|void|finish|log_likelihood|version|valid|synthetic",
         r"verdict|verdict\.(gap|rounding|kind|position|expected)|params(\..*)?|extra(\..*)?|peer",
         r"output_ids\.\d+|drafts(\.\d+)?(\.(tokens|path)(\.\d+)?|\.parents)?|log_probs(\.\d+)?|likelihood|batch",
         r"origin\.\d+",

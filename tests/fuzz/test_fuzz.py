@@ -1,4 +1,4 @@
-"""A few inputs of each class; `.ci/run` tries them for 30 seconds, `python tests/fuzz` longer."""
+"""A few inputs of each class; `.ci/run` tries more, `python tests/fuzz --inputs N` as many as one likes."""
 
 from __future__ import annotations
 

@@ -180,6 +180,7 @@ class Arguments(Subject):
     """Words of a command line: of `run` with --dry-run, and of what reads runs."""
 
     name = "arguments"
+    inputs = 120
 
     RUN = (
         *("-m", "-t", "--target", "--draft", "--limit", "--temperature", "--out", "--config"),

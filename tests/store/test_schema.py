@@ -306,6 +306,14 @@ def test_void_cell_may_have_lost_its_times(make_record):
     validate(make_record(void=True, ns=Ns()))
 
 
+def test_joules_belong_to_outputs_whose_time_is_told(make_record):
+    validate(make_record(energy_j=0.5))
+    failed = {"verdict": None, "finish": "error", "error": "boom"}
+    for untold in ({"void": True, "ns": Ns()}, failed):
+        with pytest.raises(ValueError, match="energy_j: of an output whose time is not told"):
+            validate(make_record(energy_j=0.5, **untold))
+
+
 def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
     kinds = [ForwardKind("target", "verify", 0, 1, (0, 8)), ForwardKind("d", "draft", 1, 1, (0, 2))]
     trace = Trace(kinds, [0, 0, 0, 1], [1, 4, 4, 1], [0, 9, 20, 0], [9, 20, 70, 60], [])
