@@ -61,7 +61,7 @@ class TooMany(Exception):
     """More outcomes than are walked."""
 
 
-GLANCE, FAR = 50, 3
+GLANCE, FAR = 10, 4
 """Outcomes after which their number is guessed, from how much of the tree of choices they took; and
 by how much the guess must exceed what is walked for the walk to be given up."""
 

@@ -83,12 +83,13 @@ class Known:
     """What a run says beside its records; empty where it says nothing.
 
     methods: of its rows, by label; None where a row's is not said. tasks: their names. prompts: of
-    each turn that was asked, task, cluster, family and category.
+    each turn that was asked, task, cluster, family and category. workers: to which it was dealt.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
     tasks: Collection[str] = ()
     prompts: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
+    workers: Collection[str] = ()
 
     def check(self, record: Record) -> None:
         """Check that a record is one of this run. Raises ValueError: names the field."""
@@ -104,6 +105,9 @@ class Known:
             what = f"{record.prompt_id!r}, turn {record.turn}"
             _ensure(said is not None, "prompt_id", f"{what} is not in prompts.jsonl")
             _ensure(said == _asked(record), "prompt_id", f"{what} is {said} in prompts.jsonl")
+        if record.worker is not None:
+            dealt = record.worker in self.workers
+            _ensure(dealt, "worker", f"{record.worker!r} is no worker of the run")
 
 
 Said = tuple[tuple[str, tuple[object, ...]], ...]

@@ -146,6 +146,9 @@ class _Row(TypedDict):
     state_scope: NotRequired[Literal["prompt", "run", "corpus"] | None]
     uses: NotRequired[list[Name] | None]
     accept: NotRequired[Name | None]
+    workers: NotRequired[Annotated[Count, Field(ge=1)] | None]
+    baseline: NotRequired[Name | None]
+    control: NotRequired[bool | None]
 
 
 class _Task(TypedDict):

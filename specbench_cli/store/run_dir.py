@@ -310,6 +310,7 @@ class RunDir:
                 (each.prompt_id, each.turn): (each.task, each.cluster, each.family, each.category)
                 for each in self.prompts()
             },
+            set(manifest.get("workers") or ()),
         )
 
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:

@@ -34,6 +34,7 @@ SCHEMA = 9
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Of what is counted, an id, or a time in ns."""
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -354,7 +355,7 @@ class Record:
     finish: str
     steps: Steps | None
     drafts: list[Drafted] | None = None
-    extra: dict[str, int | Finite] | None = None
+    extra: dict[str, Whole | Finite] | None = None
     target_forwards: Count | None
     draft_forwards: Count | None
     target_equivalents: Annotated[Finite, Field(ge=0)] | None = None

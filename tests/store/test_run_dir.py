@@ -225,6 +225,13 @@ def test_a_token_that_the_target_does_not_have_is_named(tmp_path, make_record):
         list(RunDir.open(run.path).records())
 
 
+def test_a_record_s_worker_is_one_that_the_run_was_dealt_to(run, make_record):
+    run.update(workers={"w1": {"device": "cpu"}})
+    run.append([make_record(worker="w1"), make_record(pass_=2, worker="w2")])
+    with pytest.raises(UsageError, match="line 2 is no record: worker: 'w2' is no worker of the"):
+        list(run.records())
+
+
 def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
     run.append([make_record(), make_record(turn=2, family="code")])
     with pytest.raises(UsageError, match="line 2 is no record: prompt mini/3: "):
@@ -260,6 +267,9 @@ def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manife
     [
         ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be given, without control"),
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "rows has 'a' twice"),
+        ({"rows": [{"label": "a", "baseline": []}]}, "rows\\[0\\].baseline must be"),
+        ({"rows": [{"label": "a", "control": "no"}]}, "rows\\[0\\].control must be"),
+        ({"rows": [{"label": "a", "workers": 0}]}, "rows\\[0\\].workers must be"),
         ({"models": {"target": None}}, "models.target must be a mapping"),
         ({"config": {"effective": {"temperature": -1}}}, "temperature must be at least 0"),
         ({"schema": 99}, "this run has schema 99"),

@@ -127,6 +127,12 @@ def test_other_text_is_no_record_and_the_error_says_why(line, why):
         from_json(line)
 
 
+def test_a_number_beyond_every_float_is_refused(make_record):
+    line = to_json(make_record(extra={"reused": 7}))
+    with pytest.raises(ValueError, match=r"extra\.reused"):
+        from_json(line.replace('"reused":7', f'"reused":{10**400}'))
+
+
 def test_unknown_field_is_named(make_record):
     data = json.loads(to_json(make_record())) | {"speed": 3}
     with pytest.raises(ValueError, match="speed is not known"):
