@@ -1,4 +1,4 @@
-"""A few inputs of each class; `.ci/run` tries more, `python tests/fuzz --inputs N` as many as one likes."""
+"""A few inputs of each class; `.ci/run` tries more, `python tests/fuzz --inputs N` any number."""
 
 from __future__ import annotations
 
