@@ -72,12 +72,16 @@ def run(
     from specbench_cli.config.sources import from_call
     from specbench_cli.execute.isolation.rooms import vet
 
+    folder, file = (
+        None if value is None else Path(_named(f"run(): {word}", value))
+        for word, value in (("out", out), ("config", config))
+    )
     registry.guard_neighbours()
     named = {"target": target, "methods": methods, "tasks": tasks}
     given = {key: _plain(value) for key, value in named.items() if value is not None}
     asked, sources = compose(
         from_call(given | {key: _plain(value) for key, value in settings.items()}),
-        None if config is None else Path(config),
+        file,
         methods=registry,
         env=os.environ,
         folder=Path(),
@@ -101,7 +105,7 @@ def run(
     ):
         # In a notebook without ipywidgets, on import of transformers; no bar of its is ever drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        plan, run_dir = execute.start(asked, sources, None if out is None else Path(out), view)
+        plan, run_dir = execute.start(asked, sources, folder, view)
         with told_how_to_go_on(run_dir.path, view, part=False):
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
@@ -123,7 +127,7 @@ def load(run: Named = "last") -> Run:
     from specbench_cli.report.reading import read
     from specbench_cli.store.run_dir import RunDir, folder
 
-    return Run(read(RunDir.open(folder(os.fspath(run)))))
+    return Run(read(RunDir.open(folder(_named("load(): run", run)))))
 
 
 def compare(
@@ -151,10 +155,13 @@ def compare(
     from specbench_cli.comparison.outcome import gate
     from specbench_cli.comparison.reading import side
 
-    base, new = (str(each.path) if isinstance(each, Run) else each for each in (base, new))
+    base, new = (
+        str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
+        for word, each in (("base", base), ("new", new))
+    )
     found = put_together(
-        side(os.fspath(base)),
-        side(os.fspath(new)),
+        side(base),
+        side(new),
         tolerance=as_share(str(TOLERANCE if tolerance is None else tolerance)),
         fail_on=gate(GATE if fail_on is None else fail_on),
     )
@@ -327,6 +334,13 @@ def _threads_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _named(what: str, value: Named) -> str:
+    """A name, or a path's text. Raises UsageError: it is neither."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise UsageError(f"{what} must be a name or a path, got {value!r}", "help(specbench_cli.run)")
 
 
 def _plain(value: Any) -> Any:

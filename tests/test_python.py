@@ -124,6 +124,13 @@ def test_load_reads_what_was_run(run, tmp_path, monkeypatch):
         sb.load("nowhere")
 
 
+def test_what_is_no_name_of_a_run_is_refused(run):
+    with pytest.raises(UsageError, match=r"load\(\): run must be a name or a path, got 7"):
+        sb.load(7)
+    with pytest.raises(UsageError, match=r"compare\(\): new must be a name or a path, got None"):
+        sb.compare(run, None)
+
+
 def test_outside_of_a_notebook_show_prints_the_table(run, capsys):
     run.show()
     out, err = capsys.readouterr()
@@ -188,6 +195,9 @@ def test_methods_are_the_registry_s():
     [
         ({"max_tokens": 4}, r"run\(\): max_tokens is not known; did you mean 'max_new_tokens'\?"),
         ({"limit": 0}, r"run\(\): limit must be at least 1, got 0"),
+        ({"methods": 7}, r"run\(\): methods must hold names, or mappings of name, label, params"),
+        ({"out": 3}, r"run\(\): out must be a name or a path, got 3"),
+        ({"config": 3}, r"run\(\): config must be a name or a path, got 3"),
         ({"methods": ["spss"]}, "no method 'spss'; did you mean 'sps'"),
         ({"tasks": ["gone.jsonl"]}, "gone.jsonl"),
         ({"set": {"pld": {"length": 2}}, "methods": "sps"}, r"run\(\) pld.length is for a method"),

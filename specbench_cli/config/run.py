@@ -97,6 +97,8 @@ class MethodChoice(BaseModel):
             return {"name": value, "label": value}
         if isinstance(value, dict) and "label" not in value:
             return {**value, "label": value.get("name", "")}
+        if not isinstance(value, dict | cls):
+            raise ValueError(f"must hold names, or mappings of name, label, params; got {value!r}")
         return value
 
 
@@ -186,7 +188,7 @@ class RunConfig(BaseModel):
     plugins: Words = []
     isolation: Literal["process", "none"] = "process"
     executor: Literal["local", "ray"] = "local"
-    timeout_per_prompt: Real = Field(600.0, gt=0)
+    timeout_per_prompt: Real = Field(600.0, gt=0, le=1e9)
     stop_after: Annotated[Real | None, Field(gt=0)] = None
     probe: Annotated[Number | None, Field(ge=1)] = None
     set: dict[str, dict[str, Any]] = {}

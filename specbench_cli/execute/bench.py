@@ -35,7 +35,7 @@ from specbench_cli.engine.simulation import impose
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.execute.planning.placement import choose_device, placement
+from specbench_cli.execute.planning.placement import check_threads, choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
@@ -79,6 +79,7 @@ class Bench:
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
         self.placement = placement(plan, self.device) if plan.parallel else None
+        check_threads(config.threads)
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints

@@ -288,7 +288,7 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
         ({"own": "limit: true\n"}, "specbench.yaml:1: limit must be a number, not yes or no"),
         ({"own": "tasks: 3\n"}, "specbench.yaml:1: tasks must be a word, got 3"),
         ({"own": "raw: maybe\n"}, "specbench.yaml:1: raw must be true or false, got 'maybe'"),
-        ({"own": "methods: [3]\n"}, "specbench.yaml:1: methods must be a mapping"),
+        ({"own": "methods: [3]\n"}, "specbench.yaml:1: methods must hold names, or mappings"),
         ({"own": "methods: [{name: sps, lable: x}]\n"}, "methods.lable is not known; did you mean"),
         ({"own": "methods: [{label: x}]\n"}, "specbench.yaml:1: methods.name is missing"),
         ({"own": "methods: [{name: sps, params: 3}]\n"}, "methods.params must be a mapping"),

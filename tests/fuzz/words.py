@@ -177,10 +177,10 @@ def _typed(word: str) -> bool:
 
 
 class Arguments(Subject):
-    """Words of a command line: of `run` with --dry-run, and of what reads runs."""
+    """Words of a command line: of `run` with --dry-run, of what reads runs and writes of them."""
 
     name = "arguments"
-    inputs = 120
+    inputs = 100
 
     RUN = (
         *("-m", "-t", "--target", "--draft", "--limit", "--temperature", "--out", "--config"),
@@ -206,15 +206,36 @@ class Arguments(Subject):
         ["report", "run", "other"],
         ["report", "run", "--prompt"],
         ["report", "run", "--to"],
+        ["report", "run", "--format"],
+        ["report", "run", "--also"],
+        ["report", "run", "--at"],
+        ["report", "run", "--prompt", "mini/1", "--method"],
         ["compare", "run", "run"],
         ["compare", "run", "other", "--tolerance"],
         ["compare", "run", "run", "--fail-on"],
+        ["compare", "run", "run", "--to"],
+        ["compare", "run", "run", "--save"],
+        ["compare", "--over-time", "run"],
+        ["export", "run"],
+        ["audit", "gone"],
+        ["audit", "--plugin"],
+        ["init"],
+        ["train"],
+        ["recommend", "--minutes", "0", "--against"],
+        ["recommend", "--minutes", "0", "--task"],
         ["list", "methods"],
         ["list", "tasks"],
         ["list", "models"],
         ["list", "runs"],
         ["predict", "run", "--costs"],
         ["predict", "run", "--set"],
+    )
+    WRITERS = (
+        ["publish", "run", "--to"],
+        ["report", "run", "--to", "md,csv,json", "--out"],
+        ["compare", "run", "run", "--to", "junit", "--out"],
+        ["export", "run", "--lm-eval", "--out"],
+        ["export", "run", "--out"],
     )
 
     def __init__(self, folder: Path) -> None:
@@ -228,15 +249,19 @@ class Arguments(Subject):
         (self.folder / "own.jsonl").write_text('{"prompt": "A?"}\n')
 
     def tried(self, rng: Random) -> str | None:
-        if rng.random() < 0.85:
+        which = rng.random()
+        if which < 0.7:
             words = ["run", "--dry-run"]
             for _ in range(rng.choice([1, 1, 2, 3])):
                 option, value = rng.choice(self.RUN), rng.choice(self.VALUES)
                 words += rng.choice([[option, value], [option, value], [option], [value]])
-        else:
+        elif which < 0.9:
             words = [*rng.choice(self.OTHERS)]
             if rng.random() < 0.8:
                 words.append(rng.choice(self.VALUES))
+        else:
+            within = [each for each in self.VALUES if each and each[0] not in "/~.$"]
+            words = [*rng.choice(self.WRITERS), rng.choice(within)]
         said = io.StringIO()
         told = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
         with _inside(self.folder), told[0], told[1]:

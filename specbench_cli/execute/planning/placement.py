@@ -40,8 +40,19 @@ class Placement:
 def check_places(plan: Plan) -> None:
     """Raise EnvironmentFault if this machine has not what the configuration asks for."""
     home = choose_device(plan.config.home)
+    check_threads(plan.config.threads)
     if plan.parallel:
         placement(plan, home)
+
+
+def check_threads(asked: int | None) -> None:
+    """Raise EnvironmentFault if more threads are asked for than this machine has processors: those
+    wait for each other, and OpenMP ends the program where it cannot have them."""
+    here = os.cpu_count() or 1
+    if asked is not None and asked > here:
+        raise EnvironmentFault(
+            f"--threads {asked}: this machine's processors are {here}", hint=f"--threads {here}"
+        )
 
 
 def placement(plan: Plan, home: torch.device) -> Placement:
