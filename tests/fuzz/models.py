@@ -58,7 +58,7 @@ class Checkpoints(Subject):
     """A model's folder: its config, its index, the header of its weights."""
 
     name = "checkpoints"
-    inputs = 300
+    inputs = 150
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -106,7 +106,7 @@ class Heads(Subject):
     """The folder of a head, a predictor or a datastore, of an embedded target."""
 
     name = "heads"
-    inputs = 250
+    inputs = 125
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -140,7 +140,7 @@ class Ggufs(Subject):
     """A GGUF file: bytes of its header, its counts, its metadata, its end."""
 
     name = "gguf"
-    inputs = 600
+    inputs = 300
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

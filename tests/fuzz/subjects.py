@@ -44,8 +44,8 @@ class Subject(ABC):
     """
 
     name: str
-    inputs: ClassVar[int] = 2000
-    """Tried where no other number is given: some two seconds of them."""
+    inputs: ClassVar[int] = 1200
+    """Tried where no other number is given: two to four seconds of them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -180,7 +180,7 @@ class Arguments(Subject):
     """Words of a command line: of `run` with --dry-run, of what reads runs and writes of them."""
 
     name = "arguments"
-    inputs = 100
+    inputs = 60
 
     RUN = (
         *("-m", "-t", "--target", "--draft", "--limit", "--temperature", "--out", "--config"),
