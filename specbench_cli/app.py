@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
@@ -114,6 +115,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     for number in _STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
             signal.signal(number, _stop)
+    if own:
+        sys.unraisablehook = _once_more
     code = _run(list(sys.argv[1:] if args is None else args))
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
@@ -264,6 +267,20 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for other in _STOPS:  # a system that goes down sends several: one is enough
         signal.signal(other, signal.SIG_IGN)
     raise _STOPS[number]
+
+
+_AGAIN_S = 0.01
+
+
+def _once_more(told: sys.UnraisableHookArgs) -> None:
+    """A signal that came while an object was being finalised ended that alone: it is sent again."""
+    if not isinstance(told.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(told)
+        return
+    number = next((n for n, kind in _STOPS.items() if kind is told.exc_type), signal.SIGINT)
+    if number in _STOPS:
+        signal.signal(number, _stop)
+    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def _misused(fault: Exception) -> ExitCode:

@@ -12,6 +12,7 @@ from specbench_cli import registry
 from specbench_cli.audit.certificate import Certificate, certify
 from specbench_cli.audit.runner import CHECKS, PEER_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
 
 
 def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
@@ -38,9 +39,11 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
         return
     # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context)
+    pool = ProcessPoolExecutor(workers, context, leave_at_interrupts)
+    waiting: list[Future[Certificate]]
     try:
-        waiting: list[Future[Certificate]] = [pool.submit(audit, name, plugins) for name in names]
+        with deaf_to_interrupts():
+            waiting = [pool.submit(audit, name, plugins) for name in names]
         for done in as_completed(waiting):
             yield done.result()
     finally:

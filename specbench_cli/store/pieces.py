@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,9 +33,11 @@ _PIECE = 1 << 22
 _MOST = 8
 """Processes: one alone takes what they make."""
 _PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    " import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
     " from specbench_cli.store.pieces import child; child()"
 )
+"""Ctrl-C is answered by the process that asked, which ends this one."""
 
 Span = tuple[int, int]
 """Bytes of a file: the first one, and the one behind the last."""
@@ -152,8 +153,7 @@ class _Helper:
 
 
 def child() -> None:
-    """What such a process does. Ctrl-C is answered by the one that asked, which ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What such a process does."""
     reader, make, spans = pickle.load(sys.stdin.buffer)  # noqa: S301 (so does this one)
     with jsonl.uncollected(), suppress(BrokenPipeError):
         for span in spans:

@@ -275,6 +275,34 @@ def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.usefixtures("_heeds_interrupts")
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_signal_that_comes_while_an_object_is_finalised_is_not_lost(sent, code):
+    program = f"""
+import os, sys, time
+from specbench_cli import app, registry
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), {int(sent)})
+        time.sleep(0.001)
+
+def load():
+    Finalised()
+    time.sleep(60)
+
+registry.guard_neighbours = load
+sys.argv = ["specbench", "doctor"]
+app.main()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert done.stderr.startswith("error: ")
+
+
 # Neighbours
 
 

@@ -1,4 +1,6 @@
-"""A process that does not outlive the one that started it, whatever ends that."""
+"""A process that does not outlive the one that started it, whatever ends that, and leaves Ctrl-C to
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -20,3 +25,25 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was quicker
             os._exit(1)
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """While entered, a process that is started hears no Ctrl-C from its first moment on: it imports
+    for seconds before it can say what it makes of one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # its start lets interrupts in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_at_interrupts() -> None:
+    """Have this process, which was started deaf, end at an interrupt without a word."""
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

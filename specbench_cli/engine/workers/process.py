@@ -23,6 +23,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.workers.block import SLOTS, Bell, Block
 from specbench_cli.engine.workers.child import FAILED, ORDER, START, serve, unflat
 from specbench_cli.engine.workers.drafter import DRAFTER
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.engine.workers.place import Place, at
 from specbench_cli.engine.workers.transport import Hiring, Transport, Worker
@@ -111,7 +112,8 @@ class DraftProcess:
             name="specbench draft",
             daemon=True,
         )
-        self._process.start()
+        with deaf_to_interrupts():
+            self._process.start()
         theirs.close()
         their_line.close()
         assert self._process.pid is not None

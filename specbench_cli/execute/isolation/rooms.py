@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.errors import (
     EnvironmentFault,
     MethodFault,
@@ -124,7 +125,8 @@ class Room:
         self._process = context.Process(
             target=_serve, args=(os.getpid(), theirs, self._file), name="specbench plug-in"
         )
-        self._process.start()
+        with deaf_to_interrupts():
+            self._process.start()
         theirs.close()
         self.changed = self._heard(LOADING_S)
 
