@@ -15,6 +15,7 @@ import torch
 
 import specbench_cli as sb
 from specbench_cli import app, registry
+from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.report.numbers.row import Row
@@ -93,6 +94,19 @@ def test_a_run_is_the_command_s_run(run, tmp_path):
         assert (own.label, own.output_ids, own.steps, own.params.effective, own.verdict) == (
             other.label, other.output_ids, other.steps, other.params.effective, other.verdict,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("spent", "counted"), [(1.5, 1.5), (4000.0, 3.0)])
+def test_time_left_counts_the_report_by_the_start_of_the_program(monkeypatch, spent, counted):
+    """A notebook's kernel has computed for an hour when it asks."""
+    seen = []
+    monkeypatch.setattr("time.process_time", lambda: spent)
+    monkeypatch.setattr(
+        _progress, "make_progress", lambda **given: seen.append(given) or _progress.RunProgress()
+    )
+    with pytest.raises(UsageError, match="positions"):
+        sb.run(methods="pld", limit=1, max_new_tokens=10**9)
+    assert seen == [{"json": False, "start_s": counted}]
 
 
 def test_df_has_a_row_a_record_and_is_the_parquet_file(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,7 @@ EXAMPLES = (
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 SHOWN = "What to show"
+TYPESET = "pdflatex report; bibtex report; pdflatex report; pdflatex report"
 
 
 def report(
@@ -201,6 +203,8 @@ def report(
     folder = _made(out or (whole or sources[0].path) / "report")
     for file in outputs.write(reading, folder, formats):
         output.data(str(file))
+    if "latex" in formats:
+        output.note(f"on paper: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
     return ExitCode.OK
 
 

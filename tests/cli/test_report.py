@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands.report import EXAMPLES
+from specbench_cli.commands.report import EXAMPLES, TYPESET
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.tasks import load_task
 
@@ -131,6 +131,13 @@ def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, t
 
 
 @pytest.mark.smoke
+def test_latex_files_come_with_the_line_that_typesets_them(report):
+    code, out, err = report("--to", "latex", "--out", "a paper")
+    assert code == 0
+    assert "a paper/latex/report.tex" in out.splitlines()
+    assert err == f"on paper: cd 'a paper/latex' && {TYPESET}\n"
+
+
 def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
     code, _, err = report("--prompt", "mini/translation-999")
     assert code == 2
