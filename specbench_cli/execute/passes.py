@@ -4,6 +4,7 @@ kept."""
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from specbench_cli.execute.costs import Between
 from specbench_cli.execute.evidence import near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
-from specbench_cli.execute.planning.pace import Check, Pace, Work, process_seconds
+from specbench_cli.execute.planning.pace import LOADING, Check, Pace, Work, process_seconds
 from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan, wave
 from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import Progress, RunView
@@ -205,10 +206,13 @@ class Pass:
             own = self._plan.passes(process)
             later = starts * len(own) + len(own) - 1 - own.index(number)
             self._last = later <= 0
+            loads = self._compares and "transformers.modeling_utils" not in sys.modules
             check = self._run_dir.manifest.get("near_ties") is None and self._compares
             self._pace = Pace(
                 self._work(visits, number, later, back),
-                starts=starts * process_seconds(),
+                later=starts,
+                start=process_seconds(),
+                judging=LOADING * process_seconds() if loads else 0.0,
                 check=Check(REFERENCE, POSITIONS, self._plan.config.batch) if check else None,
             )
             self._prompts, self._measured = len(every), len(every) - len(visits)

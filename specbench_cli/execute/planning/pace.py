@@ -16,6 +16,11 @@ becomes quiet, or busy, what it took before says little of what is left; eight a
 are enough that the lengths of outputs cancel."""
 
 
+LOADING = 0.6
+"""What judging first takes, which loads transformers, to the start of a process, which loads torch
+and the models: 0.5 to 0.7 in runs of the embedded pair."""
+
+
 @dataclass(slots=True)
 class Work:
     """Work on a row of the result, in units that its cells are thought to differ by (tokens that
@@ -84,7 +89,9 @@ class Pace:
 
     Args:
         rows: what there is to do.
-        starts: seconds of what the passes to come do before their first prompt.
+        later: passes to come, each in a process of its own.
+        start: seconds of what they do before their first prompt.
+        judging: seconds that the first judging is thought to take, which loads for the others.
         check: what comes after them; None for nothing.
         clock: gives seconds.
     """
@@ -92,12 +99,15 @@ class Pace:
     def __init__(
         self,
         rows: Mapping[str, Work],
-        starts: float = 0.0,
+        *,
+        later: int = 0,
+        start: float = 0.0,
+        judging: float = 0.0,
         check: Check | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rows = rows
-        self._starts = starts
+        self._later, self._start, self._judging = later, start, judging
         self._check = check
         self._clock = clock
         self._begun = clock()
@@ -135,7 +145,10 @@ class Pace:
         if self._times > 1:
             other *= self._times / (self._times - 1)
         rest = seconds_left(self._rows, spent + other)
-        return None if rest is None else rest + self._starts + self._checking()
+        if rest is None:
+            return None
+        first, due = (self._aside, 0.0) if self._times else (self._judging, self._judging)
+        return rest + self._later * (self._start + first) + due + self._checking()
 
     def _checking(self) -> float:
         if self._check is None:
@@ -153,14 +166,14 @@ def report_seconds(start_s: float, rows: int, cells: int) -> float:
 
     It is work of Python's own, as the start of a process is, and is counted in such starts: how
     fast the machine is is in both. The shares were fitted to the processor times of five runs, of
-    5 to 45 rows and 70 to 4365 cells, and meet them within 20%; what becomes of them is measured by
-    `tests/benchmarks/times/time_left.py`.
+    5 to 45 rows and 70 to 4365 cells, and meet them within 20%; 0.3 more are for the last window of
+    a run of few rows. What becomes of them is measured by `tests/benchmarks/times/time_left.py`.
 
     Args:
         start_s: seconds of processor time that the process took to start. The first start after an
             installation waits for files that no cache holds yet: that is no part of them.
     """
-    return start_s * (0.7 + 0.12 * rows + 0.0015 * cells)
+    return start_s * (1.0 + 0.12 * rows + 0.0015 * cells)
 
 
 def process_seconds() -> float:

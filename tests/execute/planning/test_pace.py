@@ -55,12 +55,27 @@ def test_time_outside_cells_goes_on_as_it_came():
 def test_later_passes_count_with_their_starts_and_the_check_after_the_last_prompt():
     clock = Clock()
     pace = Pace(
-        {"vanilla": Work(due=2, later=4)}, starts=14, check=Check("vanilla", 60), clock=clock
+        {"vanilla": Work(due=2, later=4)},
+        later=2,
+        start=7,
+        check=Check("vanilla", 60),
+        clock=clock,
     )
     with pace.spent("vanilla", 1) as row:
         clock.now += 3
         row.tokens += 30
     assert pace.left() == (1 + 4) * 3 + 14 + 60 * 3 / 30
+
+
+def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_was():
+    clock = Clock()
+    pace = Pace({"vanilla": Work(4, later=4)}, later=1, start=7, judging=3, clock=clock)
+    with pace.spent("vanilla", 1):
+        clock.now += 2
+    assert pace.left() == (3 + 4) * 2 + 3 + (7 + 3)
+    with pace.judging():
+        clock.now += 5
+    assert pace.left() == (3 + 4) * 2 + (7 + 5)
 
 
 def test_a_check_that_so_few_tokens_are_spared_takes_no_time():
