@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,8 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 
 @pytest.fixture(scope="module")
 def stopped(call_here):
-    """A matrix that was stopped behind its first run."""
+    """A matrix that was stopped behind its first run, before any test resumes it: the exit code,
+    which runs stand, the first one's records, and the report's exit code and table."""
     written = one.written
 
     def interrupted(folder, view):
@@ -32,7 +35,11 @@ def stopped(call_here):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one, "written", interrupted)
-        return app._run(ASKED)
+        code = app._run(ASKED)
+    with redirect_stdout(StringIO()) as table:
+        reported = app._run(["report", "here"])
+    held = [RunDir.holds_run(Path("here") / name) for name in RUNS]
+    return code, held, Path("here", RUNS[0], "records.jsonl").read_bytes(), reported, table
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +49,12 @@ def finished(stopped):
 
 
 def test_a_matrix_that_was_stopped_keeps_what_was_measured_and_goes_on_from_there(
-    stopped, call_here, capsys
+    stopped, finished, call_here, capsys
 ):
-    assert stopped == 130
-    assert [RunDir.holds_run(Path("here") / name) for name in RUNS] == [True, False]
-    records = Path("here", RUNS[0], "records.jsonl").read_bytes()
-    code, out, _ = call_here(capsys, "report", "here")
-    assert code == 0 and re.search(r"(?m)^ sps ", out)
-    assert call_here(capsys, "run", "--resume", "here")[0] == 0
+    code, held, records, reported, table = stopped
+    assert (code, held) == (130, [True, False])
+    assert reported == 0 and re.search(r"(?m)^ sps ", table.getvalue())
+    assert finished == call_here(capsys, "run", "--resume", "here")[0] == 0
     assert Path("here", RUNS[0], "records.jsonl").read_bytes() == records
     assert RunDir.open(Path("here", RUNS[1])).manifest["status"] == "finished"
     assert not list(Path("here").glob(".*"))
