@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -29,6 +30,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from specbench_cli.measure import quiet
 from specbench_cli.models.aliases import HERE, Alias, aliases
 from specbench_cli.testing import few_cases
+
+# A shell has what it starts in the background ignore interrupts, and so would processes that tests
+# start, which are interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Containers often say that nothing compiled is kept. Then each process that a test starts compiles
 # the whole package for itself, and each worker the tests.

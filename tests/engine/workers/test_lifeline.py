@@ -4,17 +4,7 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
-
-
-@pytest.fixture(autouse=True)
-def _heeds_interrupts():
-    """A process that was started in the background ignores them, and so do those it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def started(code, *, deaf):

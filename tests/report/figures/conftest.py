@@ -73,7 +73,7 @@ def _traced(record):
             trace.t0_ns.append(at)
             trace.t1_ns.append(at + length)
             at += length
-    return replace(record, forwards=trace)
+    return replace(record, forwards=trace, ns=replace(record.ns))
 
 
 @pytest.fixture
