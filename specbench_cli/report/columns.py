@@ -339,6 +339,9 @@ LOSSY_PAGE = (
 )  # fmt: skip
 """Of a page's lossy rows: what they gain and lose comes first, in sight on a telephone; no letter
 ranks them by speed alone."""
+LEFT_OUT_OF_BRIEF = (TTFT, MEDIAN, P95, PEAK, KIND)
+"""Of a page, but not of a notebook's table, which has the width of a page of text: a data frame has
+them."""
 DETAIL = (
     METHOD,
     PARAMETERS,

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli import output
+from specbench_cli.report.columns import LEFT_OUT_OF_BRIEF
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public, sections
@@ -130,7 +131,7 @@ def brief(reading: Reading) -> str:
     rendered = page.render(
         heading=reading.facts.header(reading.summary.prompts, WIDTH),
         warnings=[public(line) for line in warned(reading)],
-        tables=tables.overall(reading.summary),
+        tables=tables.overall(reading.summary, but=LEFT_OUT_OF_BRIEF),
         proof=text.proof(reading.summary),
     )
     return output.directed(rendered)

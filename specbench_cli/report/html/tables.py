@@ -45,9 +45,10 @@ class Table:
     heads: int = 1
 
 
-def overall(summary: Summary) -> list[Table]:
-    """All prompts together; lossless and lossy rows apart, as they are never ranked together, and
-    those of run scope apart from both, as their figures depend on the order of the prompts."""
+def overall(summary: Summary, but: Sequence[Column] = ()) -> list[Table]:
+    """All prompts together, without some columns; lossless and lossy rows apart, as they are never
+    ranked together, and those of run scope apart from both, as their figures depend on the order of
+    the prompts."""
     letters = text.prose(
         [
             *text.letter_ranges(summary),
@@ -60,7 +61,7 @@ def overall(summary: Summary) -> list[Table]:
             f"overall-{key}",
             caption,
             rows,
-            _columns(key),
+            [column for column in _columns(key) if column not in but],
             f"{note} {letters if key == 'lossless' else ''}".rstrip(),
         )
         for key, caption, note in _KINDS
