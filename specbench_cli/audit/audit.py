@@ -42,7 +42,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     pool = ProcessPoolExecutor(workers, context, leave_at_interrupts)
     waiting: list[Future[Certificate]]
     try:
-        with deaf_to_interrupts():
+        with deaf_to_interrupts(context):
             waiting = [pool.submit(audit, name, plugins) for name in names]
         for done in as_completed(waiting):
             yield done.result()

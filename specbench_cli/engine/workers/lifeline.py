@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,13 +29,18 @@ def end_with(parent: int) -> None:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def deaf_to_interrupts(context: BaseContext | None = None) -> Iterator[None]:
     """While entered, a process that is started hears no Ctrl-C from its first moment on: it imports
-    for seconds before it can say what it makes of one."""
+    for seconds before it can say what it makes of one.
+
+    Args:
+        context: of multiprocessing, if that starts it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # its start lets interrupts in again
+    if context is not None and context.get_start_method() == "spawn":
+        resource_tracker.ensure_running()  # spawning starts it, and its start lets interrupts in
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -112,7 +112,7 @@ class DraftProcess:
             name="specbench draft",
             daemon=True,
         )
-        with deaf_to_interrupts():
+        with deaf_to_interrupts(context):
             self._process.start()
         theirs.close()
         their_line.close()

@@ -125,7 +125,7 @@ class Room:
         self._process = context.Process(
             target=_serve, args=(os.getpid(), theirs, self._file), name="specbench plug-in"
         )
-        with deaf_to_interrupts():
+        with deaf_to_interrupts(context):
             self._process.start()
         theirs.close()
         self.changed = self._heard(LOADING_S)
