@@ -251,16 +251,14 @@ def test_reader_that_leaves_is_no_error():
 
 
 @pytest.fixture
-def _heeds_interrupts():
-    """A process started in the background ignores SIGINT, and so would the ones it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    hung = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _heeds_hangups():
+    """A process that `nohup` started ignores SIGHUP, and so would the ones it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
-    signal.signal(signal.SIGHUP, hung)
+    signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.usefixtures("_heeds_interrupts")
+@pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
@@ -275,7 +273,7 @@ def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
         assert "Traceback" not in process.stderr.read()
 
 
-@pytest.mark.usefixtures("_heeds_interrupts")
+@pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
