@@ -105,7 +105,7 @@ def few_cases() -> Iterator[None]:
             "MOST": 128,  # what drafts of two tokens have on disjoint tables
             "wide_case": partial(wide_case, vocab=64),
         },
-        "sampled": {"TOKENS": 200},
+        "sampled": {"TOKENS": 200, "ANEW": 40},
         "tokens": {
             "CASES": 24,
             "LEAST": 4,

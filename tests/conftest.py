@@ -59,12 +59,13 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _short_windows() -> Iterator[None]:
-    """Runs do not idle until a second of the machine's quietness is measured: no test believes it.
+def _no_idling() -> Iterator[None]:
+    """Runs neither idle until a second of the machine's quietness is measured nor rest before each
+    cell: no test believes these times.
 
     Passes in processes of their own do.
     """
-    with patch.object(quiet, "WINDOW_S", 0.02):
+    with patch.object(quiet, "WINDOW_S", 0.02), patch("specbench_cli.execute.cell.PAUSE_S", 0.0):
         yield
 
 

@@ -387,7 +387,7 @@ class FusedStack(Decoder):
     def _of_one_row(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """The weights [out, in] and the bias that our own kernel multiplies x with; None where it
         does not."""
-        if self._kernels is None or len(x) > 1 or not isinstance(by, PlainLinear):
+        if self._kernels is None or x.shape[0] > 1 or not isinstance(by, PlainLinear):
             return None
         if self.device.type == "cpu":
             return None  # what our kernels there multiply is no plain form
@@ -534,7 +534,7 @@ class FusedDecoder(FusedStack):
         if isinstance(at, Tensor):
             picked = h.view(b, -1, self.hidden_size).index_select(1, at)
             rows = self._norm(picked.view(-1, self.hidden_size), norm)
-        elif at == "last" and len(h) > b:
+        elif at == "last" and h.shape[0] > b:
             rows = self._norm(h.view(b, -1, self.hidden_size)[:, -1], norm)
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)

@@ -704,7 +704,7 @@ def times(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: b
     (n, n_in), half = x.shape, KINDS.index(weight.dtype)
     wide, own = _room(n * n_in) if half else 0, 0 if bias is None else bias.data_ptr()
     where = weight.data_ptr(), x.data_ptr(), wide, out.data_ptr(), own
-    _times(*where, int(add), n, n_in, len(weight), half)
+    _times(*where, int(add), n, n_in, weight.shape[0], half)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -132,7 +132,7 @@ class TiledLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = x.new_empty(len(x), len(self.weight))
+            out = x.new_empty(x.shape[0], self.weight.shape[0])
         return self._multiply(x, out, add=False)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class TiledLinear:
         return self.weight[start:stop]
 
     def _multiply(self, x: Tensor, out: Tensor, *, add: bool) -> Tensor:
-        if len(x) >= self._long:
+        if x.shape[0] >= self._long:
             torch.addmm(out, x, self._across, beta=add, out=out)
             return out if self.bias is None else out.add_(self.bias)
         if not out.is_contiguous():
