@@ -170,7 +170,7 @@ class Pass:
         self._failed: dict[str, int] = {}
         self._dropped: dict[str, str] = {}
         self._guests = guests or Guests(plan, run_dir, 1)
-        self._alone = self._warm = False
+        self._alone = self._warm = self._judged = False
         self._of, self._part = part, part
         self._prompts = self._measured = 0
         self._told, self._last = monotonic(), True
@@ -213,7 +213,7 @@ class Pass:
                 later=starts,
                 start=process_seconds(),
                 judging=LOADING * process_seconds() if loads else 0.0,
-                check=Check(REFERENCE, POSITIONS, self._plan.config.batch) if check else None,
+                check=Check(REFERENCE, POSITIONS) if check else None,
             )
             self._prompts, self._measured = len(every), len(every) - len(visits)
             begun, limit = monotonic(), self._plan.config.stop_after
@@ -427,7 +427,9 @@ class Pass:
                     self._windows.run(cell)
                 else:
                     cell.measure()
-                row.tokens += sum(len(each.measured.output) for each in cells if each.measured)
+                found = [each.measured for each in cells if each.measured]
+                row.tokens += sum(len(each.output) for each in found)
+                row.decoding += sum(each.ns.decode or 0 for each in found) / 1e9
             if not self._windows.open and monotonic() - self._told > TELL_EVERY_S:
                 self._tell()
             self._count_failures(arm, cells)
@@ -514,6 +516,11 @@ class Pass:
             kept = [cell for cell in group.cells if cell.lost is None]
             with self._pace.judging():
                 records = [self._judging.record(cell, group) for cell in kept]
+                if not self._judged:
+                    # Nor is what judging loads: transformers doubles what there is to go through.
+                    gc.collect()
+                    gc.freeze()
+                    self._judged = True
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record.key, record.output_ids)

@@ -1,5 +1,6 @@
 """Whole runs over a small pair: what they write, how they resume, what makes them fail."""
 
+import gc
 import shutil
 import textwrap
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.execute import run as execute
+from specbench_cli.execute.cell import Cell
+from specbench_cli.execute.judging import Judging
 from specbench_cli.execute.run import exit_code
-from specbench_cli.measure import environment
+from specbench_cli.measure import environment, quiet
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
 from specbench_cli.report.reading import read
@@ -355,6 +358,29 @@ def test_a_pass_that_is_to_stop_finishes_its_prompt_and_begins_no_other(specbenc
     assert len({record.prompt_id for record in outcome.records}) == 1
     assert outcome.manifest["status"] == "finished"
     assert "--stop-after 1e-06: 1 of 6 prompts" in outcome.log.notes
+
+
+def test_no_collection_before_an_output_goes_through_what_judging_loaded(specbench, monkeypatch):
+    """It is transformers: a collection took 80 ms where it takes 2, before each output."""
+    monkeypatch.setattr(quiet, "WINDOW_S", 0.0)  # each output is judged before the next prompt
+    loaded, looked_at = [], []
+    record, measure = Judging.record, Cell.measure
+
+    def loading(judging, cell, group):
+        if not loaded:
+            loaded.extend([] for _ in range(50_000))
+        return record(judging, cell, group)
+
+    def watched(cell):
+        if loaded:
+            looked_at.append(len(gc.get_objects()))
+        measure(cell)
+
+    monkeypatch.setattr(Judging, "record", loading)
+    monkeypatch.setattr(Cell, "measure", watched)
+    specbench("pld", limit=2, max_new_tokens=4)
+    assert looked_at
+    assert max(looked_at) < 50_000
 
 
 def test_a_run_under_load_has_no_prompt_to_stop_before():

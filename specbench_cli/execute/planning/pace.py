@@ -20,14 +20,21 @@ LOADING = 0.6
 """What judging first takes, which loads transformers, to the start of a process, which loads torch
 and the models: 0.5 to 0.7 in runs of the embedded pair."""
 
+TRANSFORMERS = 5.5
+"""What the check after the last prompt takes to as many of vanilla's own forwards over one token:
+5.5 with SmolLM2-135M, 5.9 and 6.7 with embedded-7m, 4.0 with embedded-1m, on two cores. Three
+quarters of it and more are transformers' forwards, each over one token. Where a forward is the
+weights' way through memory and nothing else it is less, and the check is over sooner than said."""
+
 
 @dataclass(slots=True)
 class Work:
     """Work on a row of the result, in units that its cells are thought to differ by (tokens that
     may be made).
 
-    due, done: units, of the pass. later: units of the passes after it. spent, tokens: seconds on
-    `done`, and the tokens that were made. faded_done, faded_spent: the same, the last ones most.
+    due, done: units, of the pass. later: units of the passes after it. spent: seconds on `done`.
+    faded_done, faded_spent: the same, the last ones most. tokens, decoding: that were made, and the
+    seconds of their outputs' own decoding, without prompts, waits and windows.
     """
 
     due: float
@@ -35,6 +42,7 @@ class Work:
     done: float = 0.0
     spent: float = 0.0
     tokens: int = 0
+    decoding: float = 0.0
     faded_done: float = 0.0
     faded_spent: float = 0.0
 
@@ -76,12 +84,11 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
 
 
 class Check(NamedTuple):
-    """What follows the last prompt: `tokens` are read one by one, if row `label` made as many, in
-    forwards that take as long as that row's own, `together` of which were done at once."""
+    """What follows the last prompt: transformers reads `tokens` one by one, if row `label` made as
+    many. How long it takes is told by that row's forwards over one token."""
 
     label: str
     tokens: int
-    together: int = 1
 
 
 class Pace:
@@ -116,8 +123,8 @@ class Pace:
 
     @contextmanager
     def spent(self, label: str, units: float) -> Iterator[Work]:
-        """Count what is done inside to a row, which is to be told of its tokens, and its
-        seconds."""
+        """Count what is done inside to a row, which is to be told of its tokens
+        and their decoding, and its seconds."""
         begun = self._clock()
         row = self._rows[label]
         yield row
@@ -153,11 +160,11 @@ class Pace:
     def _checking(self) -> float:
         if self._check is None:
             return 0.0
-        label, tokens, together = self._check
+        label, tokens = self._check
         row = self._rows[label]
         if not row.done or row.tokens * row.due / row.done < tokens:
             return 0.0
-        return tokens * together * row.pace * row.done / row.tokens
+        return TRANSFORMERS * tokens * row.decoding / row.tokens
 
 
 def report_seconds(start_s: float, rows: int, cells: int) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from specbench_cli.execute import passes
 from specbench_cli.execute.cell import Cell
 from specbench_cli.execute.planning.pace import (
+    TRANSFORMERS,
     Check,
     Pace,
     Work,
@@ -64,7 +65,8 @@ def test_later_passes_count_with_their_starts_and_the_check_after_the_last_promp
     with pace.spent("vanilla", 1) as row:
         clock.now += 3
         row.tokens += 30
-    assert pace.left() == (1 + 4) * 3 + 14 + 60 * 3 / 30
+        row.decoding += 2
+    assert pace.left() == (1 + 4) * 3 + 14 + TRANSFORMERS * 60 * 2 / 30
 
 
 def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_was():
