@@ -61,17 +61,16 @@ def _shared(params):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: a case of the law for each variant, and deep ones. tests/engine/verify/test_law.py
-    walks three tokens of each method more, under block verification, too; here, with deep drafts,
-    every third."""
+    """In short: a case of the law for each variant, and deep ones; of block verification, which
+    judges what the same drafts are drawn from, for few. tests/engine/verify/test_law.py walks three
+    tokens of each method more."""
     whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
     first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)
     short, choosing = replace(whole, varied=()), tuple(filter(chooses, rest))
     few = replace(short, variants=first[:1] + choosing)
     found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
-    if turn % 3 == 0:
-        monkeypatch.setattr(checks_law, "BUDGET", {"block": 40})
-        found += run_checks(replace(short, variants=first + choosing), {"law": TABLE_CHECKS["law"]})
+    monkeypatch.setattr(checks_law, "BUDGET", {"block": 40})
+    found += run_checks(replace(short, variants=first + choosing), {"law": checks_law.check_law})
     subject = replace(whole, variants=first + rest, varied=dealt(whole.varied, turn, 3))
     monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40})
     found += run_checks(
