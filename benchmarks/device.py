@@ -1,7 +1,7 @@
 """Check specbench on one GPU, and write the results as one JSON and one Markdown file.
 
     python benchmarks/device.py --out DIR                # the whole check: at most nine minutes
-    python benchmarks/device.py --out DIR --device cpu   # the same steps on small shapes: a rehearsal
+    python benchmarks/device.py --out DIR --device cpu   # a rehearsal on small shapes
 
 The machine needs torch and specbench's dependencies, no download and no installation: run it from
 the root of a checkout. Steps, in order of importance:
@@ -70,7 +70,13 @@ def steps(device: str, out: Path) -> list[Step]:
     found = []
     if gpu:
         tests = ["tests/device/test_steps.py", "tests/measure/test_memory.py"]
-        found.append(Step("tests", ["-m", "pytest", "-m", "gpu", "-n", "8", "-q", *tests], 180))
+        found.append(
+            Step(
+                "tests",
+                ["-m", "pytest", "-m", "gpu", "-n", "8", "-q", "-p", "no:benchmark", *tests],
+                180,
+            )
+        )
 
     def run(name: str, limit: float, *options: str) -> Step:
         place = ["--device", device, "--allow-noise", "--out", str(out / name.replace(" ", "-"))]
