@@ -66,6 +66,9 @@ class Atts(Method):
     """
 
     name: ClassVar[str] = "atts"
+    family: ClassVar[str] = "a draft model, a segment of text at a time"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xiong2025atts",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[AttsParams]] = AttsParams
     params: AttsParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -60,6 +60,9 @@ class Cdsl(Method):
     """
 
     name: ClassVar[str] = "cdsl"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("nakshatri2025cdsl",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[CdslParams]] = CdslParams
     params: CdslParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -56,6 +56,8 @@ class Chimera(Method):
     """
 
     name: ClassVar[str] = "chimera"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("zeng2024chimera",)
     Params: ClassVar[type[MethodParams]] = ChimeraParams
     params: ChimeraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

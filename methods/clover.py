@@ -68,6 +68,8 @@ class Clover(Method):
     """
 
     name: ClassVar[str] = "clover"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xiao2024clover",)
     Params: ClassVar[type[MethodParams]] = CloverParams
     params: CloverParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -44,6 +44,8 @@ class DFlash(Method):
     """
 
     name: ClassVar[str] = "dflash"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("chen2026dflash",)
     Params: ClassVar[type[MethodParams]] = DFlashParams
     params: DFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

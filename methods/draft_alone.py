@@ -15,6 +15,8 @@ class DraftAlone(Method):
     """
 
     name: ClassVar[str] = "draft-alone"
+    family: ClassVar[str] = "a draft model"
+    lossy: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     decodes: ClassVar[Literal["target", "draft"]] = "draft"
     control: ClassVar[bool] = True

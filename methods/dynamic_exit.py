@@ -70,6 +70,8 @@ class Del(Method):
     """
 
     name: ClassVar[str] = "del"
+    family: ClassVar[str] = "the target itself, or a part of it"
+    proposed_in: ClassVar[tuple[str, ...]] = ("entezarizarch2025del",)
     Params: ClassVar[type[MethodParams]] = DelParams
     params: DelParams
 

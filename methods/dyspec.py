@@ -73,6 +73,8 @@ class DySpec(Method):
     """
 
     name: ClassVar[str] = "dyspec"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xiong2024dyspec",)
     Params: ClassVar[type[MethodParams]] = DySpecParams
     params: DySpecParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

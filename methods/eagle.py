@@ -68,6 +68,9 @@ class Eagle(Method):
     """
 
     name: ClassVar[str] = "eagle"
+    aliases: ClassVar[tuple[str, ...]] = ("eagle1",)
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("li2024eagle",)
     Params: ClassVar[type[MethodParams]] = EagleParams
     params: EagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

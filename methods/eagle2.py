@@ -53,6 +53,8 @@ class Eagle2(Method):
     """
 
     name: ClassVar[str] = "eagle2"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("li2024eagle2",)
     Params: ClassVar[type[MethodParams]] = Eagle2Params
     params: Eagle2Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -51,6 +51,8 @@ class Eagle3(Method):
     """
 
     name: ClassVar[str] = "eagle3"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("li2025eagle3",)
     Params: ClassVar[type[MethodParams]] = Eagle3Params
     params: Eagle3Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

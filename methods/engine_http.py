@@ -50,6 +50,8 @@ class HttpVanilla(Method):
     """A server that decodes plainly: the baseline of engine:http."""
 
     name: ClassVar[str] = "engine:http-vanilla"
+    family: ClassVar[str] = "a server"
+    project: ClassVar[str] = "any server with OpenAI's completions"
     Params: ClassVar[type[MethodParams]] = HttpParams
     peer: ClassVar[bool] = True
     baseline: ClassVar[str] = "engine:http-vanilla"

@@ -35,6 +35,8 @@ class LlamaCpp(Method):
     """llama.cpp's plain decoding: the baseline of its other rows."""
 
     name: ClassVar[str] = "engine:llama.cpp"
+    family: ClassVar[str] = "llama.cpp"
+    project: ClassVar[str] = "github.com/abetlen/llama-cpp-python"
     Params: ClassVar[type[MethodParams]] = LlamaCppParams
     peer: ClassVar[bool] = True
     baseline: ClassVar[str] = "engine:llama.cpp"

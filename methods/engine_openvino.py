@@ -36,6 +36,8 @@ class OpenVino(Method):
     """OpenVINO GenAI's plain decoding: the baseline of its other rows."""
 
     name: ClassVar[str] = "engine:openvino"
+    family: ClassVar[str] = "OpenVINO GenAI"
+    project: ClassVar[str] = "github.com/openvinotoolkit/openvino.genai"
     Params: ClassVar[type[MethodParams]] = OpenVinoParams
     peer: ClassVar[bool] = True
     baseline: ClassVar[str] = "engine:openvino"

@@ -47,6 +47,8 @@ class EqSpec(Method):
     """
 
     name: ClassVar[str] = "eqspec"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("zhang2025batch",)
     Params: ClassVar[type[LengthParams]] = EqSpecParams
     params: EqSpecParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -46,6 +46,8 @@ class ExSpec(Method):
     """
 
     name: ClassVar[str] = "exspec"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("zhang2025batch",)
     Params: ClassVar[type[LengthParams]] = ExSpecParams
     params: ExSpecParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

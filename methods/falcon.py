@@ -58,6 +58,8 @@ class Falcon(Method):
     """
 
     name: ClassVar[str] = "falcon"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("gao2024falcon",)
     Params: ClassVar[type[MethodParams]] = FalconParams
     params: FalconParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -57,6 +57,8 @@ class HfVanilla(Method):
     """transformers' plain decoding; the others add candidates to it."""
 
     name: ClassVar[str] = "hf:vanilla"
+    family: ClassVar[str] = "transformers"
+    project: ClassVar[str] = "transformers"
     peer: ClassVar[bool] = True
 
     def generate(self, session: Session) -> Iterator[Step]:

@@ -51,6 +51,8 @@ class HiddenTransfer(Method):
     """
 
     name: ClassVar[str] = "hidden-transfer"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("wu2024hidden",)
     Params: ClassVar[type[MethodParams]] = HiddenTransferParams
     params: HiddenTransferParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -62,6 +62,8 @@ class Hydra(Method):
     """
 
     name: ClassVar[str] = "hydra"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("ankner2024hydra",)
     Params: ClassVar[type[MethodParams]] = HydraParams
     params: HydraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -59,6 +59,9 @@ class HydraPlus(Method):
     """
 
     name: ClassVar[str] = "hydra++"
+    aliases: ClassVar[tuple[str, ...]] = ("hydra-plus",)
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("ankner2024hydra",)
     Params: ClassVar[type[MethodParams]] = HydraPlusParams
     params: HydraPlusParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -84,6 +84,10 @@ class Judge(Method):
     """
 
     name: ClassVar[str] = "judge"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("bachmann2025judge",)
+    builds_on: ClassVar[tuple[str, ...]] = ("garipov2025autojudge",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[JudgeParams]] = JudgeParams
     params: JudgeParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -40,6 +40,8 @@ class LayerSkip(Method):
     """
 
     name: ClassVar[str] = "layerskip"
+    family: ClassVar[str] = "the target itself, or a part of it"
+    proposed_in: ClassVar[tuple[str, ...]] = ("elhoushi2024layerskip",)
     Params: ClassVar[type[MethodParams]] = LayerSkipParams
     params: LayerSkipParams
 

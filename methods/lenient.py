@@ -52,6 +52,10 @@ class Lenience(Method):
     """
 
     name: ClassVar[str] = "lenient"
+    aliases: ClassVar[tuple[str, ...]] = ("lenience",)
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("leviathan2023fast",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[LenientParams]] = LenientParams
     params: LenientParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -56,6 +56,8 @@ class Lookahead(Method):
     """
 
     name: ClassVar[str] = "lookahead"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("fu2024lookahead",)
     Params: ClassVar[type[MethodParams]] = LookaheadParams
     params: LookaheadParams
 

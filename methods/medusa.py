@@ -51,6 +51,8 @@ class Medusa(Method):
     """
 
     name: ClassVar[str] = "medusa"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("cai2024medusa",)
     Params: ClassVar[type[MethodParams]] = MedusaParams
     params: MedusaParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -72,6 +72,8 @@ class Mirror(Method):
     """
 
     name: ClassVar[str] = "mirror"
+    family: ClassVar[str] = "a draft model, in parallel with the target"
+    proposed_in: ClassVar[tuple[str, ...]] = ("bhendawade2025mirror",)
     Params: ClassVar[type[MirrorParams]] = MirrorParams
     params: MirrorParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -61,6 +61,8 @@ class Mtp(Method):
     """
 
     name: ClassVar[str] = "mtp"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("deepseek2024v3",)
     Params: ClassVar[type[MethodParams]] = MtpParams
     params: MtpParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

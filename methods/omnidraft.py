@@ -52,6 +52,8 @@ class OmniDraft(Method):
     """
 
     name: ClassVar[str] = "omnidraft"
+    family: ClassVar[str] = "a draft model with any tokenizer"
+    proposed_in: ClassVar[tuple[str, ...]] = ("ramakrishnan2025omnidraft",)
     Params: ClassVar[type[OmniDraftParams]] = OmniDraftParams
     params: OmniDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

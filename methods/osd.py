@@ -61,6 +61,9 @@ class Osd(Method):
     """
 
     name: ClassVar[str] = "osd"
+    aliases: ClassVar[tuple[str, ...]] = ("online",)
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("liu2024online",)
     Params: ClassVar[type[OsdParams]] = OsdParams
     params: OsdParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

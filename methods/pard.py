@@ -52,6 +52,8 @@ class Pard(Method):
     """
 
     name: ClassVar[str] = "pard"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("an2025pard",)
     Params: ClassVar[type[MethodParams]] = PardParams
     params: PardParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

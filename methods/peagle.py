@@ -51,6 +51,8 @@ class PEagle(Method):
     """
 
     name: ClassVar[str] = "p-eagle"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("hui2026peagle",)
     Params: ClassVar[type[MethodParams]] = PEagleParams
     params: PEagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

@@ -100,6 +100,8 @@ class Pearl(Method):
     """
 
     name: ClassVar[str] = "pearl"
+    family: ClassVar[str] = "a draft model, in parallel with the target"
+    proposed_in: ClassVar[tuple[str, ...]] = ("liu2025pearl",)
     Params: ClassVar[type[MethodParams]] = PearlParams
     params: PearlParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -40,6 +40,9 @@ class Pld(Method):
     """
 
     name: ClassVar[str] = "pld"
+    aliases: ClassVar[tuple[str, ...]] = ("prompt-lookup",)
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("saxena2023pld",)
     Params: ClassVar[type[MethodParams]] = PldParams
     params: PldParams
 

@@ -47,6 +47,8 @@ class RandomAcceptance(Method):
     """
 
     name: ClassVar[str] = "random-accept"
+    family: ClassVar[str] = "a draft model"
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[RandomAcceptParams]] = RandomAcceptParams
     params: RandomAcceptParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -52,6 +52,8 @@ class Rest(Method):
     """
 
     name: ClassVar[str] = "rest"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("he2024rest",)
     Params: ClassVar[type[MethodParams]] = RestParams
     params: RestParams
 

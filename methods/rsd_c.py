@@ -58,6 +58,8 @@ class RsdC(Method):
     """
 
     name: ClassVar[str] = "rsd-c"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("jeon2024rsd",)
     Params: ClassVar[type[MethodParams]] = RsdCParams
     params: RsdCParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

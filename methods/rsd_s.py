@@ -56,6 +56,8 @@ class RsdS(Method):
     """
 
     name: ClassVar[str] = "rsd-s"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("jeon2024rsd",)
     Params: ClassVar[type[MethodParams]] = RsdSParams
     params: RsdSParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

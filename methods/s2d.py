@@ -68,6 +68,9 @@ class S2d(Method):
     """
 
     name: ClassVar[str] = "s2d"
+    aliases: ClassVar[tuple[str, ...]] = ("sorted",)
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("kavehzadeh2024s2d",)
     Params: ClassVar[type[MethodParams]] = S2dParams
     params: S2dParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -72,6 +72,8 @@ class Sam(Method):
     """
 
     name: ClassVar[str] = "sam"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("hu2024sam",)
     Params: ClassVar[type[MethodParams]] = SamParams
     params: SamParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"

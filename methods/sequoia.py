@@ -75,6 +75,8 @@ class Sequoia(Method):
     """
 
     name: ClassVar[str] = "sequoia"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("chen2024sequoia",)
     Params: ClassVar[type[MethodParams]] = SequoiaParams
     params: SequoiaParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

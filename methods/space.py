@@ -54,6 +54,8 @@ class Space(Method):
     """
 
     name: ClassVar[str] = "space"
+    family: ClassVar[str] = "the target itself, or a part of it"
+    proposed_in: ClassVar[tuple[str, ...]] = ("yi2024generation",)
     Params: ClassVar[type[MethodParams]] = SpaceParams
     params: SpaceParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})

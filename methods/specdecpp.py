@@ -56,6 +56,9 @@ class SpecDecPP(Method):
     """
 
     name: ClassVar[str] = "specdec++"
+    aliases: ClassVar[tuple[str, ...]] = ("specdecpp",)
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("huang2024specdecpp",)
     Params: ClassVar[type[SpecDecPPParams]] = SpecDecPPParams
     params: SpecDecPPParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

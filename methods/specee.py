@@ -61,6 +61,9 @@ class SpecEE(Method):
     """
 
     name: ClassVar[str] = "specee"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xu2025specee",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[SpecEEParams]] = SpecEEParams
     params: SpecEEParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -67,6 +67,9 @@ class SpecReason(Method):
     """
 
     name: ClassVar[str] = "specreason"
+    family: ClassVar[str] = "a draft model, a segment of text at a time"
+    proposed_in: ClassVar[tuple[str, ...]] = ("pan2025specreason",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[SpecReasonParams]] = SpecReasonParams
     params: SpecReasonParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -66,6 +66,9 @@ class SpeculativeThinking(Method):
     """
 
     name: ClassVar[str] = "speculative-thinking"
+    family: ClassVar[str] = "a draft model, a segment of text at a time"
+    proposed_in: ClassVar[tuple[str, ...]] = ("yang2025speculativethinking",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[SpeculativeThinkingParams]] = SpeculativeThinkingParams
     params: SpeculativeThinkingParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

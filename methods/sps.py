@@ -50,6 +50,9 @@ class Sps(Method):
     """
 
     name: ClassVar[str] = "sps"
+    aliases: ClassVar[tuple[str, ...]] = ("sd", "speculative")
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("leviathan2023fast", "chen2023accelerating")
     Params: ClassVar[type[SpsParams]] = SpsParams
     params: SpsParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -73,6 +73,9 @@ class SpsTree(Method):
     """
 
     name: ClassVar[str] = "sps-tree"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("miao2024specinfer", "jeon2024rsd")
+    builds_on: ClassVar[tuple[str, ...]] = ("li2024eagle2",)
     Params: ClassVar[type[MethodParams]] = SpsTreeParams
     params: SpsTreeParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -65,6 +65,8 @@ class Ssd(Method):
     """
 
     name: ClassVar[str] = "ssd"
+    family: ClassVar[str] = "a draft model, in parallel with the target"
+    project: ClassVar[str] = "github.com/sgl-project/sglang/issues/27462"
     Params: ClassVar[type[SsdParams]] = SsdParams
     params: SsdParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

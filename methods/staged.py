@@ -103,6 +103,8 @@ class Staged(Method):
     """
 
     name: ClassVar[str] = "staged"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("spector2023staged",)
     Params: ClassVar[type[MethodParams]] = StagedParams
     params: StagedParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

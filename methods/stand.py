@@ -57,6 +57,8 @@ class Stand(Method):
     """
 
     name: ClassVar[str] = "stand"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("song2025stand",)
     Params: ClassVar[type[MethodParams]] = StandParams
     params: StandParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"

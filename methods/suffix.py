@@ -59,6 +59,8 @@ class Suffix(Method):
     """
 
     name: ClassVar[str] = "suffix"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("oliaro2025suffix",)
     Params: ClassVar[type[MethodParams]] = SuffixParams
     params: SuffixParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"

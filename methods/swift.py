@@ -64,6 +64,8 @@ class Swift(Method):
     """
 
     name: ClassVar[str] = "swift"
+    family: ClassVar[str] = "the target itself, or a part of it"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xia2025swift",)
     Params: ClassVar[type[MethodParams]] = SwiftParams
     params: SwiftParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"

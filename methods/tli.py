@@ -49,6 +49,8 @@ class Tli(Method):
     """
 
     name: ClassVar[str] = "tli"
+    family: ClassVar[str] = "a draft model with any tokenizer"
+    proposed_in: ClassVar[tuple[str, ...]] = ("timor2025heterogeneous",)
     Params: ClassVar[type[TliParams]] = TliParams
     params: TliParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -56,6 +56,8 @@ class TokenRecycling(Method):
     """
 
     name: ClassVar[str] = "token-recycling"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("luo2025recycling",)
     Params: ClassVar[type[MethodParams]] = TokenRecyclingParams
     params: TokenRecyclingParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"

@@ -58,6 +58,9 @@ class TypicalAcceptance(Method):
     """
 
     name: ClassVar[str] = "typical"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("cai2024medusa",)
+    lossy: ClassVar[bool] = True
     Params: ClassVar[type[TypicalParams]] = TypicalParams
     params: TypicalParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

@@ -52,6 +52,9 @@ class Uag(Method):
     """
 
     name: ClassVar[str] = "uag"
+    aliases: ClassVar[tuple[str, ...]] = ("slem",)
+    family: ClassVar[str] = "a draft model with any tokenizer"
+    proposed_in: ClassVar[tuple[str, ...]] = ("timor2025heterogeneous",)
     Params: ClassVar[type[UagParams]] = UagParams
     params: UagParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})

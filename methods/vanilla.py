@@ -15,6 +15,8 @@ class Vanilla(Method):
     """
 
     name: ClassVar[str] = "vanilla"
+    aliases: ClassVar[tuple[str, ...]] = ("autoregressive", "ar")
+    family: ClassVar[str] = "nothing"
     proposes: ClassVar[bool] = False
 
     def propose(self, session: Session, limit: int) -> Draft:

@@ -1,15 +1,17 @@
-"""Methods by name: ours (a static table), other distributions' (entry points), a file's (--plugin).
+"""Methods by name: ours, those of other distributions (entry points), those of a file (--plugin).
 
-Nothing is imported before it is asked for: `specbench list methods` reads the table and no torch. A
-test holds the table equal to the classes.
+A method is imported when it is first used. `specbench list methods` needs no torch: the facts about
+our methods are read from the source text of their classes.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.resources
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,32 +35,60 @@ LOSSLESS = "lossless"
 LOSSY = "lossy"
 """With default parameters neither: runs show it beside what its answers lose."""
 
+FAMILIES = (
+    "nothing",
+    "a draft model",
+    "a draft model with any tokenizer",
+    "a draft model, a segment of text at a time",
+    "a draft model, in parallel with the target",
+    "a head on the target's hidden states",
+    "the target itself, or a part of it",
+    "earlier text",
+    "transformers",
+    "OpenVINO GenAI",
+    "llama.cpp",
+    "a server",
+)
+"""Families of our methods, by what drafts, in the order in which they are listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a method without importing it.
+    """Facts about a method that are known without importing it.
 
     Attributes:
         target: "package.module:Class".
         summary: first line of the class's docstring.
-        aliases: other names it answers to.
-        needs: what it cannot run without.
-        peer: whether it is somebody else's implementation, measured but not audited.
-        baseline: the method that its speedups are over: of another engine, that one's vanilla.
-        guarantee: what it promises of its output; empty where only the class says.
-        source: the paper or project that it comes from.
+        aliases: other names that `--method` accepts.
+        family: the part of README's table that lists it; one of `FAMILIES` for our methods.
+        needs: models that it cannot run without: "draft", "head".
+        peer: True if another project implements it. Peers are measured, but not audited.
+        baseline: the method that its speedups are relative to.
+        guarantee: LOSSLESS or LOSSY, with default parameters; empty where only the class knows.
+        proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
+        builds_on: keys of further papers to cite.
+        project: the project that implements it, where no paper proposes it.
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
+    family: str = ""
     needs: tuple[str, ...] = ()
     peer: bool = False
     baseline: str = "vanilla"
     guarantee: str = LOSSLESS
-    source: str = ""
+    proposed_in: tuple[str, ...] = ()
+    builds_on: tuple[str, ...] = ()
+    project: str = ""
     origin: str = "specbench"
+
+    @property
+    def source(self) -> str:
+        """Where the method comes from: its papers, else the project that implements it."""
+        papers = _bibliography()
+        return ", ".join(papers[key]["source"] for key in self.proposed_in) or self.project
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,449 +102,86 @@ class Papers:
     claims: tuple[Claim, ...] = ()
 
 
-METHODS: dict[str, Entry] = {
-    "vanilla": Entry(
-        "methods.vanilla:Vanilla",
-        "Vanilla autoregressive decoding: one target forward a token.",
-        aliases=("autoregressive", "ar"),
-    ),
-    "sps": Entry(
-        "methods.sps:Sps",
-        "Speculative sampling: a small model drafts a chain, the target scores it in one forward.",
-        aliases=("sd", "speculative"),
-        needs=("draft",),
-        source="arXiv:2211.17192, arXiv:2302.01318",
-    ),
-    "tli": Entry(
-        "methods.tli:Tli",
-        "TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.",
-        needs=("draft",),
-        source="arXiv:2502.05202",
-    ),
-    "uag": Entry(
-        "methods.uag:Uag",
-        "UAG: a draft with any tokenizer writes on, and its text is tokenized for the target.",
-        aliases=("slem",),
-        needs=("draft",),
-        source="arXiv:2502.05202",
-    ),
-    "omnidraft": Entry(
-        "methods.omnidraft:OmniDraft",
-        "OmniDraft: several tokens of a draft that spell one of the target's are drafted as that"
-        " one.",
-        needs=("draft",),
-        source="arXiv:2507.02659",
-    ),
-    "osd": Entry(
-        "methods.osd:Osd",
-        "OSD: the draft learns, between requests, the target's law at each place it was rejected.",
-        aliases=("online",),
-        needs=("draft",),
-        source="arXiv:2310.07177",
-    ),
-    "s2d": Entry(
-        "methods.s2d:S2d",
-        "S2D: a draft's first layers draft where they are sure, the next ones where they are not.",
-        aliases=("sorted",),
-        needs=("draft",),
-        source="arXiv:2407.01955",
-    ),
-    "typical": Entry(
-        "methods.typical:TypicalAcceptance",
-        "Typical: a draft token stands that the target finds likely, by how sure it is of its own.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2401.10774",
-    ),
-    "lenient": Entry(
-        "methods.lenient:Lenience",
-        "Lenient: a draft token stands if it would were the target's p so many times as high.",
-        aliases=("lenience",),
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2211.17192",
-    ),
-    "judge": Entry(
-        "methods.judge:Judge",
-        "Judge: a small head on the target's rows lets harmless deviations of the draft pass.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2501.19309",
-    ),
-    "cdsl": Entry(
-        "methods.cdsl:Cdsl",
-        "CDSL: a draft stands if it helps to hold the wanted words; else the next token looks"
-        " ahead.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2412.10418",
-    ),
-    "specee": Entry(
-        "methods.specee:SpecEE",
-        "SpecEE: the target leaves out its last layers where a draft's tokens settle early.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2504.08850",
-    ),
-    "random-accept": Entry(
-        "methods.random_accept:RandomAcceptance",
-        "Random accept: a rejected draft token passes by the toss of a coin; a control of rules.",
-        needs=("draft",),
-        guarantee=LOSSY,
-    ),
-    "draft-alone": Entry(
-        "methods.draft_alone:DraftAlone",
-        "Draft alone: plain decoding with the draft model; a control of all that is not exact.",
-        needs=("draft",),
-        guarantee=LOSSY,
-    ),
-    "sps-tree": Entry(
-        "methods.sps_tree:SpsTree",
-        "Tree speculative sampling: a small model drafts a tree, the target scores it in one"
-        " forward.",
-        needs=("draft",),
-        source="arXiv:2305.09781, arXiv:2402.14160",
-    ),
-    "rsd-c": Entry(
-        "methods.rsd_c:RsdC",
-        "RSD-C: every node of a level has as many children, drawn without replacement.",
-        needs=("draft",),
-        source="arXiv:2402.14160",
-    ),
-    "rsd-s": Entry(
-        "methods.rsd_s:RsdS",
-        "RSD-S: stochastic beam search draws the tree's levels, paths without replacement.",
-        needs=("draft",),
-        source="arXiv:2402.14160",
-    ),
-    "sequoia": Entry(
-        "methods.sequoia:Sequoia",
-        "Sequoia: the static tree that acceptance by rank, as measured, makes the best.",
-        needs=("draft",),
-        source="arXiv:2402.12374",
-    ),
-    "dyspec": Entry(
-        "methods.dyspec:DySpec",
-        "DySpec: the tree grows by draws, next where the draft is likeliest to have a token"
-        " accepted.",
-        needs=("draft",),
-        source="arXiv:2410.11744",
-    ),
-    "specdec++": Entry(
-        "methods.specdecpp:SpecDecPP",
-        "SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.",
-        aliases=("specdecpp",),
-        needs=("draft",),
-        source="arXiv:2405.19715",
-    ),
-    "eqspec": Entry(
-        "methods.eqspec:EqSpec",
-        "EQSPEC: sequences draft together, and each keeps what it accepted, whatever others did.",
-        needs=("draft",),
-        source="arXiv:2510.22876",
-    ),
-    "exspec": Entry(
-        "methods.exspec:ExSpec",
-        "EXSPEC: of a window of sequences, those that are equally long take a step together.",
-        needs=("draft",),
-        source="arXiv:2510.22876",
-    ),
-    "staged": Entry(
-        "methods.staged:Staged",
-        "Staged speculative decoding: the draft model has a draft of its own, and drafts a tree.",
-        needs=("draft",),
-        source="arXiv:2308.04623",
-    ),
-    "specreason": Entry(
-        "methods.specreason:SpecReason",
-        "SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2504.07891",
-    ),
-    "atts": Entry(
-        "methods.atts:Atts",
-        "ATTS: of the draft's chunks those are replaced that the target finds strangest, a share.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2509.15148",
-    ),
-    "speculative-thinking": Entry(
-        "methods.speculative_thinking:SpeculativeThinking",
-        "Speculative Thinking: the draft writes, and the target where it affirms or doubts.",
-        needs=("draft",),
-        guarantee=LOSSY,
-        source="arXiv:2504.12329",
-    ),
-    "pearl": Entry(
-        "methods.pearl:Pearl",
-        "PEARL: the draft goes on drafting while the target verifies what it drafted before.",
-        needs=("draft",),
-        source="arXiv:2408.11850",
-    ),
-    "eagle": Entry(
-        "methods.eagle:Eagle",
-        "EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.",
-        aliases=("eagle1",),
-        needs=("head",),
-        source="arXiv:2401.15077",
-    ),
-    "eagle2": Entry(
-        "methods.eagle2:Eagle2",
-        "EAGLE-2: EAGLE's head, whose tree grows where the head is sure of itself.",
-        needs=("head",),
-        source="arXiv:2406.16858",
-    ),
-    "eagle3": Entry(
-        "methods.eagle3:Eagle3",
-        "EAGLE-3: a head over three of the target's layers, trained on its own drafts, grows the"
-        " tree.",
-        needs=("head",),
-        source="arXiv:2503.01840",
-    ),
-    "medusa": Entry(
-        "methods.medusa:Medusa",
-        "Medusa: heads on the target's last row, each one token further ahead, fill a static tree.",
-        needs=("head",),
-        source="arXiv:2401.10774",
-    ),
-    "hydra": Entry(
-        "methods.hydra:Hydra",
-        "Hydra: heads on the target's last row and the tokens drafted so far fill a static tree.",
-        needs=("head",),
-        source="arXiv:2402.05109",
-    ),
-    "hydra++": Entry(
-        "methods.hydra_plus:HydraPlus",
-        "Hydra++: Hydra's heads read a layer's attention over the whole prefix, not the last row.",
-        aliases=("hydra-plus",),
-        needs=("head",),
-        source="arXiv:2402.05109",
-    ),
-    "clover": Entry(
-        "methods.clover:Clover",
-        "Clover: regressive attention over drafted tokens, and a tree pruned to a budget.",
-        needs=("head",),
-        source="arXiv:2405.00263",
-    ),
-    "p-eagle": Entry(
-        "methods.peagle:PEagle",
-        "P-EAGLE: EAGLE-3's head reads masks behind the text, and drafts a whole chain in one"
-        " forward.",
-        needs=("head",),
-        source="arXiv:2602.01469",
-    ),
-    "dflash": Entry(
-        "methods.dflash:DFlash",
-        "DFlash: a block of mask tokens beside the target's features is denoised in one forward.",
-        needs=("head",),
-        source="arXiv:2602.06036",
-    ),
-    "pard": Entry(
-        "methods.pard:Pard",
-        "PARD: a draft model adapted to mask tokens says a whole chain in one forward.",
-        needs=("head",),
-        source="arXiv:2504.18583",
-    ),
-    "falcon": Entry(
-        "methods.falcon:Falcon",
-        "Falcon: a head that predicts a block of features a pass drafts a tree, block by block.",
-        needs=("head",),
-        source="arXiv:2412.12639",
-    ),
-    "chimera": Entry(
-        "methods.chimera:Chimera",
-        "Chimera: trigrams of what is drafted, and one layer over all of the target's rows, draft.",
-        needs=("head",),
-        source="arXiv:2402.15758",
-    ),
-    "hidden-transfer": Entry(
-        "methods.hidden_transfer:HiddenTransfer",
-        "Hidden Transfer: pseudo states, mapped from a middle layer, say ahead through the upper"
-        " ones.",
-        needs=("head",),
-        source="arXiv:2404.12022",
-    ),
-    "space": Entry(
-        "methods.space:Space",
-        "SPACE: a target tuned to fill mask tokens verifies a draft and makes the next in one"
-        " forward.",
-        needs=("head",),
-        source="arXiv:2402.11809",
-    ),
-    "mtp": Entry(
-        "methods.mtp:Mtp",
-        "Multi-token prediction: a layer trained with the target drafts a chain, fed its own"
-        " output.",
-        needs=("head",),
-        source="arXiv:2412.19437",
-    ),
-    "pld": Entry(
-        "methods.pld:Pld",
-        "Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.",
-        aliases=("prompt-lookup",),
-        source="github.com/apoorvumang/prompt-lookup-decoding",
-    ),
-    "suffix": Entry(
-        "methods.suffix:Suffix",
-        "SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts"
-        " more.",
-        source="arXiv:2411.04975",
-    ),
-    "sam": Entry(
-        "methods.sam:Sam",
-        "SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from"
-        " it.",
-        source="arXiv:2411.10666",
-    ),
-    "rest": Entry(
-        "methods.rest:Rest",
-        "REST: what followed the text's end in a datastore, as often as it did, makes the tree.",
-        source="arXiv:2311.08252",
-    ),
-    "token-recycling": Entry(
-        "methods.token_recycling:TokenRecycling",
-        "Token Recycling: what the target found likely after a token is kept, and unfolds to a"
-        " tree.",
-        source="arXiv:2408.08696",
-    ),
-    "lookahead": Entry(
-        "methods.lookahead:Lookahead",
-        "Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.",
-        source="arXiv:2402.02057",
-    ),
-    "stand": Entry(
-        "methods.stand:Stand",
-        "STAND: children are drawn from what the target said after the n-gram before, averaged.",
-        source="arXiv:2506.04708",
-    ),
-    "layerskip": Entry(
-        "methods.layerskip:LayerSkip",
-        "LayerSkip: the target's first layers draft, the others verify and go on from their rows.",
-        source="arXiv:2404.16710",
-    ),
-    "del": Entry(
-        "methods.dynamic_exit:Del",
-        "DEL: the exit that drafts, and how long, by what every exit would have had accepted.",
-        source="arXiv:2504.05598",
-    ),
-    "swift": Entry(
-        "methods.swift:Swift",
-        "SWIFT: the target drafts without some of its sublayers; which ones is searched meanwhile.",
-        source="arXiv:2410.06916",
-    ),
-    "mirror": Entry(
-        "methods.mirror:Mirror",
-        "Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.",
-        needs=("draft",),
-        source="arXiv:2510.13161",
-    ),
-    "ssd": Entry(
-        "methods.ssd:Ssd",
-        "SSD: while the target verifies a window, the draft prepares for every likely outcome of"
-        " it.",
-        needs=("draft",),
-        source="github.com/sgl-project/sglang/issues/27462",
-    ),
-    "hf:vanilla": Entry(
-        "methods.hf:HfVanilla",
-        "transformers' plain decoding; the others add candidates to it.",
-        peer=True,
-        source="transformers",
-    ),
-    "hf:assisted": Entry(
-        "methods.hf:HfAssisted",
-        "transformers' assisted generation: constant schedule, no stop at low confidence.",
-        needs=("draft",),
-        peer=True,
-        source="transformers",
-    ),
-    "hf:early-exit": Entry(
-        "methods.hf:HfEarlyExit",
-        "transformers' early exit: the target's first layers are the assistant, with a cache"
-        " apart.",
-        peer=True,
-        source="transformers",
-    ),
-    "hf:dflash": Entry(
-        "methods.hf:HfDFlash",
-        "transformers' DFlash: its candidate generator with our head's weights in its own module.",
-        needs=("head",),
-        peer=True,
-        source="transformers",
-    ),
-    "hf:prompt-lookup": Entry(
-        "methods.hf:HfPromptLookup",
-        "transformers' prompt lookup. It drafts past the budget: its last step may lack the bonus.",
-        peer=True,
-        source="transformers",
-    ),
-    "engine:openvino": Entry(
-        "methods.engine_openvino:OpenVino",
-        "OpenVINO GenAI's plain decoding: the baseline of its other rows.",
-        peer=True,
-        baseline="engine:openvino",
-        source="github.com/openvinotoolkit/openvino.genai",
-    ),
-    "engine:openvino-draft": Entry(
-        "methods.engine_openvino:OpenVinoDraft",
-        "OpenVINO GenAI's speculative decoding with a draft model, of constant length.",
-        needs=("draft",),
-        peer=True,
-        baseline="engine:openvino",
-        source="github.com/openvinotoolkit/openvino.genai",
-    ),
-    "engine:openvino-lookup": Entry(
-        "methods.engine_openvino:OpenVinoLookup",
-        "OpenVINO GenAI's prompt lookup, which counts nothing.",
-        peer=True,
-        baseline="engine:openvino",
-        source="github.com/openvinotoolkit/openvino.genai",
-    ),
-    "engine:llama.cpp": Entry(
-        "methods.engine_llamacpp:LlamaCpp",
-        "llama.cpp's plain decoding: the baseline of its other rows.",
-        peer=True,
-        baseline="engine:llama.cpp",
-        source="github.com/abetlen/llama-cpp-python",
-    ),
-    "engine:llama.cpp-draft": Entry(
-        "methods.engine_llamacpp:LlamaCppDraft",
-        "llama.cpp's speculative decoding with a draft model, of constant length.",
-        needs=("draft",),
-        peer=True,
-        baseline="engine:llama.cpp",
-        source="github.com/abetlen/llama-cpp-python",
-    ),
-    "engine:llama.cpp-lookup": Entry(
-        "methods.engine_llamacpp:LlamaCppLookup",
-        "llama-cpp-python's prompt lookup.",
-        peer=True,
-        baseline="engine:llama.cpp",
-        source="github.com/abetlen/llama-cpp-python",
-    ),
-    "engine:http-vanilla": Entry(
-        "methods.engine_http:HttpVanilla",
-        "A server that decodes plainly: the baseline of engine:http.",
-        peer=True,
-        baseline="engine:http-vanilla",
-        source="any server with OpenAI's completions",
-    ),
-    "engine:http": Entry(
-        "methods.engine_http:Http",
-        "A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API.",
-        peer=True,
-        baseline="engine:http-vanilla",
-        source="any server with OpenAI's completions",
-    ),
-}
-
 _plugged_in: dict[str, Entry] = {}
+
+
+@cache
+def ours() -> dict[str, Entry]:
+    """Return the methods of this repository by name, in the order of `FAMILIES`.
+
+    Each class in `methods/` declares what its entry holds. The declarations are read from the
+    source text, since importing the classes would import torch.
+    """
+    root = importlib.resources.files("methods")
+    found: dict[str, Entry] = {}
+    for file in sorted(root.iterdir(), key=lambda each: each.name):
+        if file.name.endswith(".py") and not file.name.startswith("_"):
+            module = f"methods.{file.name.removesuffix('.py')}"
+            found |= declared(file.read_text(encoding="utf-8"), module)
+    ranks = {family: rank for rank, family in enumerate(FAMILIES)}
+    return dict(sorted(found.items(), key=lambda item: ranks[item[1].family]))
+
+
+def declared(text: str, module: str) -> dict[str, Entry]:
+    """Return the entries of the method classes that a module declares, without importing it.
+
+    A class inherits the declarations of its base classes in the same module.
+
+    Raises:
+        ValueError: a class declares one of these attributes by anything but a literal.
+    """
+    attributes: dict[str, dict[str, Any]] = {}
+    found = {}
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        own = dict(_literals(node, module))
+        bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
+        known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
+        if "name" in own and known.get("family") and not node.name.startswith("_"):
+            found[own["name"]] = Entry(
+                f"{module}:{node.name}",
+                (ast.get_docstring(node) or "").partition("\n")[0],
+                aliases=own.get("aliases", ()),
+                family=known["family"],
+                needs=tuple(sorted(known.get("needs", ()))),
+                peer=known.get("peer", False),
+                baseline=known.get("baseline", "vanilla"),
+                guarantee=LOSSY if known.get("lossy") else LOSSLESS,
+                proposed_in=known.get("proposed_in", ()),
+                builds_on=known.get("builds_on", ()),
+                project=known.get("project", ""),
+            )
+    return found
+
+
+_DECLARED = frozenset(
+    {"name", "aliases", "family", "needs", "peer", "baseline", "lossy", "proposed_in"}
+    | {"builds_on", "project"}
+)
+"""Class attributes that an entry is made of."""
+
+
+def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
+    """Yield a class's declared attributes and their values."""
+    for each in node.body:
+        if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
+            continue
+        if each.target.id not in _DECLARED or each.value is None:
+            continue
+        value = each.value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.args:
+            value = value.args[0]  # frozenset({...})
+        try:
+            yield each.target.id, ast.literal_eval(value)
+        except ValueError as fault:
+            place = f"{module}:{each.lineno}: {node.name}.{each.target.id}"
+            raise ValueError(f"{place} must be a literal: the registry reads it") from fault
 
 
 def entries() -> dict[str, Entry]:
     """All methods by canonical name; ours first. A name of ours cannot be taken by another."""
-    return {**METHODS, **_installed(), **_plugged_in}
+    return {**ours(), **_installed(), **_plugged_in}
 
 
 @cache
@@ -524,7 +191,7 @@ def _installed() -> dict[str, Entry]:
 
     found = {}
     for point in importlib.metadata.entry_points(group=GROUP):
-        if point.name in METHODS:
+        if point.name in ours():
             continue
         package = point.dist.name if point.dist else "an unknown distribution"
         found[point.name] = Entry(point.value, f"from {package}", guarantee="", origin=package)
@@ -571,7 +238,7 @@ def resolve(name: str) -> str:
 
 def lossless() -> list[str]:
     """Our methods that promise vanilla's output, and are no peers."""
-    return [name for name, each in METHODS.items() if each.guarantee == LOSSLESS and not each.peer]
+    return [name for name, each in ours().items() if each.guarantee == LOSSLESS and not each.peer]
 
 
 def load(name: str) -> type[Method]:
@@ -595,40 +262,38 @@ def load(name: str) -> type[Method]:
 
 
 def papers(name: str) -> Papers:
-    """What is known of a method's papers: what its class says, else `methods/papers.yaml`.
+    """Return a method's citations and the speedups that its own papers claim.
 
     Raises:
         UsageError: as `load`.
     """
-    known = _our_papers()
-    if name in METHODS and name in known:  # said without importing the method, and so torch
-        return known[name]
+    entry = entries()[resolve(name)]
+    if entry.proposed_in or entry.builds_on:  # known without importing the method, and so torch
+        return _cited(entry.proposed_in, entry.builds_on)
     method = load(name)
     if method.citation or method.claims:
         return Papers(inspect.cleandoc(method.citation), tuple(method.claims))
-    names = (vars(kind).get("name") for kind in method.__mro__)  # its own, or whose it builds on
-    return next((known[name] for name in names if name in known), Papers())
+    return _cited(method.proposed_in, method.builds_on)
+
+
+def _cited(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
+    """Return papers by their keys, with the claims of those that propose a method."""
+    from specbench_cli.engine.params import Claim
+
+    known = _bibliography()
+    citations = [known[key]["citation"].strip() for key in (*proposed_in, *builds_on)]
+    claims = [claim for key in proposed_in for claim in known[key].get("claims", ())]
+    return Papers("\n\n".join(citations), tuple(Claim(**claim) for claim in claims))
 
 
 @cache
-def _our_papers() -> dict[str, Papers]:
-    """By the names of our methods."""
-    import importlib.resources
-
+def _bibliography() -> dict[str, Any]:
+    """Return `methods/papers.yaml`: a paper's source, citation and claims, by its BibTeX key."""
     import yaml
 
-    from specbench_cli.engine.params import Claim
-
     text = importlib.resources.files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")
-    every = yaml.safe_load(text)["papers"].values()
-    found = {}
-    for name in METHODS:
-        own = [paper for paper in every if name in paper["of"]]
-        cited = own + [paper for paper in every if name in paper.get("also", ())]
-        claims = tuple(Claim(**claim) for paper in own for claim in paper.get("claims", ()))
-        if cited:
-            found[name] = Papers("\n\n".join(p["citation"].strip() for p in cited), claims)
-    return found
+    papers: dict[str, Any] = yaml.safe_load(text)["papers"]
+    return papers
 
 
 def parameters(name: str, passed: Mapping[str, Any]) -> MethodParams:
@@ -682,7 +347,7 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _describe(method: type[Method], origin: str) -> Entry:
-    """The entry of a class that is imported already."""
+    """Return the entry of a class that is already imported."""
     return Entry(
         f"{method.__module__}:{method.__qualname__}",
         (method.__doc__ or "").strip().partition("\n")[0],

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from specbench_cli import __version__, registry
+from specbench_cli.commands._card import brief, catalogue_row, family_rows
 from specbench_cli.errors import ExitCode
+from specbench_cli.registry import ours
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
@@ -45,23 +47,17 @@ def shipped() -> set[str]:
     }
 
 
-def test_method_table_is_the_registry():
-    page = (ROOT / "docs/catalogue.md").read_text(encoding="utf-8")
-    said = {row[0].strip("`"): row[1:] for row in table_after("methods", page)}
-    assert said == {
-        name: [
-            ", ".join(f"`{alias}`" for alias in entry.aliases),
-            ", ".join(entry.needs),
-            entry.summary.rstrip("."),
-            entry.source,
-        ]
-        for name, entry in registry.METHODS.items()
-    }
-
-
-def test_readme_names_every_method_once():
-    named = [name for _, names in table_after("families") for name in names.split(", ")]
-    assert sorted(named) == sorted(f"`{name}`" for name in registry.METHODS)
+@pytest.mark.parametrize(
+    ("marker", "page", "rows"),
+    [
+        ("families", "README.md", family_rows),
+        ("methods", "docs/catalogue.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
+    ],
+)
+def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
+    """specbench list methods --families, specbench list methods --markdown."""
+    found = table_after(marker, (ROOT / page).read_text(encoding="utf-8"))
+    assert found == [list(row.values()) for row in rows()]
 
 
 def test_exit_codes_are_the_documented_ones():

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import methods
 from specbench_cli import registry
 from specbench_cli.api import Method
 from specbench_cli.errors import UsageError
-from specbench_cli.registry import METHODS
+from specbench_cli.registry import declared, ours
 
 REPEATER = '''
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session
@@ -59,20 +60,47 @@ def classes_on_disk() -> dict[str, type[Method]]:
     return found
 
 
-def test_table_holds_exactly_the_methods_on_disk():
-    assert sorted(METHODS) == sorted(classes_on_disk())
+def test_the_registry_holds_exactly_the_methods_on_disk():
+    assert sorted(ours()) == sorted(classes_on_disk())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_table_says_what_the_class_says(name):
-    entry, found = METHODS[name], registry.load(name)
+@pytest.mark.parametrize("name", ours())
+def test_an_entry_is_equal_to_its_class(name):
+    entry, found = ours()[name], registry.load(name)
     assert entry.target == f"{found.__module__}:{found.__qualname__}"
     assert found.name == name
     assert entry.summary == inspect.getdoc(found).partition("\n")[0]
     assert set(entry.needs) == found.needs
     assert (entry.peer, entry.baseline) == (found.peer, found.baseline)
+    assert (entry.family, entry.project) == (found.family, found.project)
+    assert (entry.proposed_in, entry.builds_on) == (found.proposed_in, found.builds_on)
+    assert set(entry.aliases) <= set(found.aliases)
     exact = found().guarantee("greedy") == "exact_tokens"
     assert entry.guarantee == (registry.LOSSLESS if exact else registry.LOSSY)
+
+
+def test_a_declaration_that_is_computed_is_refused_with_its_line():
+    text = 'class A(Method):\n    name: ClassVar[str] = "a"\n    family: ClassVar[str] = f()\n'
+    with pytest.raises(ValueError, match=r"methods\.a:3: A\.family must be a literal"):
+        declared(text, "methods.a")
+
+
+def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
+    text = (
+        'class A(Method):\n    name: ClassVar[str] = "a"\n    aliases: ClassVar[Any] = ("b",)\n'
+        '    family: ClassVar[str] = "x"\n    peer: ClassVar[bool] = True\n'
+        'class C(A):\n    name: ClassVar[str] = "c"\n'
+        'class Rule:\n    name: ClassVar[str] = "rule"\n'
+    )
+    found = declared(text, "methods.a")
+    assert found.keys() == {"a", "c"}
+    assert (found["c"].peer, found["c"].family, found["c"].aliases) == (True, "x", ())
+
+
+def test_reading_the_registry_imports_no_torch():
+    code = "import sys; from specbench_cli import registry; registry.ours(); registry.papers('sps')"
+    code += "; assert not {'torch', 'methods.sps'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_vanilla_comes_first():
@@ -102,13 +130,13 @@ def test_unknown_method_is_answered_with_the_nearest():
 
 
 def test_unknown_method_far_from_all_is_answered_with_all():
-    with pytest.raises(UsageError, match="there are vanilla, sps, "):
+    with pytest.raises(UsageError, match="there are vanilla, "):
         registry.resolve("quux")
 
 
 def test_aliases_are_nobody_elses_name():
-    aliases = [alias for entry in METHODS.values() for alias in entry.aliases]
-    assert len({*aliases, *METHODS}) == len(aliases) + len(METHODS)
+    aliases = [alias for entry in ours().values() for alias in entry.aliases]
+    assert len({*aliases, *ours()}) == len(aliases) + len(ours())
 
 
 def test_parameters_have_their_defaults():

@@ -86,8 +86,8 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
     return f"{same[-1].get('verdict')}: {len(checks)} checks of this very file"
 
 
-def readme_row(facts: dict[str, Any]) -> dict[str, str]:
-    """A method's line in README's table."""
+def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
+    """Return a method's row of the table in docs/catalogue.md."""
     return {
         "method": f"`{facts['name']}`",
         "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
@@ -95,6 +95,23 @@ def readme_row(facts: dict[str, Any]) -> dict[str, str]:
         "idea": facts["summary"].rstrip("."),
         "source": facts["source"],
     }
+
+
+def family_rows() -> list[dict[str, str]]:
+    """Return README's table of methods: a row for each family, with lossy methods apart."""
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for name, entry in registry.ours().items():
+        lossy = entry.guarantee == registry.LOSSY
+        groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
+    return [
+        {
+            "what drafts": family + (", [lossy](docs/lossy.md)" if lossy else ""),
+            "methods": ", ".join(names),
+        }
+        for (family, lossy), names in sorted(
+            groups.items(), key=lambda group: (registry.FAMILIES.index(group[0][0]), group[0][1])
+        )
+    ]
 
 
 def _type(annotation: Any) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from specbench_cli import output, registry
 from specbench_cli.commands import OUTPUT
-from specbench_cli.commands._card import brief, card, readme_row
+from specbench_cli.commands._card import brief, card, catalogue_row, family_rows
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 
@@ -46,12 +46,22 @@ def list_(
     ] = False,
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="Methods as the table in README.", rich_help_panel=OUTPUT),
+        typer.Option("--markdown", help="Methods as a Markdown table.", rich_help_panel=OUTPUT),
+    ] = False,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families", help="Method names by family, as in README.", rich_help_panel=OUTPUT
+        ),
     ] = False,
 ) -> None:
     """List methods, tasks, models, runs, shapes or hardware; with NAME, show one in full."""
-    if markdown and (kind is not Kind.METHODS or name is not None or json):
-        raise UsageError("--markdown is for all methods", "specbench list methods --markdown")
+    if (markdown or families) and (kind is not Kind.METHODS or name is not None or json):
+        wanted = "--markdown" if markdown else "--families"
+        raise UsageError(f"{wanted} is for all methods", f"specbench list methods {wanted}")
+    if families:
+        output.data(_markdown(family_rows()))
+        return
     listing = LISTINGS[kind]
     if name is not None:
         facts = listing.full(name)
@@ -62,7 +72,7 @@ def list_(
         for facts in found:
             output.json_line(facts)
     elif markdown:
-        output.data(_markdown([readme_row(facts) for facts in found]))
+        output.data(_markdown([catalogue_row(facts) for facts in found]))
     else:
         output.rows(found, listing.columns)
 

@@ -22,6 +22,11 @@ class Method(ABC):
 
     Class attributes:
         name: the name on the command line.
+        aliases: other names that the command line accepts.
+        family: the part of README's table that lists it: what drafts.
+        lossy: True if, with default parameters, its output may differ from the target's.
+        proposed_in: keys of the papers that propose it; builds_on: of further papers to cite;
+            project: who implements it, where there is no paper. Only our own methods have these.
         Params: its parameters.
         needs: what it cannot run without ("draft").
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
@@ -40,11 +45,18 @@ class Method(ABC):
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
-            (`inspect.cleandoc`). Those of our own methods are in `methods/papers.yaml`.
+            (`inspect.cleandoc`). Our own methods name keys of `methods/papers.yaml` in
+            `proposed_in` instead.
         claims: the speedups that those sources report; none where no figure was confirmed.
     """
 
     name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    family: ClassVar[str] = ""
+    lossy: ClassVar[bool] = False
+    proposed_in: ClassVar[tuple[str, ...]] = ()
+    builds_on: ClassVar[tuple[str, ...]] = ()
+    project: ClassVar[str] = ""
     Params: ClassVar[type[MethodParams]] = MethodParams
     needs: ClassVar[frozenset[str]] = frozenset()
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"

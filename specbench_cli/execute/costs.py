@@ -114,7 +114,7 @@ def together(drafted: bool) -> dict[str, Together]:
         " ".join((name, *settings(params))): registry.build(name, params).generate_batch
         for name, each in TOGETHER.items()
         for params in each
-        if drafted or "draft" not in registry.METHODS[name].needs
+        if drafted or "draft" not in registry.ours()[name].needs
     }
 
 

@@ -28,7 +28,7 @@ from specbench_cli.engine.verify.accept import Threshold
 from specbench_cli.engine.verify.sampling import Rule, warp
 from specbench_cli.errors import MethodFault
 
-OURS = [name for name, entry in registry.METHODS.items() if not entry.peer]
+OURS = [name for name, entry in registry.ours().items() if not entry.peer]
 
 
 OF_FEW_VARIANTS = {"grammar", "order", "batch", "recurrent", "generator"}

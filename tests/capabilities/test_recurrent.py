@@ -21,7 +21,7 @@ PLUGIN = Path(__file__).parent / "plugins" / "recurrent.py"
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    monkeypatch.setattr(registry, "_plugged_in", {})
 
 
 def test_it_is_short() -> None:

@@ -60,7 +60,7 @@ CONFIGURED = {
 
 def configured():
     """Every lossless method with each of its parameters, as a function that makes one."""
-    for name, entry in registry.METHODS.items():
+    for name, entry in registry.ours().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))
@@ -197,9 +197,9 @@ def test_a_step_accounts_for_what_it_drafted_tested_and_committed(
 # ---- what a method says of itself ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.METHODS)
+@pytest.mark.parametrize("name", registry.ours())
 def test_what_the_registry_says_is_what_the_class_says(name):
-    entry, method = registry.METHODS[name], registry.load(name)
+    entry, method = registry.ours()[name], registry.load(name)
     assert (method.name, method.peer, set(entry.needs)) == (name, entry.peer, set(method.needs))
 
 

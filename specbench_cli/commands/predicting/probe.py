@@ -122,7 +122,7 @@ def _shipped(kinds: frozenset[str], drafted: bool) -> list[str]:
     if not kinds:
         return []
     found = []
-    for name, entry in registry.METHODS.items():
+    for name, entry in registry.ours().items():
         if not entry.peer and (drafted or "draft" not in entry.needs):
             wanted = {each.kind.kind for each in registry.build(name, {}).artifacts()}
             found += [name] * bool(wanted and wanted <= kinds)

@@ -58,7 +58,7 @@ def vet_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
     """The same of making the methods of rows, and of asking them what they are."""
     own: dict[str | None, list[MethodChoice]] = {}
     for row in rows:
-        if row.name not in registry.METHODS:
+        if row.name not in registry.ours():
             own.setdefault(file_of(row.name, files), []).append(row)
     for file, listed in own.items():
         names = ", ".join(dict.fromkeys(row.name for row in listed))

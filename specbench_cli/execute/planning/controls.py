@@ -57,7 +57,7 @@ def _wanted(
     """The controls of a lossy row: method, label and parameters of each."""
     if "draft" in method.needed:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
-    foreign = row.name not in registry.METHODS and config.isolation == "process"
+    foreign = row.name not in registry.ours() and config.isolation == "process"
     rated = method.accept is not None and config.executor == "local" and not foreign
     random = f"random for {row.label}"
     if isinstance(method.params, AcceptParams):

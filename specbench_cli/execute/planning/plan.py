@@ -139,7 +139,7 @@ class Plan:
         """The rows of plug-ins that are decoded in a process of the plug-in's own."""
         if self.config.isolation != "process":
             return frozenset()
-        foreign = registry.entries().keys() - registry.METHODS.keys()
+        foreign = registry.entries().keys() - registry.ours().keys()
         return frozenset(arm.label for arm in self.arms if arm.name in foreign)
 
     @property
@@ -470,7 +470,7 @@ def _check_likes(config: RunConfig, arms: Sequence[Arm]) -> None:
             why = f"no row of that name has an accept rule ({', '.join(ruled)})"
         elif config.executor != "local":
             why = f"with --executor {config.executor} it is not measured beforehand"
-        elif config.isolation == "process" and ruled[like].name not in registry.METHODS:
+        elif config.isolation == "process" and ruled[like].name not in registry.ours():
             why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
         if why is not None:
             raise UsageError(

@@ -95,7 +95,7 @@ TREES = (
 
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
-    for name, entry in registry.METHODS.items():
+    for name, entry in registry.ours().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))
