@@ -37,6 +37,7 @@ from specbench_cli.commands import (
 )
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
+from specbench_cli.config import options
 from specbench_cli.errors import (
     EnvironmentFault,
     ExitCode,
@@ -184,18 +185,27 @@ def _asked(args: list[str]) -> typer.Typer:
     time that a light one takes. For the help of all: their names and words, without the options.
     Else, for a near name or a shell's completions: all."""
     one = copy.copy(app)
-    one.registered_commands = [each for each in app.registered_commands if each.name in args[:1]]
+    one.registered_commands = [_whole(c) for c in app.registered_commands if c.name in args[:1]]
     one.registered_groups = [each for each in app.registered_groups if each.name in args[:1]]
     if one.registered_commands or one.registered_groups:
         return one
     if COMPLETION in os.environ or (args and args[0] not in HELP):
-        return app
+        every = copy.copy(app)
+        every.registered_commands = [_whole(each) for each in app.registered_commands]
+        return every
     one.registered_commands = [_bare(each) for each in app.registered_commands]
     one.registered_groups = []
     train_alone = copy.copy(train)
     train_alone.registered_commands = []
     one.add_typer(train_alone, name=TRAIN)
     return one
+
+
+def _whole(command: CommandInfo) -> CommandInfo:
+    """Return a command with its options; those of config models are made only now."""
+    whole = copy.copy(command)
+    whole.callback = options.built(command.callback) if command.callback else None
+    return whole
 
 
 def _bare(command: CommandInfo) -> CommandInfo:

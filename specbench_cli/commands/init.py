@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.main import get_command
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT, run
-from specbench_cli.config.sources import BLOCKS, option
+from specbench_cli.commands import OUTPUT
+from specbench_cli.config.options import PANELS, settings
+from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import UsageError
 
 FILE = Path("specbench.yaml")
@@ -50,8 +50,7 @@ def init(
     if schema:
         from specbench_cli.config.schema import schema as schema_of
 
-        about = {name: param.help for name, param in _settings().items()}
-        output.data(json.dumps(schema_of(about), indent=2))
+        output.data(json.dumps(schema_of(), indent=2))
         return
     try:
         with file.open("x", encoding="utf-8") as new:
@@ -65,24 +64,16 @@ def init(
     output.note(f"{file}: specbench run{'' if file == FILE else f' --config {file}'} reads it")
 
 
-def _settings() -> dict[str, Any]:
-    """The options of `specbench run` that a file may hold, by their key."""
+def _text() -> str:
+    """Return the file: the settings of each panel of the help, with their meaning and default."""
     from specbench_cli.config.run import RunConfig
 
-    app = typer.Typer()
-    app.command()(run.run)
-    by_option = {name: param for param in get_command(app).params for name in param.opts}
-    return {name: by_option[option(name)] for name in RunConfig.model_fields}
-
-
-def _text() -> str:
-    """The file: each panel of the help, each setting with what it means and its default."""
-    lines = [HEAD]
-    for panel in run.PANELS:
+    lines, found = [HEAD], [*settings(RunConfig)]
+    for panel in PANELS:
         lines.append(f"# {panel}\n")
-        for name, param in _settings().items():
-            if param.rich_help_panel == panel:
-                usual = f" Default: {param.show_default}." if param.show_default else ""
-                lines += textwrap.wrap(f"# {param.help}{usual}", _WIDTH, subsequent_indent="# ")
-                lines.append(f"# {BLOCKS.get(name, f'{name}:')}\n")
+        for each in found:
+            if each.option.panel == panel:
+                about = f"# {each.option.help} Default: {each.default}."
+                lines += textwrap.wrap(about, _WIDTH, subsequent_indent="# ")
+                lines.append(f"# {BLOCKS.get(each.name, f'{each.name}:')}\n")
     return "\n".join(lines).rstrip() + "\n"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from specbench_cli.config import sweep
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
-from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.config.run import DEFAULT_METHODS, MethodChoice, RunConfig
 from specbench_cli.config.sources import (
     ANSWERED,
     BLOCKS,
@@ -30,9 +30,6 @@ from specbench_cli.config.sources import (
     from_sweeps,
 )
 from specbench_cli.errors import UsageError
-
-DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
-"""What is measured when no method is named."""
 
 DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
 """Of these, what can decode several prompts together, and what can be held to a grammar or a

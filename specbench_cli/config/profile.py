@@ -24,6 +24,12 @@ PROFILES = {
 }
 """Their names and what each is, the smallest first."""
 
+
+def profiles() -> list[str]:
+    """Return the names of all profiles."""
+    return [*PROFILES]
+
+
 LOSSLESS = "lossless"
 """Stands, in a profile's methods, for all registered methods that promise vanilla's output."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +23,10 @@ from pydantic import (
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
+from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, WHAT, Option
+
+DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
+"""Methods that are measured when none is named."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
 """How tokens are decided."""
@@ -128,74 +133,336 @@ def _known_budget(value: str) -> str:
 
 
 class RunConfig(BaseModel):
-    """Everything that decides what `specbench run` measures, by the names of a config file's keys.
+    """Settings of a run, by the keys of a config file. Each field declares its option.
 
-    `targets` and `drafts` stand for a run of each pair (`execute.planning.matrix`). `limit` is of
-    each task. `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above.
-    `devices` are for methods whose workers compute at once; all others use `device` and
-    `threads`. `graphs`: whether forwards of few rows are replayed from CUDA graphs; "auto": on
-    every GPU. `prefill_chunk`: most tokens of prompts that a forward reads beside the drafts of a
-    batch's others. `acceptance`: the chance that a draft's first choice is accepted, imposed on
-    shapes. `grammar`: what all outputs are held to, a built-in one's name or a file.
-    `contrast`: what the target's logits are contrasted by, all of its settings.
-    `judge`: which of vanilla's outputs transformers' own module is asked about: a sample, or
-    all. `controls`: whether lossy rows bring theirs. `isolation`: whether plug-ins decode in a
-    process of their own, or in the run's. `executor`: who measures: this machine, or the workers
-    of a Ray cluster. `timeout_per_prompt`: seconds after which a method has failed on a prompt.
-    `prompts`: the ids of the questions that are asked. `stop_after`: seconds of a pass after which
-    no further prompt is begun. `probe`: rounds of the cost probe between the prompts.
-    `uncontained`: whether code may be run under limits alone, without namespaces. `profile` names
-    the settings that took the place of the defaults
-    (`config.profile`).
+    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `targets` and
+    `drafts` make one run for each pair (`execute.planning.matrix`). `devices` applies to methods
+    whose workers compute at the same time; all others use `device` and `threads`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    methods: list[MethodChoice] = Field(min_length=1)
-    tasks: Words = Field(["mini"], min_length=1)
-    target: str = Field("embedded", min_length=1)
-    draft: str | None = Field(None, min_length=1)
-    targets: Words = []
-    drafts: Words = []
-    limit: Annotated[Number | None, Field(ge=1)] = None
-    category: Words = []
-    prompts: Words = []
-    seed: Number = Field(0, ge=0)
-    temperature: Annotated[Real, AfterValidator(_workable)] = Field(0.0, ge=0)
-    top_p: Real = Field(1.0, ge=SMALLEST_P, le=1)
-    top_k: Number = Field(0, ge=0)
-    verify: Verify
-    grammar: str | None = Field(None, min_length=1)
-    contrast: Annotated[dict[str, float] | None, BeforeValidator(contrasting)] = None
-    acceptance: Annotated[Real | None, Field(ge=0, le=1)] = None
-    max_new_tokens: Annotated[Number | None, Field(ge=1)] = None
-    repeats: Number = Field(1, ge=1)
-    batch: Number = Field(1, ge=1)
-    prefill_chunk: Number = Field(256, ge=1)
-    load: Annotated[str, AfterValidator(_known_load)] | None = None
-    memory_budget: Annotated[str, AfterValidator(_known_budget)] | None = None
-    threads: Annotated[Number | None, Field(ge=1)] = None
-    device: str = "auto"
-    devices: Annotated[dict[str, str] | None, BeforeValidator(places)] = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    graphs: Literal["auto", "on", "off"] = "auto"
-    raw: bool = False
-    allow_noise: bool = False
-    run_code: bool = False
-    uncontained: bool = False
-    judge: Literal["sample", "all"] = "sample"
-    controls: Literal["auto", "none"] = "auto"
-    plugins: Words = []
-    isolation: Literal["process", "none"] = "process"
-    executor: Literal["local", "ray"] = "local"
-    timeout_per_prompt: Real = Field(600.0, gt=0, le=1e9)
-    stop_after: Annotated[Real | None, Field(gt=0)] = None
-    probe: Annotated[Number | None, Field(ge=1)] = None
-    set: dict[str, dict[str, Any]] = {}
-    sweep: dict[str, dict[str, list[Any]]] = {}
-    tune: Annotated[Number | None, Field(ge=2)] = None
-    tune_by: Literal["time", "forwards"] = "time"
-    profile: str | None = None
+    methods: Annotated[
+        list[MethodChoice],
+        Option(
+            WHAT,
+            "NAME",
+            "Methods to measure. Repeat the option, or use commas.",
+            default=",".join(DEFAULT_METHODS),
+            short="-m",
+            complete="specbench_cli.registry:entries",
+        ),
+    ] = Field(min_length=1)
+    tasks: Annotated[
+        Words,
+        Option(
+            WHAT,
+            "NAME",
+            "Tasks by name, or .jsonl or .yaml files.",
+            short="-t",
+            complete="specbench_cli.tasks:task_names",
+        ),
+    ] = Field(["mini"], min_length=1)
+    target: Annotated[
+        str,
+        Option(
+            WHAT,
+            "MODEL",
+            "Target model: short name, hub id, folder or GGUF file.",
+            complete="specbench_cli.models:model_names",
+        ),
+    ] = Field("embedded", min_length=1)
+    draft: Annotated[
+        str | None,
+        Option(WHAT, "MODEL", "Draft model, named like the target.", default="the target's"),
+    ] = Field(None, min_length=1)
+    targets: Annotated[
+        Words,
+        Option(
+            WHAT,
+            "MODEL",
+            "Several targets: one run for each, in one table.",
+            default="--target",
+            complete="specbench_cli.models:model_names",
+        ),
+    ] = []
+    drafts: Annotated[
+        Words,
+        Option(
+            WHAT,
+            "MODEL",
+            "Several draft models for each target.",
+            default="--draft",
+            complete="specbench_cli.models:model_names",
+        ),
+    ] = []
+    limit: Annotated[
+        Number | None,
+        Field(ge=1),
+        Option(
+            WHAT,
+            "N",
+            "Number of questions from each task, spread over its families.",
+            default="all, 12 of mini",
+        ),
+    ] = None
+    category: Annotated[
+        Words,
+        Option(WHAT, "NAME", "Only questions of these families or categories.", default="all"),
+    ] = []
+    prompts: Annotated[
+        Words, Option(WHAT, "ID", "Only these questions, e.g. mini/qa-003.", default="all")
+    ] = []
+    set: Annotated[
+        dict[str, dict[str, Any]],
+        Option(WHAT, "M.P=V", "Set a method parameter, e.g. sps.length=7.", default="none"),
+    ] = {}
+    sweep: Annotated[
+        dict[str, dict[str, list[Any]]],
+        Option(
+            WHAT,
+            "M.P=VS",
+            "Measure a method once for each value: sps.length=1:6:1, or sps.length=3,5,7. Several"
+            " sweeps of one method: all combinations.",
+            default="none",
+        ),
+    ] = {}
+    tune: Annotated[
+        Number | None,
+        Field(ge=2),
+        Option(
+            WHAT,
+            "[N]",
+            "Choose each method's parameters among N candidates (8 without a number) on"
+            " development prompts, and measure on the others.",
+            default="off",
+        ),
+    ] = None
+    tune_by: Annotated[
+        Literal["time", "forwards"],
+        Option(
+            WHAT,
+            "BY",
+            "Criterion of --tune: time per token; or forwards, weighted by model size, which no"
+            " noise reaches.",
+        ),
+    ] = "time"
+    profile: Annotated[
+        str | None,
+        Option(
+            WHAT,
+            "NAME",
+            "Named settings, listed below.",
+            complete="specbench_cli.config.profile:profiles",
+        ),
+    ] = None
+    plugins: Annotated[
+        Words, Option(WHAT, "FILE", "Python file that defines methods.", default="none")
+    ] = []
+    temperature: Annotated[
+        Real,
+        AfterValidator(_workable),
+        Option(DECODING, "X", "Sampling temperature; 0 decodes greedily."),
+    ] = Field(0.0, ge=0)
+    top_p: Annotated[Real, Option(DECODING, "X", "Nucleus sampling; 1 is off.")] = Field(
+        1.0, ge=SMALLEST_P, le=1
+    )
+    top_k: Annotated[Number, Option(DECODING, "N", "Top-k sampling; 0 is off.")] = Field(0, ge=0)
+    verify: Annotated[
+        Verify,
+        Option(
+            DECODING,
+            "RULE",
+            "Verification rule. Above temperature 0: rejection and block keep the target's"
+            " distribution; coupled makes every lossless method emit vanilla's text. At any"
+            " temperature: replay gives every method vanilla's tokens, so that counters and times"
+            " pair exactly.",
+            default="rejection",
+            choices=("rejection", "coupled", "block", "replay"),
+        ),
+    ]
+    grammar: Annotated[
+        str | None,
+        Option(
+            DECODING,
+            "GRAMMAR",
+            "Constrain every output: json (any object), or a file: .json (a schema), .lark, .gbnf,"
+            " .regex.",
+        ),
+    ] = Field(None, min_length=1)
+    contrast: Annotated[
+        dict[str, float] | None,
+        BeforeValidator(contrasting),
+        Option(
+            DECODING,
+            "SETTINGS",
+            "Where the target is unsure, contrast its logits with those of a shortened prompt"
+            " (USCD), for all methods: beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of these.",
+        ),
+    ] = None
+    acceptance: Annotated[
+        Real | None,
+        Field(ge=0, le=1),
+        Option(
+            DECODING,
+            "P|RUN",
+            "For targets with random weights (--target shape:llama-2-7b): accept a draft's first"
+            " choice with this probability, or as often as a run's drafts were accepted.",
+            default="by the random weights",
+        ),
+    ] = None
+    max_new_tokens: Annotated[
+        Number | None,
+        Field(ge=1),
+        Option(
+            DECODING,
+            "N",
+            "Maximum number of new tokens per turn.",
+            default="the task's, 64 in the short run",
+        ),
+    ] = None
+    batch: Annotated[
+        Number, Option(DECODING, "N", "Prompts in one target forward; measures throughput.")
+    ] = Field(1, ge=1)
+    prefill_chunk: Annotated[
+        Number,
+        Option(
+            DECODING,
+            "N",
+            "With --batch: maximum number of prompt tokens that one forward reads beside the drafts"
+            " of other sequences.",
+        ),
+    ] = Field(256, ge=1)
+    load: Annotated[
+        Annotated[str, AfterValidator(_known_load)] | None,
+        Option(
+            DECODING,
+            "ARRIVALS",
+            "Requests arrive over time, and at most --batch of them share a step: poisson:RATE (per"
+            " second; several: 1,2,4), burst:SIZE:SECONDS, trace:FILE. Measures latency and"
+            " throughput.",
+            default="all at once",
+        ),
+    ] = None
+    memory_budget: Annotated[
+        Annotated[str, AfterValidator(_known_budget)] | None,
+        Option(
+            DECODING,
+            "SIZE",
+            "Lower batch size, draft lengths and tree sizes until the predicted memory fits, e.g."
+            " 2GB, 500MB.",
+            default="no bound",
+        ),
+    ] = None
+    raw: Annotated[bool, Option(DECODING, None, "Do not apply a chat template.")] = False
+    seed: Annotated[Number, Option(DECODING, "N", "Random seed.")] = Field(0, ge=0)
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        Option(DECODING, "NAME", "float32, bfloat16 or float16.", as_text=True),
+    ] = "float32"
+    device: Annotated[str, Option(DECODING, "NAME", "auto, cpu, cuda or cuda:N.")] = "auto"
+    graphs: Annotated[
+        Literal["auto", "on", "off"],
+        Option(
+            DECODING,
+            "WHEN",
+            "Replay forwards of up to 64 rows as CUDA graphs: auto (on every GPU), on or off.",
+        ),
+    ] = "auto"
+    devices: Annotated[
+        dict[str, str] | None,
+        BeforeValidator(places),
+        Option(
+            DECODING,
+            "PLACES",
+            "Devices of methods that draft while the target computes: target=cpu:0-3,draft=cpu:4-7,"
+            " or target=cuda:0,draft=cuda:1.",
+            default="half of the cores each; on a GPU two streams",
+        ),
+    ] = None
+    repeats: Annotated[
+        Number, Option(MEASURING, "N", "Repeat the run N times, each in a fresh process.")
+    ] = Field(1, ge=1)
+    threads: Annotated[
+        Number | None, Field(ge=1), Option(MEASURING, "N", "CPU threads.", default="torch's own")
+    ] = None
+    allow_noise: Annotated[
+        bool,
+        Option(
+            MEASURING, None, "Keep times that were measured while other processes used the CPU."
+        ),
+    ] = False
+    judge: Annotated[
+        Literal["sample", "all"],
+        Option(
+            MEASURING,
+            "WHICH",
+            "Outputs of vanilla that are checked against transformers: sample (the first of each"
+            " family) or all.",
+        ),
+    ] = "sample"
+    controls: Annotated[
+        Literal["auto", "none"],
+        Option(
+            MEASURING,
+            "WHICH",
+            "Controls beside a lossy method: auto (the draft alone, the lossless method with the"
+            " same drafts, random acceptance at the same rate) or none.",
+        ),
+    ] = "auto"
+    run_code: Annotated[
+        bool,
+        Option(
+            MEASURING,
+            None,
+            "Score code by running it (tests of humaneval and mbpp), in processes without files,"
+            " network and children.",
+        ),
+    ] = False
+    uncontained: Annotated[
+        bool,
+        Option(
+            MEASURING,
+            None,
+            "With --run-code, where isolation is not available: run the code under resource limits"
+            " only, with your permissions.",
+        ),
+    ] = False
+    isolation: Annotated[
+        Literal["process", "none"],
+        Option(
+            MEASURING,
+            "WHERE",
+            "Where plug-ins run: process (their own, which protects other methods) or none (the"
+            " run's, for a debugger or to load models once).",
+        ),
+    ] = "process"
+    executor: Annotated[
+        Literal["local", "ray"],
+        Option(
+            MEASURING,
+            "NAME",
+            "local (this machine) or ray (the devices of a Ray cluster, which share the prompts;"
+            " docs/workers.md).",
+        ),
+    ] = "local"
+    timeout_per_prompt: Annotated[
+        Real, Option(MEASURING, "S", "Time limit of a method on one prompt, in seconds.")
+    ] = Field(600.0, gt=0, le=1e9)
+    stop_after: Annotated[
+        Real | None,
+        Field(gt=0),
+        Option(MEASURING, "S", "Begin no further prompt after this time, in seconds."),
+    ] = None
+    probe: Annotated[
+        Number | None,
+        Field(ge=1),
+        Option(
+            MEASURING,
+            "N",
+            "Rounds of the cost probe between prompts, for specbench predict.",
+        ),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -331,3 +598,53 @@ class RunConfig(BaseModel):
             if labels.count(label) > 1:
                 raise ValueError(f"two rows are called {label!r}; give one a label of its own")
         return self
+
+
+class Invocation(BaseModel):
+    """Options of one call of `specbench run` that are not settings of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: Annotated[
+        Path | None,
+        Option(
+            WHAT, "FILE", "YAML file with settings; see specbench init.", default="./specbench.yaml"
+        ),
+    ] = None
+    in_turn: Annotated[
+        Path | None,
+        Option(
+            MEASURING,
+            "FILE",
+            "Take turns, a second each, with other runs that name this file, so that both sides of"
+            " a comparison meet the same machine.",
+            default="alone",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        Option(OUTPUT, "DIR", "Folder of the run.", default="results/runs/NAME", short="-o"),
+    ] = None
+    format: Annotated[
+        Literal["table", "tsv", "json"],
+        Option(OUTPUT, "FORM", "table, tsv, or json (one line per event)."),
+    ] = "table"
+    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
+        False
+    )
+    dry_run: Annotated[bool, Option(OUTPUT, None, "Print the plan and stop.")] = False
+    resume: Annotated[
+        Path | None,
+        Option(OUTPUT, "RUN", "Finish an interrupted run: its folder, or last."),
+    ] = None
+    force: Annotated[
+        bool,
+        Option(
+            OUTPUT,
+            None,
+            "With --resume: continue although the program, the machine or the data changed, and"
+            " label the run.",
+        ),
+    ] = False
+    only_pass: Annotated[int | None, Option(OUTPUT, "N", "One repeat.", hidden=True)] = None
+    parent: Annotated[int | None, Option(OUTPUT, "PID", "Its process.", hidden=True)] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specbench_cli.config.options import settings
 from specbench_cli.config.run import RunConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,17 +34,14 @@ _AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
 """Keys for which a file may hold more than the configuration that it becomes."""
 
 
-def schema(about: Mapping[str, str]) -> dict[str, Any]:
-    """The schema of `specbench.yaml`.
-
-    Args:
-        about: what keys mean.
-    """
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of `specbench.yaml`."""
+    about = {each.name: each.option.help for each in settings(RunConfig)}
     own = RunConfig.model_json_schema()
     keys = {}
     for name, told in own["properties"].items():
         key = _AS_WRITTEN.get(name, _bounded(told))
-        keys[name] = {**key, **({"description": about[name]} if name in about else {})}
+        keys[name] = {**key, "description": about[name]}
     return {
         "$schema": DIALECT,
         "title": "specbench.yaml",

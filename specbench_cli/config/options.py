@@ -1,0 +1,178 @@
+"""Command-line options that are derived from the fields of config models.
+
+A field declares its option once, in an `Option` beside its type. The command line, the help, the
+commented config file of `specbench init` and the JSON schema are made from these declarations.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_origin
+
+import typer
+
+from specbench_cli.config.sources import option as option_name
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+WHAT, DECODING, MEASURING, OUTPUT = "What to run", "Decoding", "Measuring", "Output"
+PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
+"""Headings of the help of `specbench run`, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The command-line option of a field.
+
+    Attributes:
+        panel: heading of the help that lists the option.
+        metavar: placeholder for the value; None for a switch.
+        help: one or two sentences.
+        default: the default as the help shows it, where the field's own default does not say it.
+        short: a second, short name, such as "-m".
+        name: the option's name, where it is not the field's.
+        choices: the values that the command line accepts, where the field's type allows more.
+        as_text: True if the command line passes any text on, and the model checks it.
+        complete: "module:function", which returns the words that a shell may complete.
+        hidden: True if the help does not list it.
+    """
+
+    panel: str
+    metavar: str | None
+    help: str
+    default: str | None = None
+    short: str | None = None
+    name: str | None = None
+    as_text: bool = False
+    choices: tuple[str, ...] = ()
+    complete: str | None = None
+    hidden: bool = False
+
+
+class Setting(NamedTuple):
+    """A field of a config model together with its option."""
+
+    name: str
+    field: FieldInfo
+    option: Option
+
+    @property
+    def default(self) -> str:
+        """The default, as help and config files show it."""
+        value = self.field.default
+        if self.option.default is not None:
+            return self.option.default
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if isinstance(value, list):
+            return ",".join(map(str, value)) or "none"
+        return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings(model: type[BaseModel]) -> Iterator[Setting]:
+    """Yield the fields of a model that have an option, in the order of the help."""
+    found = [
+        Setting(name, field, option)
+        for name, field in model.model_fields.items()
+        for option in field.metadata
+        if isinstance(option, Option)
+    ]
+    yield from sorted(found, key=lambda each: PANELS.index(each.option.panel))
+
+
+def command(*models: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of config models.
+
+    The decorated function takes one mapping for each model: the values that the user typed, by
+    field name. Values are texts; the model converts and validates them.
+
+    Args:
+        models: "module:class" each. They are imported when the command is built, since pydantic
+            takes longer to import than the help of other commands takes.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.build = functools.partial(_built, function, models)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def built(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command's function with the signature that typer reads its options from."""
+    build: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
+    return build()
+
+
+def _built(function: Callable[..., Any], models: tuple[str, ...]) -> Callable[..., Any]:
+    found = [[*settings(_imported(model))] for model in models]
+    parameters = [_parameter(setting) for group in found for setting in group]
+
+    def run(**values: Any) -> Any:
+        return function(*(_given(values, group) for group in found))
+
+    run.__doc__, run.__name__ = function.__doc__, function.__name__
+    # typer reads both.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _given(values: Mapping[str, Any], group: list[Setting]) -> dict[str, Any]:
+    """Return what the user typed of a model's options."""
+    typed = {setting.name: values[setting.name] for setting in group}
+    return {name: value for name, value in typed.items() if value not in (None, [], False)}
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    """Return the parameter from which typer makes an option."""
+    name, field, option = setting
+    kind = _typed(field.annotation, option)
+    names = [option.name or option_name(name), *([option.short] if option.short else [])]
+    declared = typer.Option(
+        *names,
+        metavar=option.metavar,
+        help=option.help,
+        show_default=setting.default,
+        rich_help_panel=option.panel,
+        hidden=option.hidden,
+        autocompletion=_completion(option.complete) if option.complete else None,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if kind is bool else None,
+        annotation=Annotated[kind, declared],
+    )
+
+
+def _typed(annotation: Any, option: Option) -> Any:
+    """Return the type that the command line parses a value as: mostly a text, as it was typed."""
+    if option.choices:
+        return Literal[option.choices] | None
+    if annotation is bool:
+        return bool
+    if get_origin(annotation) is Literal and not option.as_text:
+        return annotation | None
+    return list[str] | None if get_origin(annotation) in (list, dict) else str | None
+
+
+def _completion(names: str) -> Callable[[str], list[str]]:
+    """Return a shell completion of the last word in a comma-separated list."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in _imported(names)()]
+
+    return complete
