@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = "tests/benchmarks/times/forward_rows.py"
+ROWS = "benchmarks/times/forward_rows.py"
 
 COLUMNS = {
     "label": "method",

@@ -22,10 +22,6 @@ def batched():
     return registry.load("batched")
 
 
-def test_it_is_a_method_of_at_most_40_lines():
-    assert len(FILE.read_text().splitlines()) <= 40
-
-
 def test_it_passes_the_audit(batched):
     wrong = [each for each in run_checks(Subject.of("batched", batched), CHECKS) if not each.passed]
     assert not wrong

@@ -21,8 +21,3 @@ def _no_other_plugins(monkeypatch):
 def test_example_passes(example, name):
     found = check(PLUGINS / f"{example}.py", name)
     assert all(each.passed and each.figure for each in found)
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example_is_a_method_of_at_most_60_lines(example):
-    assert len((PLUGINS / f"{example}.py").read_text().splitlines()) <= 60

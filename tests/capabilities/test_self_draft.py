@@ -72,10 +72,6 @@ def some_ids(n, vocab):
 # ---- exact --------------------------------------------------------------------------------------
 
 
-def test_it_is_a_method_of_at_most_40_lines():
-    assert len(FILE.read_text().splitlines()) <= 40
-
-
 def test_it_passes_the_whole_audit(self_draft):
     subject = Subject.of("self-draft", self_draft)
     assert {params.keep for params in subject.variants} == {False, True}

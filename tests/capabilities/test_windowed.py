@@ -19,10 +19,6 @@ def windowed():
     return registry.load("windowed")
 
 
-def test_it_is_a_method_of_at_most_40_lines():
-    assert len(FILE.read_text().splitlines()) <= 40
-
-
 def test_it_passes_the_audit(windowed):
     subject = Subject.of("windowed", windowed)
     wrong = [each for each in run_checks(subject, CHECKS) if not each.passed]

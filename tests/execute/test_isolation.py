@@ -1,6 +1,6 @@
 """Plug-ins in processes of their own, and methods that hang or fail time after time.
 
-Every way of being bad is tried by `tests/benchmarks/soundness/bad_plugins.py`, in forks.
+Every way of being bad is tried by `benchmarks/soundness/bad_plugins.py`, in forks.
 """
 
 import os

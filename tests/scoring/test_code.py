@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.soundness import hostile_code
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.scoring import code, contained
-from tests.benchmarks.soundness import hostile_code
 
 
 def refused(uncontained: bool = False) -> bool:

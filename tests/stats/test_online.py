@@ -1,9 +1,9 @@
-"""What `tests/benchmarks/studies/online.py` makes of a stream's counters."""
+"""What `benchmarks/studies/online.py` makes of a stream's counters."""
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.studies.online import DRAWS, RECOVERY, Row, Stream, interval, recovery
+from benchmarks.studies.online import DRAWS, RECOVERY, Row, Stream, interval, recovery
 
 N = 60
 

@@ -1,6 +1,6 @@
 """The timing gate's statistics: what they find, what they leave alone.
 
-tests/benchmarks/statistics/false_alarms.py does the simulation at full size.
+benchmarks/statistics/false_alarms.py does the simulation at full size.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Intervals hold the truth as often as they say, and equal methods are rarely told apart.
 
 Tolerances are three standard errors of the simulation, on the safe side of what is promised;
-tests/benchmarks/statistics/simulated_intervals.py does the same at full size.
+benchmarks/statistics/simulated_intervals.py does the same at full size.
 """
 
 from __future__ import annotations

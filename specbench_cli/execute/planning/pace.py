@@ -174,7 +174,7 @@ def report_seconds(start_s: float, rows: int, cells: int) -> float:
     It is work of Python's own, as the start of a process is, and is counted in such starts: how
     fast the machine is is in both. The shares were fitted to the processor times of five runs, of
     5 to 45 rows and 70 to 4365 cells, and meet them within 20%; 0.3 more are for the last window of
-    a run of few rows. What becomes of them is measured by `tests/benchmarks/times/time_left.py`.
+    a run of few rows. What becomes of them is measured by `benchmarks/times/time_left.py`.
 
     Args:
         start_s: seconds of processor time that the process took to start. The first start after an

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.studies.eviction import clean, misses, offline, true_phases
 from specbench_cli.engine.drafting.eviction import POLICIES, DiscardBit, Lru, PhaseBit
-from tests.benchmarks.studies.eviction import clean, misses, offline, true_phases
 
 traces = st.lists(st.integers(0, 6), max_size=40)
 sizes = st.integers(1, 5)

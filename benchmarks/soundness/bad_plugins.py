@@ -1,6 +1,6 @@
 """Runs with a bad plug-in beside our methods: does any other row come to something else?
 
-    python tests/benchmarks/soundness/bad_plugins.py [NAME ...]
+    python benchmarks/soundness/bad_plugins.py [NAME ...]
 
 Each of `PLUGINS` is run beside `sps` and `pld`. What must hold: the other rows' outputs, steps and
 forwards are those of a run without it, or the plug-in is refused before anything is measured, or

@@ -1,6 +1,6 @@
 """Answers that mean harm: what does each reach when it is run to be scored?
 
-    python tests/benchmarks/soundness/hostile_code.py [NAME ...] [--uncontained NAME ...]
+    python benchmarks/soundness/hostile_code.py [NAME ...] [--uncontained NAME ...]
 
 A program of `REACHING` passes if what it tries succeeds; one of `FORGING` tries to pass tests that
 it cannot satisfy. So all must fail. Traps tell what was reached apart from the verdict: files that

@@ -1,6 +1,6 @@
 """What lookups cost on the host: a step's search and update, by the length of what was read.
 
-    python tests/benchmarks/times/lookups.py --methods pld,suffix,sam --lengths 1000,10000,100000
+    python benchmarks/times/lookups.py --methods pld,suffix,sam --lengths 1000,10000,100000
 
 A text of phrases that come again (frequencies fall as in language) is decoded by a target that
 says just that text, so that what is drafted stands as far as it agrees. All of a step's work but

@@ -1,8 +1,8 @@
 """Which earlier outputs `suffix` should keep: policies of eviction over a recorded trace.
 
-    python tests/benchmarks/studies/eviction.py --task agentic --limit 48 \
+    python benchmarks/studies/eviction.py --task agentic --limit 48 \
         --sizes 2,4,8,16 --table FILE
-    python tests/benchmarks/studies/eviction.py --trace trace.json --sizes 2,4,8
+    python benchmarks/studies/eviction.py --trace trace.json --sizes 2,4,8
 
 Without `--trace` it decodes the task with the shipped pair's target, greedy, and the method
 `suffix`, whose memory holds everything; every output is a page, which is asked for when it has

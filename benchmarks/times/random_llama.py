@@ -1,7 +1,7 @@
 """A Llama with random weights, for what decoding costs at a size that is not at hand.
 
-    python tests/benchmarks/times/random_llama.py random-7b 4096 11008 32 32 32  # as Llama-2-7B
-    python tests/benchmarks/times/random_llama.py random-68m 768 3072 2 12 12      # as Llama-68M
+    python benchmarks/times/random_llama.py random-7b 4096 11008 32 32 32  # as Llama-2-7B
+    python benchmarks/times/random_llama.py random-68m 768 3072 2 12 12      # as Llama-68M
 
 Both have the tokenizer of the embedded family, so that either can draft for the other; what they
 say means nothing, and nearly every draft is rejected.

@@ -1,8 +1,8 @@
 """Which lossy rules know anything? Each at four settings, beside its controls.
 
-    python tests/benchmarks/studies/lossy.py FOLDER --limit 120 \
+    python benchmarks/studies/lossy.py FOLDER --limit 120 \
         --figure results/experiments/lossy.svg
-    python tests/benchmarks/studies/lossy.py FOLDER --limit 240 --rules steps
+    python benchmarks/studies/lossy.py FOLDER --limit 240 --rules steps
 
 Runs `specbench run` with the embedded pair, greedy, once for each kind of rule, keeps the runs in
 FOLDER/KIND, goes on with those that were interrupted, and prints the rows of each as Markdown:

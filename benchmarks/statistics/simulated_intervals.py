@@ -1,6 +1,6 @@
 """Simulates what intervals and letters are worth: the figures of docs/statistics.md.
 
-python tests/benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
+python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
 
 TABLE: intervals, letters, differences; default: all.
 """

@@ -1,6 +1,6 @@
 """Does a draft that learns while it serves get better, and what does a change of topic cost it?
 
-    python tests/benchmarks/studies/online.py FOLDER --to results/experiments/osd.svg
+    python benchmarks/studies/online.py FOLDER --to results/experiments/osd.svg
 
 Streams of 400 prompts of two topics: 200 questions of words (Spec-Bench's translations, questions
 on facts, and the first turns of writing, roleplay, stem and humanities) and 200 problems of GSM8K.

@@ -1,6 +1,6 @@
 """Whether two versions of the program decode the same: ids and every counter, record by record.
 
-    python tests/benchmarks/soundness/same_records.py BEFORE AFTER
+    python benchmarks/soundness/same_records.py BEFORE AFTER
 
 BEFORE and AFTER are folders of runs (or folders of such folders, whose names are paired), made by
 the two versions with the same settings. Exit code 1 where anything differs.

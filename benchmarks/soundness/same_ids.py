@@ -1,6 +1,6 @@
 """Identity at several batch sizes: how many outputs are the ids of each prompt decoded alone.
 
-    python tests/benchmarks/soundness/same_ids.py [METHOD,...] [--task spec_bench] [--questions 96]
+    python benchmarks/soundness/same_ids.py [METHOD,...] [--task spec_bench] [--questions 96]
         [--tokens 32] [--sizes 1,2,4,8,16] [--verify greedy|coupled]
 
 Prompts join as others leave. Every method is compared with plain decoding of one prompt at a time,

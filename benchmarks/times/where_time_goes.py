@@ -1,10 +1,10 @@
 """Where the time goes, held against measurements by the program's own commands. On a quiet machine:
 
-    python tests/benchmarks/times/where_time_goes.py predicted --limit 96
-    python tests/benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
-    python tests/benchmarks/times/where_time_goes.py elsewhere  # of 2 threads, for 1
-    python tests/benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
-    python tests/benchmarks/times/where_time_goes.py recommended --minutes 10
+    python benchmarks/times/where_time_goes.py predicted --limit 96
+    python benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
+    python benchmarks/times/where_time_goes.py elsewhere  # of 2 threads, for 1
+    python benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
+    python benchmarks/times/where_time_goes.py recommended --minutes 10
 
 predicted: vanilla, sps with K = 1 to 10, pld, staged, eagle2: predicted over measured, and K = 1 to
 10 by the trace of K = 5 alone; costs are probed between the run's prompts, in --rounds. elsewhere:

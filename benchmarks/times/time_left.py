@@ -1,6 +1,6 @@
 """How right the time left is that a run says: what was said against what it took.
 
-    python tests/benchmarks/times/time_left.py -m sps,pld -- --repeats 2 -- --target embedded-1m
+    python benchmarks/times/time_left.py -m sps,pld -- --repeats 2 -- --target embedded-1m
 
 Runs `specbench run --json` with each of the groups of arguments, and prints for each the ratio of
 the time said to the time that was truly left until the process was gone: its least, median and most

@@ -1,6 +1,6 @@
 """Our engine beside transformers' on the same models: tokens a second, ids and steps compared.
 
-    SPECBENCH_DATA=DIR python tests/benchmarks/times/speed.py
+    SPECBENCH_DATA=DIR python benchmarks/times/speed.py
 
 On every prompt all contestants run one after another, in an order that rotates from prompt to
 prompt, with garbage collection off while the timer runs. Needs a quiet machine; nothing here checks

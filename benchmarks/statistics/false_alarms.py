@@ -1,6 +1,6 @@
 """Simulates how often the timing gate is wrong, and what it finds: figures of docs/statistics.md.
 
-python tests/benchmarks/statistics/false_alarms.py [comparisons]
+python benchmarks/statistics/false_alarms.py [comparisons]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often `atts` rejects, against how often it says: turn by turn, and on another task.
 
-    python tests/benchmarks/studies/conformal.py --figure results/experiments/conformal.svg
+    python benchmarks/studies/conformal.py --figure results/experiments/conformal.svg
 
 Calibration and test are questions like those of the task `chains`, drawn apart from each other; the
 n-th line of an answer is its turn n. The known scores are those of the first chunk of each question

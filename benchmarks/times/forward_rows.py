@@ -5,10 +5,10 @@ its time over 6 rows should be near that over 1. Printed for 1 to 64 rows: milli
 of the machine's read bandwidth that is reached (bytes of the weights that a forward reads, over
 time and bandwidth), and each row count that costs over 10% more than the next larger one.
 
-    python -P tests/benchmarks/times/forward_rows.py smollm2-135m --dtype float32 --threads 2
-    python -P tests/benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by form
-    python -P tests/benchmarks/times/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
-    python -P tests/benchmarks/times/forward_rows.py shape:llama-68m --device cuda --steps
+    python -P benchmarks/times/forward_rows.py smollm2-135m --dtype float32 --threads 2
+    python -P benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by form
+    python -P benchmarks/times/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
+    python -P benchmarks/times/forward_rows.py shape:llama-68m --device cuda --steps
 
 The second gives what the rule of `engine/models/linear.py` is made of. Take either on a quiet
 machine; `--cpu-time` counts the thread's own time instead (one thread), which other programs

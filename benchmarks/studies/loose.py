@@ -3,7 +3,7 @@
 A draft token passes if the target gives it at least `share` of the probability of its own first
 choice. The target's tokens are then no longer what is committed, and answers get worse:
 
-    specbench run --plugin tests/benchmarks/studies/loose.py -m loose --set loose.share=0.001
+    specbench run --plugin benchmarks/studies/loose.py -m loose --set loose.share=0.001
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much of a decoding step is the host's: all that is done between the models' forwards.
 
-    python tests/benchmarks/times/host_share.py --nodes 16 --threads 2
+    python benchmarks/times/host_share.py --nodes 16 --threads 2
 
 Trees of so many nodes by every method that drafts them, on the embedded models, greedy. Where no
 head ships with the target, or with --random-heads, one with random weights takes its place: it

@@ -1,6 +1,6 @@
 """What a step of a parallel method takes beyond the longer of what its two workers compute.
 
-    python tests/benchmarks/times/parallel_overhead.py --window 5 --transport process
+    python benchmarks/times/parallel_overhead.py --window 5 --transport process
 
 PEARL on the embedded models and prompts of `mini`, the target on one half of the cores and the
 draft on the other. All is read from the trace: a step's time, from commit to commit; the forwards

@@ -1,6 +1,6 @@
 """Whether honest methods are ever called broken: every landed one, under every rule, in two dtypes.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/statistics/no_false_alarm.py FOLDER [PROMPTS [TOKENS]]
+    OMP_NUM_THREADS=1 python benchmarks/statistics/no_false_alarm.py FOLDER [PROMPTS [TOKENS]]
 
 A run of the embedded pair for each seed, rule and dtype, in a folder of its own; what is finished
 there is not run again. Prints a line a run. Exit code 1 where a row broke or a cell failed; under

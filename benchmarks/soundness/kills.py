@@ -1,6 +1,6 @@
 """Kills runs at random moments and resumes them: does that give what an uninterrupted run gives?
 
-    python tests/benchmarks/soundness/kills.py --kills 200 --pairs 50
+    python benchmarks/soundness/kills.py --kills 200 --pairs 50
 
 A kill is SIGKILL: to the run's process, to all of its processes at once, or first to one that it
 started. Half of the resumptions are killed too. Then the run is resumed to its end and held against

@@ -1,6 +1,6 @@
 """The tables of docs/statistics.md about change points: false alarms, and what is found.
 
-Usage: python tests/benchmarks/statistics/changes.py [REPLICATIONS]
+Usage: python benchmarks/statistics/changes.py [REPLICATIONS]
 """
 
 import sys

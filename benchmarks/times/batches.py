@@ -1,19 +1,19 @@
 """Throughput at several batch sizes: tokens a second of a method, and whether the ids stay.
 
-    python tests/benchmarks/times/batches.py [METHOD,...] [--questions 16] \
+    python benchmarks/times/batches.py [METHOD,...] [--questions 16] \
         [--tokens 96] [--rounds 5]
 
 Embedded pair, questions of `mini`, greedy. Outputs end at the budget (no EOS), so that every batch
 stays full; sizes take turns within a round, and what is printed is the median over rounds: of all
 time, and of decoding, which leaves prefill out.
 
-    python tests/benchmarks/times/batches.py --ids [METHOD,...] [--questions 96] [--tokens 96]
+    python benchmarks/times/batches.py --ids [METHOD,...] [--questions 96] [--tokens 96]
 
 counts instead: of how many prompts the ids are those of vanilla alone, at batch 1 to 16, greedy and
 coupled (T 0.8). Outputs end at their EOS, and others join in their place, whose prompts are read
 in parts of at most --chunk tokens beside them.
 
-    python tests/benchmarks/times/batches.py --best METHOD [--target T --draft D] [--to F.svg]
+    python benchmarks/times/batches.py --best METHOD [--target T --draft D] [--to F.svg]
 
 finds the best draft length K*(batch) of a method that drafts chains, at batch 1 to 16: tokens a
 second of decoding for every fixed length, 0 (vanilla) among them, and for `synergy` and

@@ -1,7 +1,7 @@
 """How many tokens the likelihood of drawn outputs takes to show a draft that was drawn from another
 law than it says: figures of docs/audit.md.
 
-python tests/benchmarks/statistics/likelihood_power.py [prompts]
+python benchmarks/statistics/likelihood_power.py [prompts]
 
 Decoding with the embedded pair is simulated token by token, drafts of five, so that every token's
 law is known, as the fault makes it and as the target has it. What the martingale of a tilt gains a

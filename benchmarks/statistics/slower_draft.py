@@ -1,6 +1,6 @@
 """Is a draft found that is 8% slower? Real runs that take turns, of a program with such a draft.
 
-    python tests/benchmarks/statistics/slower_draft.py FOLDER --rounds 8
+    python benchmarks/statistics/slower_draft.py FOLDER --rounds 8
 
 Programs: `same` is this one as it is; in `sleep` every forward of the draft sleeps for a share of
 its time, in `spin` it keeps the processor for that share (a sleep costs more than it lasts: what
