@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 from methods._artifacts.acceptance import AcceptanceHead
 from specbench_cli.api import (
     Draft,
+    DraftModelMethod,
     LengthParams,
-    Method,
     Outcome,
     Session,
     Trained,
@@ -25,7 +25,7 @@ class EqSpecParams(LengthParams):
     """Parameters of `EqSpec`."""
 
 
-class EqSpec(Method):
+class EqSpec(DraftModelMethod):
     """EQSPEC: sequences draft together, and each keeps what it accepted, whatever others did.
 
     Exact because tokens, positions, attention and rows of every sequence are those that it has when
@@ -60,9 +60,7 @@ class EqSpec(Method):
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        super().start(session)
         heads = map(session.artifact, self.artifacts())
         self.length = rule_of(self.params, session, *heads, model=self.model)
         self.pad: int | None = None  # columns left of the text, once it lies in a padded batch
@@ -86,6 +84,6 @@ class EqSpec(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
         """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned}

@@ -11,9 +11,9 @@ from typing import ClassVar, Self
 from methods._artifacts.acceptance import AcceptanceHead
 from specbench_cli.api import (
     Draft,
+    DraftModelMethod,
     Field,
     LengthParams,
-    Method,
     Outcome,
     Session,
     Trained,
@@ -28,7 +28,7 @@ class ExSpecParams(LengthParams):
     window: int = Field(32, ge=1, description="sequences to choose from (W)")
 
 
-class ExSpec(Method):
+class ExSpec(DraftModelMethod):
     """EXSPEC: of a window of sequences, those that are equally long take a step together.
 
     Exact as `eqspec` is: who takes part in a step decides nothing about a sequence's tokens.
@@ -63,9 +63,7 @@ class ExSpec(Method):
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        super().start(session)
         heads = map(session.artifact, self.artifacts())
         self.length = rule_of(self.params, session, *heads, model=self.model)
         self.realigned, self.unpadded = 0, False
@@ -97,6 +95,6 @@ class ExSpec(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
         """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
+        super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

@@ -16,18 +16,14 @@ from methods._artifacts.judge import JudgeHead
 from specbench_cli.api import (
     NORMED,
     AcceptRule,
-    Draft,
+    DraftModelMethod,
     Field,
-    Fixed,
-    Method,
     MethodFault,
     MethodParams,
-    Outcome,
     Places,
     Random,
     Session,
     Trained,
-    draft_chains,
 )
 
 
@@ -65,7 +61,7 @@ class Verdict(AcceptRule):
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 
-class Judge(Method):
+class Judge(DraftModelMethod):
     """Judge: a small head on the target's rows lets harmless deviations of the draft pass.
 
     Not exact: a token that the lossless rule rejects stands if the head, one linear layer on the
@@ -76,11 +72,11 @@ class Judge(Method):
     (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen; draw `length` tokens x from it.
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x stands if the
        lossless rule takes it, or if sigmoid(w h + b) > threshold, h being the row of x itself.
     3. (engine) In place of the first that does not stand: the lossless rule's token.
-    4. Forget the draft's rows of rejected tokens.
+    4. (base) Forget the draft's rows of rejected tokens.
     """
 
     name: ClassVar[str] = "judge"
@@ -110,15 +106,4 @@ class Judge(Method):
         (wanted,) = self.artifacts()
         self.judging = session.artifact(wanted)
         session.tap((NORMED,))
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
-
-    def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
-        length = Fixed(self.params.length)
-        return draft_chains(self.model, [(session, self.state)], [length])[0]
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        super().start(session)

@@ -11,15 +11,10 @@ from typing import Any, ClassVar
 
 from specbench_cli.api import (
     AcceptRule,
-    Draft,
+    DraftModelMethod,
     Field,
-    Fixed,
     Lenient,
-    Method,
     MethodParams,
-    Outcome,
-    Session,
-    draft_chains,
 )
 
 
@@ -32,7 +27,7 @@ class LenientParams(MethodParams):
     )  # fmt: skip
 
 
-class Lenience(Method):
+class Lenience(DraftModelMethod):
     """Lenient: a draft token stands if it would were the target's p so many times as high.
 
     Not exact: x drawn from q stands with probability min(1, p(x) / (factor q(x))); no token is then
@@ -43,12 +38,12 @@ class Lenience(Method):
     what decides there, log p + noise.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen; draw `length` tokens x from it.
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x stands with
        probability min(1, p(x) / (factor q(x))); greedy: if p(x) >= factor max p.
     3. (engine) In place of the first that does not stand: a draw from norm(max(p - q, 0)); greedy:
        the target's best.
-    4. Forget the draft's rows of rejected tokens.
+    4. (base) Forget the draft's rows of rejected tokens.
     """
 
     name: ClassVar[str] = "lenient"
@@ -67,18 +62,3 @@ class Lenience(Method):
     def accept(self) -> AcceptRule:
         """Step 2, of what the lossless rule rejects."""
         return Lenient(self.params.factor)
-
-    def start(self, session: Session) -> None:
-        """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
-
-    def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
-        length = Fixed(self.params.length)
-        return draft_chains(self.model, [(session, self.state)], [length])[0]
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -12,15 +12,13 @@ import torch
 from torch.nn import functional
 
 from specbench_cli.api import (
-    Draft,
+    DraftModelMethod,
     Field,
-    Fixed,
-    Method,
+    Metered,
     MethodParams,
     Outcome,
     Session,
     Topics,
-    draft_chains,
 )
 
 ROUTER, DRAFT = "router", "draft of "
@@ -38,7 +36,7 @@ class OsdParams(MethodParams):
     route: bool = Field(False, description="a draft for each category of the tasks")
 
 
-class Osd(Method):
+class Osd(DraftModelMethod):
     """OSD: the draft learns, between requests, the target's law at each place it was rejected.
 
     Exact because a request is decoded by one draft, whatever it learnt before: a drafted token x
@@ -70,18 +68,16 @@ class Osd(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "corpus"
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    def start(self, session: Session) -> None:
-        """Prefill the row's own draft, that of the prompt's topic."""
+    def draft_model(self, session: Session) -> Metered:
+        """Return the method's own copy of the draft model, for the prompt's topic."""
         topics = session.memory.setdefault(ROUTER, Topics())
-        self.model = session.trainable("draft", topics.of(session.tokens()))
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
-        self.places, self.laws = list[int](), list[torch.Tensor]()
+        model: Metered = session.trainable("draft", topics.of(session.tokens()))
+        return model
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
-        length = Fixed(self.params.length)
-        return draft_chains(self.model, [(session, self.state)], [length])[0]
+    def start(self, session: Session) -> None:
+        """Prefill the draft model."""
+        super().start(session)
+        self.places, self.laws = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Steps 3 and 4."""
@@ -89,7 +85,7 @@ class Osd(Method):
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # of what stands in place of the rejected one
             self.laws.append(session.verified()[len(outcome.path)].clone())
-        self.state.rollback(0, min(self.state.length(), len(text) - 1))
+        super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
         """Steps 5 and 6."""

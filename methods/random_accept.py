@@ -7,15 +7,10 @@ from typing import Any, ClassVar
 
 from specbench_cli.api import (
     AcceptRule,
-    Draft,
+    DraftModelMethod,
     Field,
-    Fixed,
-    Method,
     MethodParams,
-    Outcome,
     RandomAccept,
-    Session,
-    draft_chains,
 )
 
 
@@ -31,7 +26,7 @@ class RandomAcceptParams(MethodParams):
     )  # fmt: skip
 
 
-class RandomAcceptance(Method):
+class RandomAcceptance(DraftModelMethod):
     """Random accept: a rejected draft token passes by the toss of a coin; a control of rules.
 
     Not exact, and no way to decode: a rule that keeps no more of the answers' quality than this
@@ -39,11 +34,11 @@ class RandomAcceptance(Method):
     the tokens of `sps`.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen; draw `length` tokens from it.
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens from it.
     2. (engine) One target forward over the last committed token and the draft. A token stands if
        the lossless rule takes it, or else with probability `rate`, whatever it is.
     3. (engine) In place of the first that does not stand: the lossless rule's token.
-    4. Forget the draft's rows of rejected tokens.
+    4. (base) Forget the draft's rows of rejected tokens.
     """
 
     name: ClassVar[str] = "random-accept"
@@ -61,18 +56,3 @@ class RandomAcceptance(Method):
     def accept(self) -> AcceptRule:
         """Step 2, of what the lossless rule rejects."""
         return RandomAccept(self.params.rate)
-
-    def start(self, session: Session) -> None:
-        """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
-
-    def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
-        length = Fixed(self.params.length)
-        return draft_chains(self.model, [(session, self.state)], [length])[0]
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -14,10 +14,10 @@ import torch
 
 from specbench_cli.api import (
     Draft,
+    DraftModelMethod,
     Field,
     Hidden,
     Input,
-    Method,
     MethodParams,
     Out,
     Outcome,
@@ -46,7 +46,7 @@ class S2dParams(MethodParams):
     length: int = Field(5, ge=1, description="draft tokens a step")
 
 
-class S2d(Method):
+class S2d(DraftModelMethod):
     """S2D: a draft's first layers draft where they are sure, the next ones where they are not.
 
     Exact because laws alone settle which sub-model drafts a token, before the token is drawn, and
@@ -77,12 +77,10 @@ class S2d(Method):
 
     def start(self, session: Session) -> None:
         """Prefill the draft, all layers of it."""
-        self.model = session.draft()
+        super().start(session)
         n: int = self.model.n_layers
         exits = self.params.exits or (-(-n // 2), -(-3 * n // 4))
         self.spans = list(pairwise((0, *sorted({end for end in exits if end < n}), n)))
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
         # Behind each span but the last, rows [1, 1, hidden] that the next one has not read.
         self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
 
@@ -107,7 +105,7 @@ class S2d(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):
             del waiting[left - entered :]

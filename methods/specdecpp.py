@@ -12,10 +12,9 @@ from typing import ClassVar
 from methods._artifacts.acceptance import AcceptanceHead
 from specbench_cli.api import (
     Draft,
+    DraftModelMethod,
     Field,
-    Method,
     MethodParams,
-    Outcome,
     Pick,
     Session,
     Tokens,
@@ -38,7 +37,7 @@ class SpecDecPPParams(MethodParams):
     head: str = Field("auto", description="the trained head: auto, its folder, or a hub id")
 
 
-class SpecDecPP(Method):
+class SpecDecPP(DraftModelMethod):
     """SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.
 
     Exact as speculative sampling is: whether to go on is decided by the draft alone, and after a
@@ -69,9 +68,7 @@ class SpecDecPP(Method):
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        super().start(session)
         (self.head,) = map(session.artifact, self.artifacts())
         self.eos = session.requests[0].stop.eos
 
@@ -94,7 +91,3 @@ class SpecDecPP(Method):
                 break
             x = Tokens(picks[-1][0][None])
         return session.drawn(picks)
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -13,8 +13,8 @@ from methods._artifacts.acceptance import AcceptanceHead
 from specbench_cli.api import (
     AcceptParams,
     Draft,
+    DraftModelMethod,
     LengthParams,
-    Method,
     Outcome,
     Pick,
     Session,
@@ -28,7 +28,7 @@ class SpsParams(AcceptParams, LengthParams):
     """Parameters of `Sps`."""
 
 
-class Sps(Method):
+class Sps(DraftModelMethod):
     """Speculative sampling: a small model drafts a chain, the target scores it in one forward.
 
     Exact because a draft token x drawn from q stands with probability min(1, p(x)/q(x)) and a
@@ -64,9 +64,7 @@ class Sps(Method):
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        super().start(session)
         self.length = rule_of(
             self.params, session, *map(session.artifact, self.artifacts()), model=self.model
         )
@@ -92,5 +90,5 @@ class Sps(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: rows of what was committed stay; the last token of it has none."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        super().observe(session, outcome)
         self.length.observe(outcome)

@@ -13,15 +13,10 @@ from typing import Any, ClassVar
 from specbench_cli.api import (
     NEVER,
     AcceptRule,
-    Draft,
+    DraftModelMethod,
     Field,
-    Fixed,
-    Method,
     MethodParams,
-    Outcome,
-    Session,
     Typical,
-    draft_chains,
 )
 
 
@@ -39,7 +34,7 @@ class TypicalParams(MethodParams):
     )  # fmt: skip
 
 
-class TypicalAcceptance(Method):
+class TypicalAcceptance(DraftModelMethod):
     """Typical: a draft token stands that the target finds likely, by how sure it is of its own.
 
     Not exact: a token that the lossless rule rejects passes if p(x) > min(epsilon, delta exp(-H))
@@ -50,11 +45,11 @@ class TypicalAcceptance(Method):
     by its token.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen; draw `length` tokens x from it.
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. A token x stands if
        the lossless rule takes it, or if p(x) > min(epsilon, delta exp(-H)).
     3. (engine) In place of the first that does not stand: the lossless rule's token.
-    4. Forget the draft's rows of rejected tokens.
+    4. (base) Forget the draft's rows of rejected tokens.
     """
 
     name: ClassVar[str] = "typical"
@@ -72,18 +67,3 @@ class TypicalAcceptance(Method):
     def accept(self) -> AcceptRule:
         """Step 2, of what the lossless rule rejects."""
         return Typical(self.params.epsilon, self.params.delta)
-
-    def start(self, session: Session) -> None:
-        """Prefill the draft."""
-        self.model = session.draft()
-        self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
-
-    def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
-        length = Fixed(self.params.length)
-        return draft_chains(self.model, [(session, self.state)], [length])[0]
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: the last committed token has no row yet."""
-        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

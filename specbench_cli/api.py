@@ -50,6 +50,7 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
 from specbench_cli.engine.drafting.chains import draft_chains
+from specbench_cli.engine.drafting.draft_model import DraftModelMethod
 from specbench_cli.engine.drafting.lengths import Fixed, Length, LengthParams, LengthRule, rule_of
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
@@ -157,6 +158,7 @@ __all__ = [
     "Decoder",
     "Desk",
     "Draft",
+    "DraftModelMethod",
     "Drafter",
     "EnvironmentFault",
     "EvictionName",
