@@ -66,7 +66,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """
     from specbench_cli.config.run import Invocation
 
-    how = Invocation.model_validate(call)
+    how = options.validated(Invocation, call, "specbench run --help")
     settings = None if how.resume is not None else _composed(given, how)
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])

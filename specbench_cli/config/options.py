@@ -10,8 +10,8 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_origin
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_origin
 
 import typer
 
@@ -20,6 +20,8 @@ from specbench_cli.config.sources import option as option_name
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
+
+M = TypeVar("M", bound="BaseModel")
 
 WHAT, DECODING, MEASURING, OUTPUT = "What to run", "Decoding", "Measuring", "Output"
 PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
@@ -83,18 +85,41 @@ def settings(model: type[BaseModel]) -> Iterator[Setting]:
         for option in field.metadata
         if isinstance(option, Option)
     ]
-    yield from sorted(found, key=lambda each: PANELS.index(each.option.panel))
+    panels = [each.option.panel for each in found]
+    yield from sorted(found, key=lambda each: panels.index(each.option.panel))
 
 
-def command(*models: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some options of a config model, as another command shows them.
+
+    Attributes:
+        model: "module:class".
+        fields: names of the fields, in the order of the help; each with the attributes of its
+            `Option` that differ.
+    """
+
+    model: str
+    fields: Mapping[str, Mapping[str, Any]]
+
+    def settings(self) -> list[Setting]:
+        """Return the chosen settings."""
+        known = {each.name: each for each in settings(_imported(self.model))}
+        return [
+            known[name]._replace(option=replace(known[name].option, **changes))
+            for name, changes in self.fields.items()
+        ]
+
+
+def command(*models: str | Part) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of config models.
 
     The decorated function takes one mapping for each model: the values that the user typed, by
     field name. Values are texts; the model converts and validates them.
 
     Args:
-        models: "module:class" each. They are imported when the command is built, since pydantic
-            takes longer to import than the help of other commands takes.
+        models: "module:class" each, or a part of one. They are imported when the command is built,
+            since pydantic takes longer to import than the help of other commands takes.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,8 +135,32 @@ def built(function: Callable[..., Any]) -> Callable[..., Any]:
     return build()
 
 
-def _built(function: Callable[..., Any], models: tuple[str, ...]) -> Callable[..., Any]:
-    found = [[*settings(_imported(model))] for model in models]
+def validated(model: type[M], values: Mapping[str, Any], hint: str) -> M:
+    """Return a model of what the user typed.
+
+    Raises:
+        UsageError: a value is not allowed; the error names its option and has the hint.
+    """
+    from pydantic import ValidationError
+
+    from specbench_cli.config.problems import usage_error
+
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as fault:
+        raise usage_error(
+            fault,
+            subject=lambda place: option_name(str(place[0])) if place else "the options",
+            keys=lambda place: list(model.model_fields),
+            hint=hint,
+        ) from fault
+
+
+def _built(function: Callable[..., Any], models: tuple[str | Part, ...]) -> Callable[..., Any]:
+    found = [
+        each.settings() if isinstance(each, Part) else [*settings(_imported(each))]
+        for each in models
+    ]
     parameters = [_parameter(setting) for group in found for setting in group]
 
     def run(**values: Any) -> Any:
@@ -163,7 +212,9 @@ def _typed(annotation: Any, option: Option) -> Any:
         return Literal[option.choices] | None
     if annotation is bool:
         return bool
-    if get_origin(annotation) is Literal and not option.as_text:
+    if option.as_text:
+        return str | None
+    if get_origin(annotation) is Literal:
         return annotation | None
     return list[str] | None if get_origin(annotation) in (list, dict) else str | None
 

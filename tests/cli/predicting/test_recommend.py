@@ -85,8 +85,12 @@ def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
 
 REFUSED = [
     (["--minutes", "0"], "--minutes 0 is too short", "--minutes 10"),
-    (["--minutes", "soon"], "--minutes must be a number of minutes, got 'soon'", "--minutes 10"),
-    (["--batches", "2,x"], "--batches must be whole numbers", "--batches 0 for none"),
+    (
+        ["--minutes", "soon"],
+        "--minutes must be a number of minutes, got 'soon'",
+        "recommend --help",
+    ),
+    (["--batches", "2,x"], "--batches must be whole numbers", "recommend --help"),
     (["-t", "empty.jsonl"], "empty.jsonl holds no question", "messages"),
     (["-t", "wrong.jsonl"], "wrong.jsonl:2: 'messages' must be a list", "messages"),
     (["-t", "broken.jsonl"], "broken.jsonl:1: not JSON", "messages"),

@@ -1,0 +1,82 @@
+"""Options of `specbench recommend` that are not settings of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from specbench_cli.config.options import OUTPUT, WHAT, Option
+
+ELSEWHERE = "Elsewhere"
+"""Heading of the options about modelled batches and other machines."""
+
+
+def _minutes(value: Any) -> Any:
+    try:
+        return float(value)
+    except ValueError as fault:
+        raise ValueError(f"must be a number of minutes, got {value!r}") from fault
+
+
+def _batch_sizes(value: Any) -> Any:
+    """Parse sizes separated by commas; 0 stands for none."""
+    words = [word.strip() for word in str(value).split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+        raise ValueError(
+            f"must be whole numbers separated by commas such as 2,4,8, or 0 for none; got {value!r}"
+        )
+    return [int(word) for word in words if int(word) > 1]
+
+
+class Recommendation(BaseModel):
+    """Options of one call of `specbench recommend`, beside the settings of its runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minutes: Annotated[
+        float,
+        BeforeValidator(_minutes),
+        Option(WHAT, "M", "Time limit for the search and its confirmation, in minutes."),
+    ] = 10.0
+    config: Annotated[
+        Path | None, Option(WHAT, "FILE", "YAML file with settings.", default="./specbench.yaml")
+    ] = None
+    batches: Annotated[
+        list[int],
+        BeforeValidator(_batch_sizes),
+        Option(ELSEWHERE, "N,N", "Batch sizes for modelled throughput; 0 for none.", as_text=True),
+    ] = Field([2, 4, 8], validate_default=False)
+    costs: Annotated[
+        Path | None,
+        Option(
+            ELSEWHERE,
+            "FILE",
+            "Costs of this machine, from specbench predict --probe --batch 8.",
+            default="those stored for it",
+        ),
+    ] = None
+    against: Annotated[
+        list[Path], Option(ELSEWHERE, "FILE", "Costs of another machine, to model it.")
+    ] = []
+    out: Annotated[
+        Path | None,
+        Option(
+            OUTPUT, "DIR", "Folder of the recommendation.", default="results/runs/NAME", short="-o"
+        ),
+    ] = None
+    as_json: Annotated[bool, Option(OUTPUT, None, "One JSON line per event.", name="--json")] = (
+        False
+    )
+    resume: Annotated[
+        Path | None, Option(OUTPUT, "DIR", "Finish an interrupted recommendation.")
+    ] = None
+    force: Annotated[
+        bool,
+        Option(
+            OUTPUT,
+            None,
+            "With --resume: continue although the program, the machine or the data changed.",
+        ),
+    ] = False
