@@ -28,7 +28,7 @@ from specbench_cli.api import SuffixAutomaton as Automaton
 class SamParams(MethodParams):
     """Parameters of `Sam`."""
 
-    length: int = Field(40, ge=1, description="most draft tokens a step (n_predicts)")
+    length: int = Field(39, ge=1, description="most draft tokens a step (n_predicts - 1)")
     factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
     beside: Literal["nothing", "draft", "eagle"] = Field(
         "nothing",
@@ -55,7 +55,9 @@ class Sam(Method):
     Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
     over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
     could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
-    place of EAGLE-2's tree.
+    place of EAGLE-2's tree. The last committed token may be drafted again (their text ends before
+    it). Their n_predicts counts that token: a `length` of 39 is their 40. Alone, `bias` does not
+    apply, as in their script for that case.
 
     With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
     automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
@@ -65,8 +67,9 @@ class Sam(Method):
        earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
     2. Take the longer match, the text's if they are alike; beside a model an earlier output's
        counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
-    3. Draft what is behind its first occurrence: `length` tokens, alone at most 1 + `factor` for
-       each that matched. In the text go to shorter suffixes while fewer than that come behind.
+    3. Draft what is behind its first occurrence: `length` tokens, alone at most `factor` for each
+       that matched. Beside a model, where fewer than `length` tokens follow in the text, take the
+       longest shorter suffix that has so many behind it.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     5. Once the output has ended, put it into the second automaton.
     """
@@ -113,9 +116,10 @@ class Sam(Method):
                 drafted = self._foreseen if params.beside == "eagle" else self._drafted
                 return drafted(session, min(params.drafted, limit))
         else:
-            most = min(params.length, 1 + int(params.factor * max(here, there)))
+            most = min(params.length, int(params.factor * max(here, there)))
         if here >= there:
-            return session.chain(self.own.after(self.here, most, least=most)[:limit])
+            least = most if self.needed else 0
+            return session.chain(self.own.after(self.here, most, least=least)[:limit])
         return session.chain(self.outputs.after(self.there, most)[:limit])
 
     def _drafted(self, session: Session, n: int) -> Draft:

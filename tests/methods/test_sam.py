@@ -18,6 +18,8 @@ def propose(text, *, earlier=(), limit=100, **params):
         method = Sam(SamParams(**params))
         seen = SimpleNamespace(memory=memory, finish=None, chain=list)
         seen.tokens = seen.output = lambda output=output: output
+        seen.draft = lambda: SimpleNamespace(forward=lambda *_, **__: None)
+        seen.since = seen.new_state = lambda *_: None
         method.start(seen)
         draft = method.propose(seen, limit)
         seen.finish = "length"
@@ -26,38 +28,67 @@ def propose(text, *, earlier=(), limit=100, **params):
     return draft
 
 
-def naive(text, length, factor):
-    """The text's own part by definition: the longest suffix that ended before, or the longest
-    shorter one that has enough behind its first end."""
-    found = [
-        (n, end)
-        for n in range(len(text) - 1, 0, -1)
-        for end in range(n, len(text))
-        if text[end - n : end] == text[-n:]
-    ]
+def naive_matches(text):
+    """Every suffix that ended before, longest first: its length and its first end."""
+    found = {}
+    for n in range(len(text) - 1, 0, -1):
+        ends = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]
+        if ends:
+            found[n] = ends[0]
+    return found
+
+
+def naive_alone(text, length, factor):
+    """The authors' samd_sam_only: n = min(n_predicts, 1 + int(match * alpha)) with the last token
+    counted, behind the first end of the longest match and of no shorter one."""
+    found = naive_matches(text)
     if not found:
         return []
-    most = min(length, 1 + int(factor * found[0][0]))
-    first = {n: min(end for m, end in found if m == n) for n, _ in found}
-    enough = [end for end in first.values() if len(text) - end >= most]
-    end = enough[0] if enough else min(first.values())
-    return text[end : end + most]
+    matched = max(found)
+    n = min(1 + length, 1 + int(matched * factor))
+    return text[found[matched] :][: n - 1]
+
+
+def naive_beside(text, length):
+    """The authors' samd: the longest match with enough tokens behind it, or else the shortest."""
+    ends = list(naive_matches(text).values())
+    enough = [end for end in ends if len(text) - end >= length]
+    return text[enough[0] if enough else min(ends) :][:length]
 
 
 @pytest.mark.smoke
 def test_the_draft_is_longer_the_more_matches():
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
-    assert propose(text, factor=2) == [3, 4, 5, 6, 7]
-    assert propose(text, factor=0) == [3]
+    assert propose(text, factor=2) == [3, 4, 5, 6]
+    assert propose(text, factor=0.5) == [3]
+    assert propose(text, factor=0) == []
     assert propose(text, length=2) == [3, 4]
     assert propose(text, limit=1) == [3]
     assert propose([1, 2, 3]) == []
 
 
+def test_the_default_length_is_the_authors_40_without_the_last_committed_token():
+    text = [*range(60), *range(20)]
+    assert propose(text) == [*range(20, 59)]
+
+
 @given(texts, st.integers(1, 9), st.integers(0, 4))
 @settings(max_examples=300, deadline=None)
 def test_the_draft_is_what_a_naive_search_finds(text, length, factor):
-    assert propose(text, length=length, factor=factor) == naive(text, length, factor)
+    assert propose(text, length=length, factor=factor) == naive_alone(text, length, factor)
+
+
+def test_alone_it_stays_with_the_longest_match_however_little_follows():
+    text = [1, 2, 9, 9, 8, 1, 2, 2, 1, 2, 2]
+    assert propose(text) == [1, 2, 2]  # behind "1 2 2", not the seven tokens behind "2"
+
+
+@given(texts, st.integers(1, 9))
+@settings(max_examples=300, deadline=None)
+def test_beside_a_model_it_goes_to_a_shorter_match_where_too_little_follows(text, length):
+    if naive_matches(text):
+        draft = propose(text, length=length, beside="draft", threshold=1)
+        assert draft == naive_beside(text, length)
 
 
 def test_earlier_outputs_are_drafted_from_as_far_as_each_goes():
@@ -65,15 +96,15 @@ def test_earlier_outputs_are_drafted_from_as_far_as_each_goes():
     assert propose([9, 1, 2], earlier=earlier) == [3, 4]  # and not on into the next output
     assert propose([9, 5], earlier=earlier) == [6]
     assert propose([9, 1, 2], earlier=earlier, scope="prompt") == []
-    assert propose([2, 7, 1, 2], earlier=earlier, factor=0) == [3]  # two tokens match, not one
-    assert propose([1, 2, 8, 1, 2], earlier=earlier, factor=0) == [8]  # alike: the text's own
+    assert propose([2, 7, 1, 2], earlier=earlier, factor=0.5) == [3]  # two tokens match, not one
+    assert propose([1, 2, 8, 1, 2], earlier=earlier, factor=0.5) == [8]  # alike: the text's own
 
 
 def test_memory_that_is_full_begins_anew():
     earlier = [[1, 2, 3, 4], [5, 6, 7]]
-    assert propose([9, 1], earlier=earlier, memory=12, factor=0) == [2]
-    assert propose([9, 1], earlier=earlier, memory=7, factor=0) == []
-    assert propose([9, 5], earlier=earlier, memory=7, factor=0) == [6]
+    assert propose([9, 1], earlier=earlier, memory=12, factor=1) == [2]
+    assert propose([9, 1], earlier=earlier, memory=7, factor=1) == []
+    assert propose([9, 5], earlier=earlier, memory=7, factor=1) == [6]
 
 
 def test_beside_a_model_the_match_decides_who_drafts(open_session, family):
