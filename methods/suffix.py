@@ -30,6 +30,7 @@ class SuffixParams(MethodParams):
     least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
     shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
     scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
+    active: bool = Field(True, description="scope run: outputs that have not ended are among them")
     memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
     eviction: EvictionName = Field("fifo", description="which output goes where that is full")
 
@@ -41,21 +42,23 @@ class Suffix(Method):
     without a draw, each of which stands with the target's own probability of it.
     Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
     its loop leaves out; of equally frequent continuations the first is drafted; what is evicted is
-    counted in tokens. An output comes into the second tree when it has ended.
+    counted in tokens. As there, the second tree holds the outputs that are being decoded, this one
+    among them: its own tree knows the prompt too, so that the two count differently. With `active`
+    off an output comes into it when it has ended: 0.4 to 1.4% more steps on our tasks.
 
     With scope `run` the second tree goes on through a pass, so that how fast a prompt is depends on
     those before it. The trees take at most 2 nodes a token held, and `depth` more an output.
 
     One step:
-    1. Put what was committed into the text's tree, which holds its prompt too. Look up how much of
-       the text's end occurs in the tree of earlier outputs.
+    1. Put what was committed into the text's tree, which holds its prompt too, and into the tree of
+       outputs. Look up how much of the text's end occurs in that one.
     2. For every suffix of the text that occurred before: the longer it is, the more tokens it may
        draft, `factor` each. They are the continuation that was most frequent, as a chain or a
        tree, each scored by how often its path was taken where it could be.
     3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
        it is the text's own, and the longer match's.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Tell the second tree whose draft stood; put an ended output into it; evict by the policy.
+    5. Tell the second tree whose draft stood; once the output has ended, evict by the policy.
     """
 
     name: ClassVar[str] = "suffix"
@@ -73,6 +76,8 @@ class Suffix(Method):
         kept = session.memory if params.scope == "run" else {}
         new = SuffixTree(params.depth, params.eviction)
         self.outputs: SuffixTree = kept.setdefault("outputs", new)
+        self.output = self.outputs.open() if self._active else None
+        self.first = len(session.tokens()) - len(session.output())
         self.matches: list[tuple[int, int]] = []  # suffixes of the text that occur in it
         self.evictions = self.outputs.evictions
         if params.shape == "tree":
@@ -84,9 +89,10 @@ class Suffix(Method):
         self._read(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
-        for tree, matches in ((self.own, self.own.ends), (self.outputs, self.matches)):
+        among = self.matches + (self.output.ends if self.output else [])
+        for tree, matches in ((self.own, self.own.ends), (self.outputs, among)):
             for match in matches:  # the longest first
-                most = min(int(params.factor * match[1] + params.offset), params.nodes)
+                most = min(int(params.factor * match[1] + params.offset + 1e-6), params.nodes)
                 if most <= best:  # no token scores more than 1, and shorter matches draft less
                     break
                 if params.shape == "chain":
@@ -103,20 +109,40 @@ class Suffix(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5."""
         self.outputs.use(self.source if self.source is not None and outcome.path else None)
+        if self.output:
+            self._read(session)  # before others of the batch propose
         if session.finish is not None:
-            for token in session.output():
-                self.outputs.append(token)
-            self.outputs.close()
+            if self.output is None:
+                self.output = self.outputs.open()
+                for token in session.output():
+                    self.outputs.append(token, self.output)
+            self.outputs.close(self.output)
+            self.output = None
             self.outputs.evict(self.params.memory)
 
+    @property
+    def _active(self) -> bool:
+        """Return True if outputs that have not ended are drafted from."""
+        return self.params.active and self.params.scope == "run" and self.params.memory > 0
+
     def _read(self, session: Session) -> None:
-        """Step 1."""
+        """Step 1. Of the text's suffixes that lie in its own output the tree of outputs knows which
+        go on (`OpenSequence.ends`): `matches` are the longer ones."""
         text = session.tokens()
         if self.evictions != self.outputs.evictions:  # by another sequence of the batch
             self.matches, self.evictions = [], self.outputs.evictions
             for token in text[max(0, self.read - self.params.depth) : self.read]:
                 self.matches = self.outputs.follow(self.matches, token)
-        for token in text[self.read :]:
+            self._drop_shorter(self.read)
+        for place, token in enumerate(text[self.read :], self.read):
             self.own.append(token)
             self.matches = self.outputs.follow(self.matches, token)
+            if self.output and place >= self.first:
+                self.outputs.append(token, self.output)
+                self._drop_shorter(place + 1)
         self.read = len(text)
+
+    def _drop_shorter(self, end: int) -> None:
+        """Drop the matches that lie in the output, whose tree knows them."""
+        if self.output:
+            self.matches = [match for match in self.matches if match[1] > end - self.first]

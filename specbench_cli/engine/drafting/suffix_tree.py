@@ -9,7 +9,7 @@ tokens as nothing branches off, and is a place in a text, not a copy of it.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -29,6 +29,22 @@ probabilities of its nodes' paths: the tokens to expect of it."""
 _TOP, _NONE = 0, -1
 
 
+class OpenSequence:
+    """A sequence of a `SuffixTree` that still grows.
+
+    Attributes:
+        text: its tokens.
+        ends: the suffixes that something may follow, longest first: they occur elsewhere too.
+        leaves: the other suffixes, each a leaf that grows with the text: where the suffix starts,
+            and the node. Suffixes of `depth` tokens or more are complete and not listed.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.text: list[int] = []
+        self.ends: list[Point] = []
+        self.leaves: deque[tuple[int, int]] = deque(maxlen=depth)
+
+
 class SuffixTree:
     """All substrings of up to `depth` tokens of some sequences, and how often each occurs.
 
@@ -36,8 +52,9 @@ class SuffixTree:
         eviction: which sequences go first; pages of the policy are those that are closed, each of
             which is asked for when it is closed and by `use`.
 
-    One sequence at a time is open: `append` makes it longer, `close` ends it. Occurrences that
-    overlap all count, and so does the end of the open sequence itself, behind which nothing comes.
+    `append` makes an open sequence longer, `close` ends it. One is always open; `open` begins
+    another one beside it, for texts that grow at the same time. Occurrences that overlap all count,
+    and so does the end of an open sequence, behind which nothing comes.
 
     A token is inserted in as many operations as suffixes of the text occur elsewhere: suffixes that
     occur nowhere else are leaves, which grow by themselves. There are at most 2 nodes a token, and
@@ -46,17 +63,16 @@ class SuffixTree:
     Attributes:
         held: tokens of all sequences.
         evictions: how often some were taken out; points told before are void then.
-        ends: the suffixes of the open sequence that occurred before, longest first.
     """
 
     def __init__(self, depth: int, eviction: EvictionName = "fifo") -> None:
         self.depth, self._eviction = depth, eviction
         self._policy = POLICIES[eviction]()
         self.held = self.evictions = 0
-        self.ends: list[Point] = []
         self._sequences: dict[int, list[int]] = {}  # those that are closed, by number
-        self._number, self._open = 0, list[int]()
-        self._leaves: deque[tuple[int, int]] = deque(maxlen=depth)  # of the open one: start, node
+        self._number = 0
+        self._open: list[OpenSequence] = []
+        self._first = self.open()
         # Of each node: children by first token, parent, the length of its string without and with
         # its edge, how often that was entered, most frequent child, and a text that holds the
         # string from some place on, as far as the edge goes.
@@ -70,16 +86,27 @@ class SuffixTree:
 
     # ---- what comes in and goes out -------------------------------------------------------------
 
-    def append(self, token: int) -> None:
-        """Make the open sequence longer by a token."""
-        text = self._open
+    @property
+    def ends(self) -> list[Point]:
+        """Suffixes of the sequence that is always open which occur elsewhere, longest first."""
+        return self._first.ends
+
+    def open(self) -> OpenSequence:
+        """Begin another sequence that grows beside the others."""
+        self._open.append(OpenSequence(self.depth))
+        return self._open[-1]
+
+    def append(self, token: int, to: OpenSequence | None = None) -> None:
+        """Make an open sequence longer by a token; default: the one that is always open."""
+        grown = to or self._first
+        text = grown.text
         place = len(text)
         text.append(token)
         self.held += 1
         self._stopped = None
         parent, begin, end, kids = self._parent, self._begin, self._end, self._kids
         ends: list[Point] = []
-        due = [*self.ends, (_TOP, 0)]
+        due = [*grown.ends, (_TOP, 0)]
         for number, (known, depth) in enumerate(due):
             node = known
             while depth <= begin[node]:  # it was cut
@@ -87,41 +114,61 @@ class SuffixTree:
             if depth == end[node]:
                 child = kids[node].get(token)
                 if child is None:
-                    self._leaf(node, token, place - depth)
+                    self._leaf(grown, node, token, place - depth)
                     continue
                 self._enter(child, node)
                 node = child
+            elif self._exhausted(node, depth):
+                # The leaf of another open text, which ends here too: from here on it is this one's.
+                self._end_in_leaf(node, depth)
+                self._text[node], self._from[node] = text, place - depth
+                grown.leaves.append((place - depth, node))
+                continue
             elif self._text[node][self._from[node] + depth] != token:
                 # Shorter suffixes that end inside this edge end in its upper half.
                 short = sum(self._home(*shorter) == node for shorter in due[number:])
-                self._leaf(self._split(node, depth, short), token, place - depth)
+                short += self._ending(node, depth, beside=grown)
+                self._leaf(grown, self._split(node, depth, short), token, place - depth)
                 continue
             if depth + 1 < self.depth:
                 ends.append((node, depth + 1))
-        self.ends = ends
+        grown.ends = ends
 
-    def close(self) -> None:
-        """End the open sequence, and open another one."""
-        text = self._open
-        if not text:
-            return
+    def close(self, which: OpenSequence | None = None) -> None:
+        """End an open sequence; default: the one that is always open, in whose place comes a new
+        one."""
+        ended = which or self._first
+        text = ended.text
+        if text:
+            self._close(ended)
+            self._sequences[self._number] = text
+            self._policy.request(self._number)
+            self._number += 1
+        self._open.remove(ended)
+        if ended is self._first:
+            self._first = self.open()
+
+    def _close(self, ended: OpenSequence) -> None:
+        """Have every suffix of an open sequence end at a node."""
+        text = ended.text
         self._stopped = None
-        for start, node in self._leaves:
+        for start, node in ended.leaves:
             self._end[node] = min(self._end[node], len(text) - start)
-        for known, depth in reversed(self.ends):  # where fewer suffixes go on, a node says so
+        for known, depth in reversed(ended.ends):  # where fewer suffixes go on, a node says so
             node = self._home(known, depth)
             if depth < self._end[node]:
-                self._split(node, depth, 1)
-        self._leaves.clear()
-        self.ends = []
+                if self._exhausted(node, depth):  # another open text ends here too
+                    self._end_in_leaf(node, depth)
+                    self._end[node] = depth
+                else:
+                    self._split(node, depth, 1 + self._ending(node, depth, beside=ended))
+        ended.leaves.clear()
+        ended.ends = []
         for start in range(len(text)):  # what ends now ends at a node: all on its way are whole
             node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
             while depth < last:
                 node = self._kids[node][text[start + depth]]
                 self._newest[node], depth = self._number, self._end[node]
-        self._sequences[self._number] = text
-        self._policy.request(self._number)
-        self._number, self._open = self._number + 1, []
 
     def use(self, number: int | None) -> None:
         """Tell the policy that a sequence was of use; None, or one that is gone: nothing."""
@@ -129,8 +176,10 @@ class SuffixTree:
             self._policy.request(number)
 
     def evict(self, most: int) -> None:
-        """Take out sequences, as the policy says, until at most so many tokens are held; the open
-        one stays."""
+        """Take out sequences, as the policy says, until at most so many tokens are held; open ones
+        stay."""
+        for each in self._open:  # what a point was cut from may go
+            each.ends = [(self._home(*point), point[1]) for point in each.ends]
         while self.held > most and self._sequences:
             text = self._sequences.pop(self._policy.evict())
             self.evictions += 1
@@ -138,6 +187,22 @@ class SuffixTree:
             self.held -= len(text)
             for start in range(len(text)):
                 self._remove(text, start)
+        self._grow_again()
+
+    def _grow_again(self) -> None:
+        """Turn what ends in an edge that nothing goes through any more into a growing leaf."""
+        ending: dict[int, list[tuple[int, OpenSequence]]] = {}
+        for each in self._open:
+            for node, depth in each.ends:
+                ending.setdefault(node, []).append((depth, each))
+        for node, found in ending.items():
+            if self._kids[node] or self._count[node] > len(found):
+                continue
+            depth, owner = max(found, key=lambda one: one[0])
+            start = len(owner.text) - depth
+            owner.ends.remove((node, depth))
+            owner.leaves = deque(sorted([*owner.leaves, (start, node)]), self.depth)
+            self._text[node], self._from[node], self._end[node] = owner.text, start, self.depth
 
     def _remove(self, text: list[int], start: int) -> None:
         """Take out one suffix, and what nothing else needs."""
@@ -163,14 +228,16 @@ class SuffixTree:
             if len(kids) == 1 and self._count[kids[0]] == self._count[node]:
                 # Nothing branches off or ends here any more.
                 (child,) = kids
-                edge, above = edge + self._edge(child), self._parent[node]
+                above = self._parent[node]
                 self._parent[child], self._kids[above][edge[0]] = above, child
                 if self._best[above] == node:
                     self._best[above] = child
                 self._text[node], self._kids[node] = [], {}
                 self._free.append(node)
+                if not self._growing(child):
+                    edge = edge + self._edge(child)
+                    self._text[child], self._from[child] = edge, -self._begin[node]
                 self._begin[child] = self._begin[node]
-                self._text[child], self._from[child] = edge, -self._begin[child]
             elif self._text[node] is text:
                 self._text[node], self._from[node] = edge, -self._begin[node]
 
@@ -261,11 +328,17 @@ class SuffixTree:
         """Runs copy what methods keep, and nothing in here needs the general way."""
         twin = SuffixTree(self.depth, self._eviction)
         twin._policy = copy.deepcopy(self._policy)
-        texts = {id(text): text.copy() for text in (*self._sequences.values(), self._open)}
+        opened = [each.text for each in self._open]
+        texts = {id(text): text.copy() for text in (*self._sequences.values(), *opened)}
         twin.held, twin.evictions = self.held, self.evictions
-        twin.ends, twin._leaves = self.ends.copy(), self._leaves.copy()
         twin._sequences = {at: texts[id(text)] for at, text in self._sequences.items()}
-        twin._number, twin._open = self._number, texts[id(self._open)]
+        twin._number, twin._open = self._number, []
+        for each in self._open:
+            copied = twin.open()
+            copied.text, copied.ends = texts[id(each.text)], each.ends.copy()
+            copied.leaves = each.leaves.copy()
+            if each is self._first:
+                twin._first = copied
         twin._kids = [kids.copy() for kids in self._kids]
         # The texts of edges that outlived theirs are never written to.
         twin._text = [texts.get(id(text), text) for text in self._text]
@@ -291,10 +364,10 @@ class SuffixTree:
         return self._text[node][first + self._begin[node] : first + self._end[node]]
 
     def _stops(self) -> dict[int, list[int]]:
-        """The lengths of the open sequence's suffixes that end inside edges, by node, in order."""
+        """The lengths of open sequences' suffixes that end inside edges, by node, in order."""
         if self._stopped is None:
             self._stopped = {}
-            for known, depth in self.ends:
+            for known, depth in (point for each in self._open for point in each.ends):
                 node = self._home(known, depth)
                 if depth < self._end[node]:
                     self._stopped.setdefault(node, []).append(depth)
@@ -328,11 +401,32 @@ class SuffixTree:
             column.append(value)
         return len(self._end) - 1
 
-    def _leaf(self, parent: int, token: int, start: int) -> None:
+    def _exhausted(self, node: int, depth: int) -> bool:
+        """Return True if the text of a node's edge goes no further yet than `depth` tokens."""
+        return self._from[node] + depth >= len(self._text[node])
+
+    def _growing(self, node: int) -> bool:
+        """Return True if the text of a node's edge is an open one."""
+        return any(each.text is self._text[node] for each in self._open)
+
+    def _ending(self, node: int, depth: int, beside: OpenSequence) -> int:
+        """Count the other open sequences' suffixes that end inside a node's edge, at most `depth`
+        tokens long."""
+        others = (each for each in self._open if each is not beside)
+        points = (point for each in others for point in each.ends if point[1] <= depth)
+        return sum(self._home(*point) == node for point in points)
+
+    def _end_in_leaf(self, leaf: int, depth: int) -> None:
+        """Turn a growing leaf of an open sequence into a suffix that ends at `depth` tokens."""
+        owner = next(each for each in self._open if each.text is self._text[leaf])
+        owner.leaves.remove((self._from[leaf], leaf))
+        insort(owner.ends, (leaf, depth), key=lambda point: -point[1])
+
+    def _leaf(self, grown: OpenSequence, parent: int, token: int, start: int) -> None:
         """A child for the suffix that begins at `start`, open towards the end of the text."""
-        leaf = self._node(parent, self.depth, 0, self._open, start)
+        leaf = self._node(parent, self.depth, 0, grown.text, start)
         self._kids[parent][token] = leaf
-        self._leaves.append((start, leaf))
+        grown.leaves.append((start, leaf))
         self._enter(leaf, parent)
 
     def _split(self, node: int, depth: int, short: int) -> int:

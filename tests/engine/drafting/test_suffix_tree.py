@@ -191,6 +191,70 @@ def _holding(string, texts):
     ]
 
 
+events = st.tuples(st.integers(0, 2), st.sampled_from([0, 0, 1, 1, 1, 2, "close"]))
+
+
+@given(st.lists(events, max_size=60), st.integers(2, 9), st.integers(5, 60))
+@settings(max_examples=500, deadline=None)
+def test_sequences_that_grow_beside_each_other_are_all_counted(order, depth, most):
+    tree, closed = SuffixTree(depth), []
+    opened = {which: (tree.open(), []) for which in range(3)}
+    for which, event in order:
+        sequence, text = opened[which]
+        if event != "close":
+            tree.append(event, sequence)
+            text.append(event)
+        else:
+            tree.close(sequence)
+            closed += [text] if text else []
+            opened[which] = tree.open(), []
+            tree.evict(most)
+            while closed and sum(map(len, [*closed, *(t for _, t in opened.values())])) > most:
+                closed.pop(0)
+        every = [*closed, *(text for _, text in opened.values())]
+        counts = counted(every, depth)
+        assert tree.held == sum(map(len, every))
+        for sequence, text in opened.values():
+            found = {length: tree.count((node, length)) for node, length in sequence.ends}
+            assert list(found) == sorted(found, reverse=True)
+            for n in range(1, min(len(text), depth - 1) + 1):
+                suffix = tuple(text[-n:])
+                assert found.get(n, counts[suffix]) == counts[suffix]
+                followed = any(counts[(*suffix, token)] for token in range(3))
+                assert n in found or not followed
+    assert held(tree, depth) == counted([*closed, *(t for _, t in opened.values())], depth - 1)
+    assert held(copy.deepcopy(tree), depth) == held(tree, depth)
+    for sequence, _ in opened.values():
+        tree.close(sequence)
+    tree.evict(0)
+    assert held(tree, depth) == {} and len(tree._end) - len(tree._free) == 1
+
+
+@given(st.lists(events, max_size=60), st.integers(2, 9))
+@settings(max_examples=200, deadline=None)
+def test_a_path_goes_on_along_what_other_open_sequences_hold(order, depth):
+    tree = SuffixTree(depth)
+    opened = {which: (tree.open(), []) for which in range(3)}
+    for which, event in order:
+        if event != "close":
+            tree.append(event, opened[which][0])
+            opened[which][1].append(event)
+    counts = counted([text for _, text in opened.values()], depth)
+    for sequence, text in opened.values():
+        for point in sequence.ends:
+            string = tuple(text[-point[1] :])
+            tokens, _, score = tree.path(point, depth, 0.2)
+            total = 0.0
+            for at, token in enumerate(tokens):
+                here = (*string, *tokens[:at])
+                assert counts[(*here, token)] == max(counts[(*here, t)] for t in range(3))
+                total += counts[(*here, token)] / counts[string]
+            assert score == pytest.approx(total)
+            after = max(counts[(*string, *tokens, t)] for t in range(3))
+            room = len(string) + len(tokens) < depth and after > 0
+            assert not room or after / counts[string] < 0.2
+
+
 @given(texts, texts, st.integers(2, 9))
 @settings(max_examples=50, deadline=None)
 def test_a_copy_goes_on_by_itself(first, second, depth):
