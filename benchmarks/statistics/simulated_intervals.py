@@ -2,7 +2,7 @@
 
 python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
 
-TABLE: intervals, letters, differences; default: all.
+TABLE: intervals, rare, letters, differences; default: all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import math
 import sys
 
 from specbench_cli.stats.detectable import detectable
-from specbench_cli.stats.simulated import Setting, coverage, false_differences
+from specbench_cli.stats.simulated import (
+    Setting,
+    coverage,
+    coverage_in_detail,
+    false_differences,
+)
 
 
 def main() -> None:
@@ -47,6 +52,46 @@ def intervals(replications: int) -> None:
         say(f"| {questions} | {families} | {passes} | {figures} |")
 
 
+def rare(replications: int) -> None:
+    """Coverage where few questions are far slower than the others, and how often a run warns."""
+    error = math.sqrt(0.95 * 0.05 / replications)
+    say(f"rare, slow questions: {replications} replications, error {error:.2%} or more\n")
+    say(
+        "| slow | questions | spread | interval | holds | above | below | warned | unwarned holds |"
+    )
+    say("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    cases = (
+        ("nowhere", 0.0, False, 0.0),
+        ("the method", 0.02, False, 0.0),
+        ("both alike", 0.02, True, 0.0),
+        ("Student 2.5", 0.0, False, 2.5),
+    )
+    for (name, share, for_all, student), (questions, families), spread in itertools.product(
+        cases, ((20, 5), (48, 6), (120, 6), (400, 6)), (0.25, 0.5)
+    ):
+        found = coverage_in_detail(
+            Setting(
+                questions=questions,
+                families=families,
+                spread=spread,
+                rare=share,
+                rare_for_all=for_all,
+                student=student,
+            ),
+            replications,
+        )
+        figures = (
+            found.given,
+            found.holds / found.given,
+            found.above / found.given,
+            found.below / found.given,
+            found.warned,
+            found.holds_unwarned,
+        )
+        cells = " | ".join(f"{figure:.1%}" for figure in figures)
+        say(f"| {name} | {questions} | {spread} | {cells} |")
+
+
 def letters(replications: int) -> None:
     """How often equal methods are told apart."""
     replications //= 5
@@ -79,7 +124,7 @@ def differences(replications: int) -> None:
         say(f"| {questions} | " + " | ".join(f"{f:.2f}x" if f else "-" for f in found) + " |")
 
 
-TABLES = {"intervals": intervals, "letters": letters, "differences": differences}
+TABLES = {"intervals": intervals, "rare": rare, "letters": letters, "differences": differences}
 
 
 def say(line: str) -> None:

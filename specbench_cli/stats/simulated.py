@@ -6,11 +6,14 @@ The tests and docs/statistics.md say how often the statistics are right about th
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specbench_cli.stats.bootstrap import PairedTimes, intervals, resample
+from specbench_cli.stats.rare import rare_questions
 from specbench_cli.stats.simultaneous import different
 
 _AT_ONCE = 25
@@ -27,6 +30,10 @@ class Setting:
     vanilla_spread: of vanilla's times over the questions.
     common: of what a question does to the speedups of all methods alike.
     process_spread: of what a process (pass) does to a method.
+    rare: the share of questions that are `slowdown` times slower under the methods, or, with
+        `rare_for_all`, under vanilla too.
+    student: degrees of freedom of a Student's t whose absolute value multiplies a question's time
+        under the methods; 0 for none.
     """
 
     questions: int = 48
@@ -36,6 +43,10 @@ class Setting:
     vanilla_spread: float = 0.5
     common: float = 0.0
     process_spread: float = 0.0
+    rare: float = 0.0
+    slowdown: float = 20.0
+    rare_for_all: bool = False
+    student: float = 0.0
 
     def times(
         self, rng: np.random.Generator, methods: int, *, one_vanilla: bool = True
@@ -49,6 +60,14 @@ class Setting:
         slower = slower + rng.normal(0, self.spread, (methods, 1, self.questions))
         slower = slower + rng.normal(0, self.process_spread, (methods, self.passes, 1))
         method = vanilla * np.exp(slower + rng.normal(0, _WITHIN, cells))
+        if self.student:
+            factor = np.abs(rng.standard_t(self.student, (shared, 1, self.questions)))
+            method = method * factor
+        if self.rare:
+            slow = rng.random((shared, 1, self.questions)) < self.rare
+            factor = np.where(slow, self.slowdown, 1.0)
+            method = method * factor
+            vanilla = vanilla * factor if self.rare_for_all else vanilla
         strata = np.arange(self.questions) % self.families
         return PairedTimes(np.broadcast_to(vanilla, cells), method, strata)
 
@@ -56,21 +75,70 @@ class Setting:
     def log_speedup(self) -> float:
         """The truth: log of the expected times' ratio."""
         spreads = (self.spread, self.common, self.process_spread, _WITHIN)
-        return -sum(spread**2 for spread in spreads) / 2
+        slower = 0.0 if self.rare_for_all else self.rare * (self.slowdown - 1)
+        log = -sum(spread**2 for spread in spreads) / 2 - math.log1p(slower)
+        if df := self.student:
+            mean = 2 * math.sqrt(df / math.pi) / (df - 1)
+            log -= math.log(mean) + math.lgamma((df + 1) / 2) - math.lgamma(df / 2)
+        return log
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Where the 95% intervals of a speedup lie, as shares of the simulated runs.
+
+    given: runs that have an interval. holds: it holds the truth. above, below: it lies above or
+    below the truth. warned: the run warns of rare questions. holds_warned, holds_unwarned: the
+    share of the intervals of runs with and without that warning that hold the truth; nan where
+    there are none.
+    """
+
+    given: float
+    holds: float
+    above: float
+    below: float
+    warned: float
+    holds_warned: float
+    holds_unwarned: float
 
 
 def coverage(setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0) -> float:
     """How often the 95% interval of a speedup holds the truth."""
-    rng, hits = np.random.default_rng(seed), 0
+    return coverage_in_detail(setting, replications, resamples=resamples, seed=seed).holds
+
+
+def coverage_in_detail(
+    setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0
+) -> Coverage:
+    """Count on which side of the truth intervals lie, and how often a run warns."""
+    rng = np.random.default_rng(seed)
     truth = np.exp(setting.log_speedup)
+    found = list[tuple[bool, bool, bool, bool]]()  # given, above, below, warned
     for start in range(0, replications, _AT_ONCE):
         count = min(_AT_ONCE, replications - start)
-        drawn = resample(setting.times(rng, count, one_vanilla=False), resamples=resamples)
-        hits += sum(
-            found.low is not None and found.high is not None and found.low <= truth <= found.high
-            for found in intervals(drawn)
-        )
-    return hits / replications
+        times = setting.times(rng, count, one_vanilla=False)
+        drawn = resample(times, resamples=resamples)
+        for estimate, rare in zip(intervals(drawn), rare_questions(times), strict=True):
+            low, high = estimate.low, estimate.high
+            if low is None or high is None:
+                found.append((False, False, False, rare is not None))
+            else:
+                found.append((True, bool(low > truth), bool(high < truth), rare is not None))
+    given, above, below, warned = np.array(found).T
+    holds = given & ~above & ~below
+
+    def share(of: NDArray[np.bool_]) -> float:
+        return float(holds[of].mean()) if of.any() else float("nan")
+
+    return Coverage(
+        given=float(given.mean()),
+        holds=float(holds.mean()),
+        above=float(above.mean()),
+        below=float(below.mean()),
+        warned=float(warned.mean()),
+        holds_warned=share(given & warned),
+        holds_unwarned=share(given & ~warned),
+    )
 
 
 def false_differences(

@@ -7,10 +7,17 @@ benchmarks/statistics/simulated_intervals.py does the same at full size.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from specbench_cli.stats.simulated import Setting, coverage, false_differences
+from specbench_cli.stats.simulated import (
+    Setting,
+    coverage,
+    coverage_in_detail,
+    false_differences,
+)
 
 REPLICATIONS = 700
 
@@ -35,8 +42,46 @@ def test_intervals_cover_90_percent_at_sigma_one(questions, families):
     assert found >= 0.90 - 3 * _error(0.90, REPLICATIONS)
 
 
+RARE = 200
+
+
+@pytest.mark.parametrize("spread", [0.25, 0.5])
+def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_runs_warn(spread):
+    setting = Setting(questions=120, spread=spread, rare=0.02)
+    found = coverage_in_detail(setting, RARE, resamples=199)
+    assert found.above > 5 * found.below
+    assert found.holds / found.given <= 0.85 + 3 * _error(0.85, RARE)
+    met_one = 1 - 0.98**120
+    assert found.warned >= 0.9 * met_one - 3 * _error(0.9 * met_one, RARE)
+    assert found.holds_warned >= 0.93 - 3 * _error(0.93, RARE)
+    assert found.holds_unwarned < 0.5
+
+
+@pytest.mark.parametrize("setting", [Setting(), Setting(spread=1.0), Setting(questions=20)])
+def test_runs_without_rare_questions_hardly_ever_warn(setting):
+    assert coverage_in_detail(setting, RARE, resamples=19).warned <= 0.02
+
+
+def test_questions_that_are_slow_for_all_leave_intervals_as_they_are():
+    setting = Setting(rare=0.02, rare_for_all=True)
+    found = coverage_in_detail(setting, REPLICATIONS, resamples=199)
+    assert found.holds / found.given >= 0.93 - 3 * _error(0.93, REPLICATIONS)
+
+
 def test_twelve_equal_methods_are_rarely_told_apart_though_some_pair_alone_mostly_would_be():
     setting = Setting(spread=0.1, common=0.25)
     together, alone = false_differences(setting, 12, 100, resamples=199)
     assert together <= 0.05 + 3 * _error(0.05, 100)
     assert alone == pytest.approx(0.74, abs=3 * _error(0.74, 100))
+
+
+def test_the_true_speedup_of_each_setting_is_that_of_many_questions():
+    for setting in (
+        Setting(spread=0.25, rare=0.02),
+        Setting(spread=0.25, rare=0.02, rare_for_all=True),
+        Setting(spread=0.25, student=4.0),
+    ):
+        many = replace(setting, questions=400_000, families=1)
+        times = many.times(np.random.default_rng(0), 1)
+        found = np.log(times.baseline.sum() / times.method.sum())
+        assert found == pytest.approx(setting.log_speedup, abs=0.02)

@@ -208,6 +208,7 @@ def warned(reading: Reading) -> list[str]:
     return [
         *forced,
         *text.few_questions(reading.summary, text.more_questions(reading.facts)),
+        *text.rare_questions(reading.summary),
         *text.warnings(reading.summary, reading.facts),
     ]
 

@@ -14,6 +14,7 @@ import numpy as np
 from specbench_cli.report.numbers.evidence import Evidence
 from specbench_cli.report.numbers.standing import BASELINE, NearTies, surprise
 from specbench_cli.stats.proof import upper_bound
+from specbench_cli.stats.rare import Rare
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
 TEXT = "text"
@@ -39,12 +40,14 @@ _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "ref
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A speedup with its 95% interval, or `note`: why either is missing."""
+    """A speedup with its 95% interval, or `note`: why either is missing. rare: the rare questions
+    that decide it, if there are any."""
 
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     note: str | None = None
+    rare: Rare | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,8 @@ class Row:
     letters, decode_letters: group letters among the rows it is ranked with, by speedup and by
         decode speedup.
     speedup*, decode_speedup*: see `summary`, with their 95% intervals; speedup_note says why the
-        first or its interval is missing.
+        first or its interval is missing. rare_questions: the number of rare questions that decide
+        the first, 0 if there are none; speedup_without_rare: what it is without them.
     mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
         each output's last step, which the end of the output may cut. mat_note: why there is none.
         Of outputs whose steps another engine does not tell, but how many drafts it accepted,
@@ -128,6 +132,8 @@ class Row:
     devices: int = 1
     letters: str = ""
     decode_letters: str = ""
+    rare_questions: int = 0
+    speedup_without_rare: float | None = None
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
@@ -324,6 +330,8 @@ def make_row(
         speedup_low=shown.low,
         speedup_high=shown.high,
         speedup_note=f"BROKEN: {broken_why}" if broken else speedup.note,
+        rare_questions=shown.rare.count if shown.rare else 0,
+        speedup_without_rare=shown.rare.speedup_without if shown.rare else None,
         decode_speedup=decoding.ratio,
         decode_speedup_low=decoding.low,
         decode_speedup_high=decoding.high,

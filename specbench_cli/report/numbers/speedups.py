@@ -10,6 +10,7 @@ from specbench_cli.report.numbers.pairing import Measure, Pairs, loss, pair
 from specbench_cli.report.numbers.row import Speedup
 from specbench_cli.report.numbers.standing import BASELINE as BASELINE
 from specbench_cli.stats.bootstrap import Resampled, intervals, resample
+from specbench_cli.stats.rare import rare_questions
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.schema import Record
 
@@ -56,9 +57,12 @@ def speedups(
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
     found = {label: _point(label, cells, pairs, baseline) for label in cells}
     if drawn is not None:
-        for label, estimate in zip(pairs.labels, intervals(drawn), strict=True):
+        rare = rare_questions(pairs.times)
+        for label, estimate, few in zip(pairs.labels, intervals(drawn), rare, strict=True):
             if found[label].ratio is not None and label != baseline:
-                found[label] = Speedup(estimate.ratio, estimate.low, estimate.high, estimate.reason)
+                found[label] = Speedup(
+                    estimate.ratio, estimate.low, estimate.high, estimate.reason, few
+                )
     return Speedups(found, pairs.labels, drawn)
 
 

@@ -133,6 +133,7 @@ def _letters(reading: Reading) -> str:
         *text.letter_ranges(summary),
         *text.two_intervals(summary),
         *text.few_questions(summary),
+        *text.rare_questions(summary),
     )
     return f" {text.prose(notes)}"
 

@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -81,6 +81,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *text.letter_ranges(summary),
         *([] if facts.unranked else [*text.two_intervals(summary), *_one_process(summary)]),
         *text.few_questions(summary, text.more_questions(facts)),
+        *_wrapped(text.rare_questions(summary)),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.unranked else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
@@ -109,7 +110,12 @@ def _ranked(summary: Summary, facts: Facts) -> list[str]:
 
 
 def _one_process(summary: Summary) -> list[str]:
-    said = (textwrap.wrap(note, WIDTH - 1) for note in text.one_process(summary))
+    return _wrapped(text.one_process(summary))
+
+
+def _wrapped(notes: Iterable[str]) -> list[str]:
+    """Break notes into lines as wide as the table."""
+    said = (textwrap.wrap(note, WIDTH - 1) for note in notes)
     return [f"{'  ' * bool(at)}{line}" for lines in said for at, line in enumerate(lines)]
 
 

@@ -267,6 +267,22 @@ def more_questions(facts: Facts) -> str:
     return ": --limit 48" if facts.limited else "; this run's tasks have no more"
 
 
+def rare_questions(summary: Summary) -> list[str]:
+    """Warn that a few questions far from the others decide a speedup, where they do."""
+    found = [
+        f"{row.label} {row.rare_questions} of {row.n_prompts}, {ratio(row.speedup_without_rare)}"
+        " without"
+        for row in summary.rows
+        if row.rare_questions
+    ]
+    if not found:
+        return []
+    return [
+        f"rare questions decide speedups: {'; '.join(found)}; another run may meet more of them or"
+        " none, and an interval knows only what its run met: run more questions"
+    ]
+
+
 def two_intervals(summary: Summary) -> list[str]:
     """Which of the two statements beside each other is at once over all rows, and which is not."""
     if not any(row.letters and row.speedup_low is not None for row in summary.rows):

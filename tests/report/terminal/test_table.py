@@ -342,6 +342,34 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     assert "of fewer than 49 a figure is an example" in families.note
 
 
+def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
+    make_reading, synthetic, tmp_path
+):
+    def slower(record):
+        if (record.label, record.prompt_id) != ("sps", "mini/7"):
+            return record
+        return replace(record, ns=replace(record.ns, total=20 * record.ns.total))
+
+    assert text.rare_questions(make_reading().summary) == []
+    reading = make_reading([slower(record) for record in synthetic.records()])
+    (row,) = (row for row in reading.summary.rows if row.label == "sps")
+    assert row.rare_questions == 1 and row.speedup_without_rare > 1.2 * row.speedup
+    (note,) = text.rare_questions(reading.summary)
+    assert note.startswith(
+        f"rare questions decide speedups: sps 1 of 48, {row.speedup_without_rare:.2f}x without"
+    )
+    foot = footer(reading.summary, reading.facts, None)
+    assert note in " ".join(line.strip() for line in foot)
+    page = report(reading.summary, reading.run.manifest, Incidents(), [])
+    assert "rare questions decide speedups: sps 1 of 48" in page
+    assert note in warned(reading)
+    write_latex(reading, tmp_path)
+    assert (
+        "are questions decide speedups: sps 1 of 48"
+        in (tmp_path / "latex" / "overall.tex").read_text()
+    )
+
+
 def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(make_reading):
     row = make_reading().summary.rows[0]
     for letters, shown in (
