@@ -3,7 +3,9 @@
 The answer is what the last `\\boxed{}` holds, else what follows the last "answer is", else the
 whole text. Two answers are equal if they are after normalisation in the manner of MATH's own
 evaluation (Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`,
-text wrappers), or if both are the same plain number or fraction. No algebra: `2x` is not `x + x`.
+text wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a
+power of ten, with separated thousands, or with words behind it. A comma between digits is no
+decimal point here: `3,5` is a list. No algebra: `2x` is not `x + x`, and `6^2` is not 36.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from specbench_cli.scoring.number import boxed, number, number_before_words
+
 _SAID = re.compile(r"(?:final\s+)?answer\s*(?:is|:)\s*:?\s*(.+)", re.IGNORECASE)
 _SYNONYMS = (
+    (r"[\u2212\ufe63\uff0d]", "-"),
+    (r"\\pounds(?![a-zA-Z])|\\euro(?![a-zA-Z])|[\u20a0-\u20bf\u00a3\u00a5]", ""),
+    (r"(?<=\d)\s+(\d+)/(\d+)", r"\\frac{\1}{\2}"),
     (r"\\[dt]frac", r"\\frac"),
     (r"\\left|\\right|\\displaystyle|\\limits", ""),
     (r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])", ""),
     (r"\\(?:text|textbf|mathrm|mathbf|mbox|textrm|mathit|operatorname)\{([^{}]*)\}", r"\1"),
     (r"\^\{?\\circ\}?|\\degree(?![a-zA-Z])|°", ""),
     (r"\\[$%]|[$%]", ""),
-    (r"\\cdot|\\times", "*"),
+    (r"\\cdot|\\times|[\u00d7\u00b7\u22c5]", "*"),
     (r"\\leq(?![a-zA-Z])", r"\\le"),
     (r"\\geq(?![a-zA-Z])", r"\\ge"),
     (r"\\neq(?![a-zA-Z])", r"\\ne"),
@@ -35,8 +42,12 @@ _UNIT = re.compile(
     r"|cents?|hours?|minutes?|seconds?|days?|points?|people|percent)(?:\^[23])?$"
 )
 _ASSIGNED = re.compile(r"^[a-zA-Z](?:_\w)?=(?!=)|^[a-zA-Z]\\in(?![a-zA-Z])")
-_THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
-_FRACTION = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}|(-?)(\d+)/(\d+)")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\}|['\u2019])\d{3})+(?:\.\d+)?")
+_LIST = re.compile(r"-?\d+,\d{1,2}")
+_POWER = re.compile(r"(?<![*\d])(?!10\^)\d+\^")
+_MARKED = re.compile(
+    r"(\*\*|__?|`|\$\$?)(?P<inside>.+?)\1(?=[\s.,;:!)]|$)|\\[(\[](?P<latex>.+?)\\[)\]]"
+)
 
 
 def same_expression(reference: str, answer: str) -> bool:
@@ -44,18 +55,24 @@ def same_expression(reference: str, answer: str) -> bool:
     ours, theirs = normalised(final_answer(reference)), normalised(final_answer(answer))
     if ours == theirs:
         return ours != ""
-    number = _value(ours)
-    return number is not None and number == _value(theirs)
+    value = _value(ours)
+    if value is None:
+        return False
+    return value in (_value(theirs), number_before_words(final_answer(answer)))
 
 
 def final_answer(text: str) -> str:
     """What a text gives as its answer."""
-    at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if at >= 0:
-        return _braced(text[at:])
+    inside = boxed(text)
+    if inside is not None:
+        return inside
     said = _SAID.findall(text)
     if said:
-        return str(said[-1]).strip().rstrip(".")
+        answer = str(said[-1]).strip()
+        marked = _MARKED.match(answer)  # bold, or a formula, with words behind it
+        if marked is not None:
+            answer = (marked["inside"] or marked["latex"]).strip()
+        return answer.rstrip(".")
     inside = text.strip()
     return inside.removesuffix(".")
 
@@ -68,31 +85,12 @@ def normalised(answer: str) -> str:
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
     answer = re.sub(r"(?<!\d)\.(?=\d)", "0.", _UNIT.sub("", answer))
     if _THOUSANDS.fullmatch(answer):  # elsewhere a comma separates: the pair (12,102)
-        answer = re.sub(r"[{,}]", "", answer)
+        answer = re.sub(r"[{,}'\u2019]", "", answer)
     return re.sub(r"^\(([^(),]*)\)$", r"\1", answer)
 
 
-def _braced(text: str) -> str:
-    """What the first pair of braces holds; after `\\boxed 5`, the word that follows."""
-    start = text.find("{")
-    words = text.split()
-    if start < 0 or (text.startswith(("\\boxed ", "\\fbox ")) and start > 7):
-        return words[1].rstrip("$.") if len(words) > 1 else ""
-    depth = 0
-    for at in range(start, len(text)):
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return text[start + 1 : at]
-    return text[start + 1 :]
-
-
 def _value(answer: str) -> Fraction | None:
-    """The number that a normalised answer is, if it is a plain one."""
-    fraction = _FRACTION.fullmatch(answer)
-    try:
-        if fraction is None:
-            return Fraction(answer)
-        sign, top, bottom = (part for part in fraction.groups() if part is not None)
-        return Fraction(int(top), int(bottom)) * (-1 if sign else 1)
-    except (ValueError, ZeroDivisionError):
+    """Return the number that a normalised answer is, if it is a plain one."""
+    if _LIST.fullmatch(answer) or _POWER.match(answer.lstrip("-")):
         return None
+    return number(answer)

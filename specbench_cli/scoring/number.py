@@ -1,29 +1,250 @@
-"""The final number of an answer, as GSM8K is scored.
+"""Numbers as people and models write them, and the final number of an answer (GSM8K).
 
-GSM8K's references end in `#### N`. An answer in that form is taken at its word; of any other the
-last number counts (lm-evaluation-harness's "flexible-extract"), since chat models close with a
-sentence. `$`, `%`, commas between thousands and a final full stop are no part of a number, and
-18.00 is 18.
+GSM8K's references end in `#### N`. An answer in that form is taken at its word. Of any other one
+counts what its last `\\boxed{}` holds, else the number that directly follows the last "answer is",
+else the last number (lm-evaluation-harness's "flexible-extract"), since chat models close with a
+sentence.
+
+Understood are separated thousands (1,234 1'234 1 234 `1{,}234` `1\\,234` 12,34,567 1.234.567),
+European decimals where nothing else can be meant (1.234,5 and 3,5, not 1,234), every script's
+digits, U+2212 and other minus signs, fractions (3/4, 2 1/2, a vulgar fraction, `\\frac{3}{4}`) and
+powers of ten (1.5e6, 1.5 x 10^6). Currencies, `%` and words behind a number are no part of it,
+18.00 is 18, and the hyphen of a range (10-14) is no sign.
 """
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+import unicodedata
+from fractions import Fraction
 
-_NUMBER = r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+"
-_MARKED = re.compile(rf"####\s*({_NUMBER})")
-_ANY = re.compile(_NUMBER)
+LONGEST = 400
+"""Longer numbers are runaway text, and too slow to compute with."""
+
+# ---- one spelling -------------------------------------------------------------------------------
+
+_NARROW = "\u2009"
+"""Stands for all spaces that join digits: thin, narrow and no-break ones, and LaTeX's."""
+
+_SPELLINGS = (
+    (r"[\u00a0\u2007-\u200a\u202f]|(?<!\\)\\[,;: ]|\{\\,\}|\\thinspace(?![a-zA-Z])", _NARROW),
+    (r"(?<!\\)\\!|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])", ""),
+    (r"(?<=\d)~(?=\d)", _NARROW),
+    (r"\{,\}|[\uff0c\u066c]", ","),
+    (r"[\uff0e\u066b]|\{\.\}", "."),
+    (r"[\u2212\ufe63\uff0d\u2010-\u2013]", "-"),
+    (r"[\u2019\u02bc\u2032]", "'"),
+    (r"\\\$|\\pounds(?![a-zA-Z])|\\euro(?![a-zA-Z])|[\uff04\u20a0-\u20bf\u00a3\u00a5]", "$"),
+    (r"\\%|\uff05", "%"),
+    (r"\\times(?![a-zA-Z])|\\cdot(?![a-zA-Z])|[\u00d7\u00b7\u22c5]", "*"),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+    (r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
+)
+_FORMS = tuple((re.compile(pattern), by) for pattern, by in _SPELLINGS)
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
+_FOREIGN = re.compile(r"[^\x00-\x7f]")
+
+
+def plain(text: str) -> str:
+    """Return the text with one spelling of digits, signs, separators, currencies and fractions."""
+    text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_RAISED), text)
+    text = _FOREIGN.sub(_ascii, text)
+    for pattern, by in _FORMS:
+        text = pattern.sub(by, text)
+    return text
+
+
+def _ascii(found: re.Match[str]) -> str:
+    """Return the digit or vulgar fraction that a character is in ASCII; others as they are."""
+    char = found[0]
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    if "VULGAR FRACTION" in unicodedata.name(char, "") and char.isnumeric():
+        return _NARROW + unicodedata.normalize("NFKC", char).replace("\u2044", "/")
+    return "/" if char == "\u2044" else char
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+_JOINED = rf"\d{{1,3}}(?:[{_NARROW}'_]\d{{3}})+(?:[.,]\d+)?"
+_SPACED = r"\d{1,3}(?:\ \d{3})+(?:[.,]\d+)?"
+_DIGITS = rf"""
+    {_JOINED}
+    | \d{{1,3}}(?:\.\d{{3}})+,\d+  # 1.234,56
+    | \d{{1,3}}(?:\.\d{{3}}){{2,}}  # 1.234.567
+    | \d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?  # 1,234.56
+    | \d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?:\.\d+)?  # 12,34,567
+    | (?<!\d,)(?<![(\[])\d+,\d{{1,2}}(?!,?\d)  # 3,5
+    | \d+(?:\.\d+)?
+    | (?<!\w)\.\d+
+"""
+
+
+def _pattern(digits: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"""
+        (?<![\d^_])(?<![\^_]\{{)
+        (?P<sign>(?<![\w)}}%.])(?<![\d)}}%][\ {_NARROW}])-)?
+        (?:\$\s?)?(?P<inner>(?<=\$)-)?
+        (?:
+            (?:(?P<whole>\d+)[\ {_NARROW}]?)?
+            \\frac\{{\s*(?P<below_zero>-)?(?P<above>\d+)\s*\}}
+            \{{\s*(?P<under_zero>-)?(?P<below>\d+)\s*\}}
+            | (?<!/)(?:(?P<units>\d+)[\ {_NARROW}])?(?P<top>\d+)\s?/\s?(?P<bottom>\d+)
+              (?![\d.,]*\d)(?!\s?/)
+            | (?P<digits>{digits})(?!\d)
+              (?:
+                [eE](?P<e>[-+]?\d{{1,3}})(?![\w.])
+                | \s?[*x]\s?10\s?\^\s?\{{?\s?(?P<ten>[-+]?\d{{1,3}})\s?\}}?(?!\d)
+                | \^\{{?(?P<power>\d{{1,3}})\}}?(?!\d)
+              )?
+        )
+        """,
+        re.VERBOSE,
+    )
+
+
+_NUMBER, _NUMBER_SPACED = _pattern(_DIGITS), _pattern(f"{_SPACED} | {_DIGITS}")
+"""Where a text states a number, a blank may separate thousands (1 200); elsewhere it may as well
+stand between two numbers."""
+_EUROPEAN = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+|\d+,\d{1,2}")
+_THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
+
+
+def number(text: str) -> Fraction | None:
+    """Return the number that a text is; None if it is none or has more than one."""
+    text = plain(text).strip(f" \t\n{_NARROW}").removesuffix("%").strip("$")
+    found = _NUMBER_SPACED.fullmatch(text)
+    return None if found is None else _value(found)
+
+
+_WORDS = re.compile(r"[.,;:]?\s*[(,]?\s*[A-Za-z]{3,}[^=+*/^\\]*")
+
+
+def number_before_words(text: str) -> Fraction | None:
+    """Return the number that a text begins with where words follow, and no formula."""
+    text = plain(text).strip("$* ")
+    found = _NUMBER_SPACED.match(text)
+    if found is None or not _WORDS.fullmatch(text, found.end()):
+        return None
+    return _value(found)
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    """Return the value of a match; None where it is too long or divides by zero."""
+    part = found.groupdict()
+    if len(found[0]) > LONGEST:
+        return None
+    negative = bool(part["sign"] or part["inner"])
+    if part["digits"] is None:
+        whole = int(part["whole"] or part["units"] or 0)
+        bottom = int(part["below"] or part["bottom"])
+        if bottom == 0:
+            return None
+        value = whole + Fraction(int(part["above"] or part["top"]), bottom)
+        negative ^= bool(part["below_zero"]) ^ bool(part["under_zero"])
+    else:
+        value = Fraction(_decimal(part["digits"]))
+        if exponent := part["e"] or part["ten"]:
+            value *= Fraction(10) ** int(exponent)
+        if part["power"]:
+            if len(part["digits"]) * int(part["power"]) > LONGEST:
+                return None
+            value **= int(part["power"])
+    return -value if negative else value
+
+
+def _decimal(digits: str) -> str:
+    """Return digits with separators as Python writes them."""
+    digits = re.sub(rf"[{_NARROW}'_ ]", "", digits)
+    if _EUROPEAN.fullmatch(digits):
+        return digits.replace(".", "").replace(",", ".")
+    if _THOUSANDS.fullmatch(digits):
+        return digits.replace(".", "")
+    return digits.replace(",", "")
+
+
+# ---- the final one ------------------------------------------------------------------------------
+
+_MARK = re.compile(r"####[ \t]*(?=[-$.\d\\])")
+_SAID = re.compile(r"\banswer\b[^\n.:=\d]{0,40}?(?:\bis\b|:|=)", re.IGNORECASE)
+_LEAD = re.compile(
+    rf"[\s{_NARROW}:*_`(\[$]*(?:\b(?:about|around|approximately|exactly|roughly|only|just)\b\s*)?"
+    r"(?:\\[(\[]\s*)?(?:[a-zA-Z]\s*=\s*)?(?:US|Rs\.?)?",
+)
+_LISTED = re.compile(r"[\s*:]*\n\s*\d+[.)]\s+\S")
+_SENTENCE = re.compile(r"[.;!?](?=\s|$)|\n")
+_ASIDE = re.compile(r"\([^()]*[a-zA-Z][^()]*\)")
+_OPERATOR = re.compile(r"\s*(?:[-+*/\u00f7](?!\*)|\\div)")
 
 
 def same_final_number(reference: str, answer: str) -> bool:
-    """Whether both end in the same number; False if either has none."""
+    """Return True if both end in the same number; False if either has none."""
     expected = final_number(reference)
     return expected is not None and expected == final_number(answer)
 
 
-def final_number(text: str) -> Decimal | None:
-    """The number after the first `####`, else the last number; None if there is none."""
-    marked = _MARKED.search(text)
-    found = [marked[1]] if marked else _ANY.findall(text)
-    return Decimal(found[-1].replace(",", "").replace("$", "")) if found else None
+def final_number(text: str) -> Fraction | None:
+    """Return the number that a text gives as its answer; None if there is none."""
+    text = plain(text)
+    marked = _MARK.search(text)
+    if marked is not None and (stated := _stated(text[marked.end() :])) is not None:
+        return stated
+    inside = boxed(text)
+    if inside is not None and (found := _last(inside, _NUMBER_SPACED)) is not None:
+        return found
+    for said in reversed(list(_SAID.finditer(text))):
+        if (stated := _stated(text[said.end() :])) is not None:
+            return stated
+    return _last(text, _NUMBER)
+
+
+def boxed(text: str) -> str | None:
+    r"""Return what the last \boxed{} of a text holds, braces inside it kept; after \boxed 5, the
+    word that follows. None if there is none."""
+    at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if at < 0:
+        return None
+    text = text[at:]
+    start = text.find("{")
+    words = text.split()
+    if start < 0 or (text.startswith(("\\boxed ", "\\fbox ")) and start > 7):
+        return words[1].rstrip("$.") if len(words) > 1 else ""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return text[start + 1 : place]
+    return text[start + 1 :]
+
+
+def _stated(rest: str) -> Fraction | None:
+    """Return the number that directly follows a mark; of an equation, the one after the last `=`.
+    None where words or a list follow."""
+    lead = _LEAD.match(rest)
+    start = lead.end() if lead else 0
+    first = _NUMBER_SPACED.match(rest, start)
+    if first is None or _LISTED.match(rest):
+        return None
+    clause = _ASIDE.sub("", rest[start : _end_of_sentence(rest, first.end())])
+    *_, result = clause.rpartition("=")
+    if "=" in clause and (found := _NUMBER_SPACED.search(result)) is not None:
+        return _value(found)
+    if _OPERATOR.match(rest, first.end()):
+        return _last(result, _NUMBER_SPACED)
+    return _value(first)
+
+
+def _end_of_sentence(text: str, start: int) -> int:
+    found = _SENTENCE.search(text, start)
+    return len(text) if found is None else found.start()
+
+
+def _last(text: str, pattern: re.Pattern[str]) -> Fraction | None:
+    """Return the last number of a text; None if there is none."""
+    values = map(_value, reversed(list(pattern.finditer(text))))
+    return next((value for value in values if value is not None), None)

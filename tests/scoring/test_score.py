@@ -1,6 +1,7 @@
 """What each scorer takes for right, first of all the references themselves."""
 
 from collections import Counter
+from time import perf_counter
 
 import pytest
 
@@ -153,6 +154,113 @@ def test_numbers_are_read_as_people_write_them(text, number):
     assert found is None if number is None else float(found) == number
 
 
+THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        # separated thousands
+        ("It is 1,234,567.", 1234567),
+        ("The profit is $9{,}500$.", 9500),
+        ("1\\,234\\,567 in all", 1234567),
+        (f"1{THIN}234 and 1{NARROW}234{NARROW}567", 1234567),
+        (f"1{FIXED}234{FIXED}567 Euro", 1234567),
+        ("1'234'567 or 1\u2019234\u2019567 francs", 1234567),
+        ("1.234.567", 1234567),
+        ("12,34,567 rupees", 1234567),
+        ("1_000", 1000),
+        ("The answer is 1 200.", 1200),
+        ("from 1 200", 200),  # two numbers, for all that is known
+        ("1.234,5", 1234.5),
+        (f"1{NARROW}234,56", 1234.56),
+        ("3,5 kg", 3.5),
+        ("1,234", 1234),
+        ("1.234", 1.234),
+        ("2,3,5,7", 7),
+        ("the point (3,5)", 5),
+        ("in 1990,2000", 2000),
+        # signs and ranges
+        ("The answer is \u22125.", -5),
+        ("it is \u201314", -14),
+        ("-$7 or $-7", -7),
+        ("from 10-14", 14),
+        ("from 10\u201314", 14),
+        ("10 -2", 2),
+        ("COVID-19", 19),
+        # currencies, percent, words, other scripts
+        ("So he paid \\$8,000.", 8000),
+        ("5 \u20ac", 5),
+        ("US$5.50", 5.5),
+        ("20%", 20),
+        ("\\boxed{25\\%}", 25),
+        ("#### 540 meters", 540),
+        ("540 m\u00b2, or 540 m^2, or 540 cm^{2}", 540),
+        ("Answer: 7th", 7),
+        ("\u0967\u096e", 18),
+        ("\uff11\uff18\u3002", 18),
+        # fractions and powers
+        ("3/4", 0.75),
+        ("so \\frac{3}{4} of it", 0.75),
+        ("-\\dfrac34", -0.75),
+        ("\\frac{-3}{4}", -0.75),
+        ("2 1/2 cups", 2.5),
+        ("2\u00bd cups", 2.5),
+        ("2\\frac12", 2.5),
+        ("1/0", None),
+        ("on 3/4/2023", 2023),
+        ("1.5e6", 1.5e6),
+        ("$1.5 \\times 10^{6}$", 1.5e6),
+        ("1.5\u00b710\u2076", 1.5e6),
+        ("5 x 10^-3", 0.005),
+        ("10^6", 1e6),
+        # what is stated, before what comes last
+        ("\\boxed{\\text{\\$}9{,}500} in 3 steps", 9500),
+        ("\\boxed{\\frac{\\text{6}}{4}} in 3 steps", 1.5),
+        ("The answer is 10+2=12.", 12),
+        ("The answer is 6 (see step 2)", 6),
+        ("The answer is $x = 12$ apples (in 3 steps)", 12),
+        ("The answer is 2 hours = 120 minutes", 120),
+        ("Answer: 20 - 8 is 12", 12),
+        ("It takes between 3 and 5. Answer: **5**", 5),
+        ("**Answer:**\n\n18\n\nI used 2 steps.", 18),
+        ("The answer is:\n1. apples\n2. 9 pears", 9),
+        ("The answer is that 3 of 7 stay.", 7),
+        ("The answer is 5. No, the answer is 6.", 6),
+    ],
+)
+def test_numbers_are_read_as_models_write_them(text, number):
+    found = final_number(text)
+    assert found is None if number is None else float(found) == pytest.approx(number, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 100_000,
+        "1," * 20_000,
+        "1/" * 20_000,
+        "1 " * 20_000,
+        "-" * 99_999,
+        "9" * 399 + "^999",
+        "\\frac{" * 9_000,
+        "\\boxed{" * 9_000,
+        "answer is 1 " * 4_000,
+        "(a" * 20_000,
+    ],
+)
+def test_runaway_numbers_take_no_time(text):
+    began = perf_counter()
+    final_number(text)
+    score(question("math", "1"), 1, text)
+    assert perf_counter() - began < 2
+
+
+def test_numbers_too_large_to_write_out_are_no_answer():
+    assert final_number("9" * 5_000) is None
+    assert score(question("math", "1"), 1, "\\boxed{1e999999999}") == 0
+
+
 @pytest.mark.parametrize(
     ("reference", "answer", "right"),
     [
@@ -175,6 +283,23 @@ def test_numbers_are_read_as_people_write_them(text, number):
         ("(5)", "\\boxed{5}", True),
         ("\\$18.90", "\\boxed{18.90}", True),
         ("p - q", "First \\boxed{1}, finally \\boxed{p-q}", True),
+        ("6", "The answer is 6 (see step 2)", True),
+        ("5", "The answer is **5**.", True),
+        ("\\frac{3}{4}", "The answer is $\\frac{3}{4}$, since it is so.", True),
+        ("x+1", "The answer is \\(x+1\\), of course.", True),
+        ("12", "The answer is 12 apples.", True),
+        ("6", "The answer is 6 x + 3", False),
+        ("10080", "\\boxed{10'080}", True),
+        ("10080", "\\boxed{10\u202f080}", True),
+        ("-5", "\\boxed{\u22125}", True),
+        ("1500000", "\\boxed{1.5\\times10^{6}}", True),
+        ("\\frac52", "\\boxed{2\\frac12}", True),
+        ("2.5", "\\boxed{2 1/2}", True),
+        ("10.5", "\\boxed{2 1/2}", False),
+        ("\\frac{1}{-2}", "\\boxed{-0.5}", True),
+        ("5", "\\boxed{\u20ac5}", True),
+        ("1,2", "\\boxed{1.2}", False),
+        ("36", "\\boxed{6^2}", False),
         ("p - q", "\\boxed{q-p}", False),
         ("[2,5)", "\\boxed{(2,5)}", False),
         ("2", "\\boxed{", False),
