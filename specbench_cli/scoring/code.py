@@ -25,7 +25,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -38,7 +38,10 @@ TIMEOUT_S = 20.0
 _UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 """What Python raises on a text that is no program."""
 
-_FENCED = re.compile(r"```[ \t]*(?:python|py)?[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(
+    r"(?<![`\w])(?P<fence>```|~~~)[^\n`]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 _OUTSIDE = re.compile(r"\n(?=\S)")
 _DEFINITION = re.compile(r"^(?:def|class|import|from|@)\b", re.MULTILINE)
 
@@ -56,7 +59,9 @@ def tested(answer: str, before: str, after: str, *, uncontained: bool) -> bool:
     Raises:
         EnvironmentFault: no namespaces can be had.
     """
-    for code in _readings(answer):
+    begun = _last(_own(before))
+    used = _used(after) - _bound(after).keys() - vars(builtins).keys()
+    for code in _readings(answer, {begun} if begun else used):
         program = before + code
         if compiles(program) and compiles(program + after):
             return _passes(_job(program, before, after), uncontained=uncontained)
@@ -88,7 +93,8 @@ def same_code(reference: str, answer: str) -> bool:
         answer: what a model wrote: code, or code among other text in a fenced block.
     """
     wanted = _tree(reference)
-    return wanted is not None and any(_tree(code) == wanted for code in _readings(answer))
+    readings = _readings(answer, _bound(reference).keys())
+    return wanted is not None and any(_tree(code) == wanted for code in readings)
 
 
 def _tree(code: str) -> str | None:
@@ -107,10 +113,56 @@ def _parsed(code: str) -> ast.Module | None:
     return None
 
 
-def _readings(answer: str) -> Iterator[str]:
-    """What of an answer may be meant as code, likeliest first."""
-    fenced = _FENCED.search(answer)
-    code = fenced[1] if fenced else answer
+def _readings(answer: str, wanted: Collection[str]) -> Iterator[str]:
+    """Yield what of an answer may be meant as code, likeliest first.
+
+    Args:
+        wanted: the names that the code must define.
+    """
+    for block in _blocks(answer, wanted):
+        yield from _readings_of(block)
+
+
+def _blocks(answer: str, wanted: Collection[str]) -> list[str]:
+    """Return the code blocks of an answer, likeliest first: those that define what is wanted, each
+    behind earlier ones that it needs, then those that go on inside a function, then the others."""
+    found = list(_FENCED.finditer(answer))
+    if not found:
+        return [answer]
+    before = answer[: found[0].start()]
+    blocks = [each["code"].removesuffix("\n") for each in found]
+    goes_on = _starts_indented(before)  # the prompt opened a fence, and the answer closes it
+    if before.strip() and (goes_on or _defines(before, wanted)):
+        blocks.insert(0, before)
+    ranks = [
+        0 if _defines(block, wanted) else 1 if _starts_indented(block) else 2 for block in blocks
+    ]
+    order = sorted(range(len(blocks)), key=ranks.__getitem__)
+    return [
+        block
+        for at in order
+        for block in ([_with_helpers(blocks, at)] if ranks[at] == 0 else []) + [blocks[at]]
+    ]
+
+
+def _defines(code: str, names: Collection[str]) -> bool:
+    """Return True if a text, which may be cut, defines one of some names."""
+    either = "|".join(map(re.escape, names))
+    pattern = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{either})\b|^(?:{either})[ \t]*="
+    return bool(names) and re.search(pattern, code, re.MULTILINE) is not None
+
+
+def _with_helpers(blocks: Sequence[str], at: int) -> str:
+    """Return a block behind the earlier ones that bind names which it reads and does not bind."""
+    code = blocks[at]
+    for earlier in reversed(blocks[:at]):
+        if _bound(earlier).keys() & (_used(code) - _bound(code).keys()):
+            code = f"{earlier}\n\n{code}"
+    return code
+
+
+def _readings_of(code: str) -> Iterator[str]:
+    """Yield the ways in which a block may be meant, likeliest first."""
     if _starts_indented(code):  # goes on inside the function: whatever is outside comes after it
         yield _OUTSIDE.split(code, maxsplit=1)[0]
     yield code
@@ -134,7 +186,7 @@ def _job(program: str, before: str, after: str) -> dict[str, str | list[str]]:
     - tests: piece by piece where their outermost lines bind what the answer reads (`given`: MBPP's
       set-up), else as one.
     """
-    own = next(filter(compiles, (before, f"{before}\n    pass")), "")
+    own = _own(before)
     said, kept = _bound(program), _bound(own)
     used = _used(after)
     modules = {
@@ -154,6 +206,11 @@ def _job(program: str, before: str, after: str) -> dict[str, str | list[str]]:
         "given": sorted(given),
         "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
     }
+
+
+def _own(before: str) -> str:
+    """Return the code before the answer as a program: an open function gets a body."""
+    return next(filter(compiles, (before, f"{before}\n    pass")), "")
 
 
 def _last(program: str) -> str | None:

@@ -45,6 +45,56 @@ def test_right_program_passes_and_a_wrong_one_fails(uncontained):
     assert not ran("def add(a, b):\n    return a * b", uncontained, tests)
 
 
+BEGUN = (
+    'from typing import List\n\n\ndef add(a: int, b: int) -> int:\n    """ Add two numbers. """\n'
+)
+CHECK = "\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n\n\ncheck(add)\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (
+            "```python\nprint('example')\n```\n\n```python\ndef add(a, b):\n    return a + b\n```",
+            True,
+        ),
+        ("```bash\npip install x\n```\n```python\ndef add(a, b):\n    return a + b\n```", True),
+        ("```python\nprint('example')\n```\nNow the body:\n```\n    return a + b\n```", True),
+        ("    return a + b\n```\nThis function adds.\n```\nadd(1, 2)\n```", True),
+        ("def add(a, b):\n    return a + b\n```\nUse it: `add(1, 2)`.", True),
+        (
+            "```python\nprint(add(1, 2))\n```\n```python\nasync def subadd(a, b):\n    pass\n```",
+            False,
+        ),
+        (
+            "```\ndef one():\n    return 1\n```\n```\ndef add(a, b):\n    return a + b*one()\n```",
+            True,
+        ),
+        ("~~~python\ndef add(a, b):\n    return a + b\n~~~\nIt adds.", True),
+        ("- a list\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n- its end", True),
+        ("Say ```add``` first.\n```python\nadd = lambda a, b: a + b\n```", True),
+        ("```\ndef add(a, b):\n    return a - b\n```\n```\nassert add(2, 3) == 5\n```", False),
+        ("```\ndef subtract(a, b):\n    return a - b\n```\n```\ndef add(a, b):\n    return", False),
+    ],
+)
+def test_of_several_blocks_the_one_with_the_wanted_function_counts(answer, right):
+    assert ran(answer, True, CHECK, BEGUN) == right
+
+
+def test_without_code_before_it_the_names_that_the_tests_read_are_wanted():
+    example = "```python\nprint(second([1, 2]))\n```\n"
+    answer = f"{example}```python\ndef second(xs):\n    return xs[1]\n```\n{example}"
+    assert ran(answer, True, "\nxs = [1, 2]\nassert second(xs) == 2\nassert len(xs) == 2\n")
+
+
+def test_exact_code_is_the_block_that_binds_what_the_reference_binds():
+    reference = "def add(a, b):\n    return a + b\n"
+    assert code.same_code(reference, f"```\nadd(1, 2)\n```\n```\n{reference}```")
+    assert not code.same_code(
+        reference, "```\nadd(1, 2)\n```\n```\ndef add(a, b):\n    return a\n```"
+    )
+
+
 FAST = (
     "passwd home run-folder variables write-outside write-libraries chroot mount namespaces others"
     " tcp udp unix-socket abstract-socket fork-bomb thread kill memory disk deaf tests end-86"
