@@ -397,6 +397,7 @@ def test_of_a_chain_each_step_is_known_by_its_place():
         ('Here it is: {"a": 1}', False),
         ('{"a": NaN}', False),
         ("[" * 100_000, False),
+        ("1" * 5_000, True),
         ("", False),
     ],
 )
