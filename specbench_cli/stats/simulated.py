@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.stats.bootstrap import PairedTimes, intervals, resample
-from specbench_cli.stats.rare import rare_questions
+from specbench_cli.stats.bootstrap import PairedTimes, intervals, rare_questions, resample
 from specbench_cli.stats.simultaneous import different
 
 _AT_ONCE = 25

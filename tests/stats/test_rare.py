@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specbench_cli.stats.bootstrap import PairedTimes
-from specbench_cli.stats.rare import rare_questions
+from specbench_cli.stats.bootstrap import PairedTimes, rare_questions
 
 
 def paired(baseline, method):

@@ -13,8 +13,8 @@ import numpy as np
 
 from specbench_cli.report.numbers.evidence import Evidence
 from specbench_cli.report.numbers.standing import BASELINE, NearTies, surprise
+from specbench_cli.stats.bootstrap import Rare
 from specbench_cli.stats.proof import upper_bound
-from specbench_cli.stats.rare import Rare
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
 TEXT = "text"

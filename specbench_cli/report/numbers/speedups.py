@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from specbench_cli.report.numbers.pairing import Measure, Pairs, loss, pair
 from specbench_cli.report.numbers.row import Speedup
 from specbench_cli.report.numbers.standing import BASELINE as BASELINE
-from specbench_cli.stats.bootstrap import Resampled, intervals, resample
-from specbench_cli.stats.rare import rare_questions
+from specbench_cli.stats.bootstrap import Resampled, intervals, rare_questions, resample
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.schema import Record
 
