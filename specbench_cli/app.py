@@ -43,7 +43,9 @@ from specbench_cli.errors import (
     ExitCode,
     SpecbenchError,
     UsageError,
+    bounded,
     not_written,
+    said_by,
 )
 
 OURS = (*registry.NEIGHBOURS, "specbench_cli")
@@ -56,6 +58,9 @@ COMPLETION = "_SPECBENCH_COMPLETE"
 HELP = ["--help", "-h"]
 
 TRAIN = "train"
+
+LONGEST_TRACE = 50_000
+"""Characters of a traceback that are shown or kept."""
 
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
@@ -175,7 +180,7 @@ def _run(args: list[str]) -> int:
             output.error(lacking.message, lacking.hint)
             return lacking.exit_code
         _show_traceback()
-        says = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+        says = ": ".join(filter(None, (type(fault).__name__, said_by(fault))))
         output.error(f"a bug in specbench: {says}", _log())
         return ExitCode.BUG
 
@@ -327,7 +332,12 @@ def _lacking(fault: Exception) -> SpecbenchError | None:
 
 def _show_traceback() -> None:
     if os.environ.get("SPECBENCH_DEBUG"):
-        output.note(traceback.format_exc().rstrip())
+        output.note(_trace())
+
+
+def _trace() -> str:
+    """Return the traceback of the exception at hand; its messages may be a plug-in's."""
+    return bounded(traceback.format_exc().rstrip(), LONGEST_TRACE)
 
 
 def _log() -> str:
@@ -336,7 +346,7 @@ def _log() -> str:
         with tempfile.NamedTemporaryFile(
             "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
         ) as file:
-            file.write(traceback.format_exc())
+            file.write(output.plain(_trace()) + "\n")
     except OSError:
         return f"the same command with {TRACEBACK} shows where"
     return f"the traceback is in {file.name}"

@@ -7,6 +7,43 @@ is not a `SpecbenchError` is a bug of ours: exit code 4.
 import errno
 from enum import IntEnum
 
+LONGEST_TEXT = 2000
+"""Characters that are kept of a text of others: an exception, a reason, a server's reply."""
+
+
+def bounded(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return the text, cut to `most` characters; its end then says how many were cut.
+
+    Halves of characters (surrogates), which no file can hold, are spelled out.
+    """
+    if len(text) > most:
+        room = max(0, most - len(_cut_note(len(text))))
+        text = text[:room] + _cut_note(len(text) - room)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _cut_note(n: int) -> str:
+    return f"... ({n} more characters cut)"
+
+
+def on_one_line(text: str) -> str:
+    """Return the text bounded, with a blank in place of each run of blanks and line breaks."""
+    return " ".join(bounded(text).split())
+
+
+def said_by(fault: BaseException) -> str:
+    """Return the words of an exception on one line, bounded; "" where it has none.
+
+    A plug-in's exception may have any number of characters, or a `__str__` that fails.
+    """
+    try:
+        text = str(fault)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        text = "its message cannot be read"
+    return on_one_line(text)
+
 
 class ExitCode(IntEnum):
     """Exit codes of every command (design, section 9)."""
@@ -24,6 +61,8 @@ class ExitCode(IntEnum):
 class SpecbenchError(Exception):
     """An error with a text meant for the user.
 
+    Both texts may hold words of others, and are cut at `LONGEST_TEXT` characters.
+
     Args:
         message: what is wrong, with the value that was given and what is allowed.
         hint: what to do about it, best a command to type.
@@ -32,9 +71,9 @@ class SpecbenchError(Exception):
     exit_code = ExitCode.BUG
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = bounded(str(message))
+        self.hint = bounded(str(hint)) if hint else None
+        super().__init__(self.message)
 
 
 class UsageError(SpecbenchError):

@@ -3,8 +3,8 @@
 A person at a terminal gets tables and colours; a pipe gets lists as tab-separated lines, so that
 `cut`, `awk` and pandas read what they are given, and the result of a run as it is asked for
 (`Format`). NO_COLOR takes colours away, FORCE_COLOR makes a pipe
-look like a terminal, for CI logs. The user's own text is never read as markup, and control
-characters are shown instead of being sent to the terminal.
+look like a terminal, for CI logs. Text is never read as markup. Everything that is printed or
+written to a page passes `plain`, so that characters that act or hide are spelled out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import PurePath
 from typing import IO, Any, Literal, TextIO, cast
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -38,15 +39,43 @@ _GAP = 2
 _DIGITS = 6
 """Significant digits of a figure in tab-separated lines; files and JSON have all."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Overrides of the writing direction, which make a text look like another."""
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: ESC, CR, DEL, the C1 set
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
+    "\u2028\u2029"  # line breaks that no terminal shows
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0"
+    "\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # what has no width
+    "\ud800-\udfff"  # halves of characters, which no file can hold
+    "]"
+)
+"""Characters that act on a terminal, turn the text round or cannot be seen. U+200C and U+200D stay:
+Persian, Hindi and emoji are written with them."""
+_WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
+"""The beginning of a line that GitHub Actions reads as a command."""
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+"""Characters that begin a formula in a spreadsheet; some take the full-width forms as well."""
+_SPLITS = ("\t", "\r", "\n")
+_SPLIT_OFF = re.compile(rf"[;\t\r\n]\s*(?=[{re.escape(''.join(_FORMULA))}])")
+_FIGURES = re.compile(r"[-+\d.,%\[\] ]*(?:e[-+]\d+|x)?")
+"""Figures alone, as tables show them: no formula, whatever sign they begin with."""
+_HIDDEN_IN_JSON = re.compile(f"{_HIDDEN.pattern}|#(?=#\\[)")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Let the command line decide what a closed pipe means; rich would exit with 1."""
         raise BrokenPipeError
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Clean the text of every segment; rich's own control codes pass."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(_for_a_log(segment.text), segment.style)
 
 
 class _Talk:
@@ -90,7 +119,7 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
         first, rest: what the first line and the others begin with.
     """
     return textwrap.wrap(
-        text,
+        plain(text),
         width,
         initial_indent=first,
         subsequent_indent=rest,
@@ -111,26 +140,62 @@ def console(*, stderr: bool) -> Console:
     )
 
 
-def plain(value: object) -> str:
-    """Text for a terminal: control characters but tab and newline are spelled out, and so is what
-    turns the writing direction round."""
-    text = "" if value is None else str(value)
-    return directed(_CONTROL.sub(lambda found: repr(found[0])[1:-1], text))
+def plain(value: object, lead: str = "\\") -> str:
+    """Return the text with every hidden character spelled out: `\\x1b`, `\\u202e`.
 
-
-def directed(text: str, lead: str = "\\") -> str:
-    """A text whose overrides of the writing direction are spelled out: for files, too.
+    Tab and newline stay. Terminals and pages take text that passed here, and no other.
 
     Args:
-        lead: what a backslash is written as there.
+        lead: How a backslash is written in the target format.
     """
-    return _DIRECTION.sub(lambda found: f"{lead}u{ord(found[0]):04x}", text)
+    text = "" if value is None else str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return _HIDDEN.sub(lambda found: lead + ascii(found[0])[2:-1], text)
+
+
+def styled(value: object, style: str = "") -> Text:
+    """Return text that rich lays out by the width that is shown: cleaned before it is measured."""
+    return Text(plain(value), style)
+
+
+def harmless(value: object) -> object:
+    """Return a cell for a spreadsheet, which evaluates no text as a formula.
+
+    An apostrophe is put before text that begins like a formula, at the start of the cell and where
+    some spreadsheets split it: at a semicolon, a tab or a line break. Numbers stay numbers.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.lstrip()
+    blank = value[: len(value) - len(text)]
+    lead = "'" if text.startswith(_FORMULA) or blank.startswith(_SPLITS) else ""
+    return plain(lead + blank + _SPLIT_OFF.sub(r"\g<0>'", text))
+
+
+def escaped_json(document: str) -> str:
+    """Return a JSON text of the same value whose hidden characters are JSON escapes."""
+    return _HIDDEN_IN_JSON.sub(lambda found: _units(found[0]), document)
+
+
+def _units(text: str) -> str:
+    """Return the UTF-16 code units of a text as JSON escapes."""
+    units = text.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def _for_a_log(text: str) -> str:
+    """Return cleaned text that GitHub Actions, where this runs there, does not read as commands."""
+    shown = plain(text)
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return shown
+    return _WORKFLOW_COMMAND.sub(lambda found: f"{found[0][:-1]}\\x{ord(found[0][-1]):02x}", shown)
 
 
 def data(content: RenderableType) -> None:
     """Print a result: a text, or anything that rich can draw."""
     if isinstance(content, str):
-        sys.stdout.write(f"{plain(content)}\n")
+        sys.stdout.write(f"{_for_a_log(content)}\n")
     else:
         console(stderr=False).print(content)
 
@@ -169,18 +234,24 @@ def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = 
         for at in part:
             single = max(map(len, texts[at])) == words[at]
             drawn.add_column(
-                Text(texts[at][0]), overflow="fold", no_wrap=single, min_width=words[at]
+                styled(texts[at][0]), overflow="fold", no_wrap=single, min_width=words[at]
             )
         for line in cells:
-            drawn.add_row(*(Text(line[at]) for at in part))
+            drawn.add_row(*(styled(line[at]) for at in part))
         page.print(drawn, soft_wrap=False)
 
 
 def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
     names, cells = _cells(records, columns)
-    lines = ("\t".join(" ".join(cell.split()) for cell in line) for line in [names, *cells])
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    lines = ("\t".join(map(_field, line)) for line in [names, *cells])
+    sys.stdout.writelines(f"{_for_a_log(line)}\n" for line in lines)
+
+
+def _field(cell: str) -> str:
+    """Return a cell as a field of a tab-separated line, which a spreadsheet may read."""
+    text = " ".join(cell.split())
+    return text if _FIGURES.fullmatch(text) else str(harmless(text))
 
 
 def _cells(
@@ -202,21 +273,22 @@ def facts(pairs: Mapping[str, Any]) -> None:
 
 def json_line(record: object) -> None:
     """Print one JSON line on stdout and flush it; numbers that are not finite become null."""
-    sys.stdout.write(json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
+    line = json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(escaped_json(line) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Say something on stderr."""
-    console(stderr=True).print(plain(text))
+    console(stderr=True).print(styled(text))
 
 
 def error(message: str, hint: str | None = None) -> None:
     """Say what went wrong on stderr, and what to do about it."""
     talk = console(stderr=True)
-    talk.print(Text.assemble(("error: ", "bold red"), plain(message)))
+    talk.print(Text("error: ", "bold red").append_text(styled(message)))
     if hint:
-        talk.print(Text.assemble(("hint: ", "bold cyan"), plain(hint)))
+        talk.print(Text("hint: ", "bold cyan").append_text(styled(hint)))
 
 
 def drop_stdout() -> None:

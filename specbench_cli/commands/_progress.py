@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
@@ -217,7 +216,7 @@ class _BarAndLine(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, then the line."""
         yield from super().get_renderables()
-        yield Text(self.line)
+        yield output.styled(self.line)
 
 
 SHOWN = 6
@@ -283,7 +282,7 @@ class Bar(RunProgress):
 
     def _draw(self) -> None:
         if self._bar.task_ids:
-            self._bar.line = output.plain(self.line())
+            self._bar.line = self.line()
             said = output.plain(self._stage)
             self._bar.update(self._task, completed=self._done, description=said, refresh=True)
 
@@ -294,7 +293,7 @@ class Bar(RunProgress):
 
     def note(self, text: str) -> None:
         """Say it above the bar."""
-        self._bar.console.print(Text(output.plain(text)))
+        self._bar.console.print(output.styled(text))
 
 
 def time_of_day() -> str:

@@ -253,7 +253,7 @@ def _rendered(found: Comparison, name: str) -> str:
 
 
 def _document(content: dict[str, Any]) -> str:
-    return dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return output.escaped_json(dumps(content, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _save(name: str, runs: list[str]) -> ExitCode:

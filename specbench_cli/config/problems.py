@@ -109,6 +109,8 @@ def _allowed(kind: str, bounds: dict[str, Any]) -> str:
             return "a finite number"
         case "too_short" | "string_too_short":
             return "given, not empty"
+        case "string_too_long":
+            return f"at most {bounds['max_length']} characters long"
         case "bool_parsing" | "bool_type":
             return "true or false"
         case "int_from_float" | "int_parsing" | "int_parsing_size" | "int_type":

@@ -24,7 +24,14 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import MethodFault, SpecbenchError, WorkerLost
+from specbench_cli.errors import (
+    MethodFault,
+    SpecbenchError,
+    WorkerLost,
+    bounded,
+    on_one_line,
+    said_by,
+)
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
 from specbench_cli.execute.shown import shown
@@ -354,7 +361,7 @@ class Cell:
             finish="error" if failed else m.finish,
             steps=None if untold else m.steps,
             drafts=m.drafts if self.pictured and not untold else None,
-            extra=None if failed else m.extra or None,
+            extra=None if failed else {bounded(k): v for k, v in m.extra.items()} or None,
             target_forwards=None if unseen else targets,
             draft_forwards=None if unseen else drafts,
             target_equivalents=None if unseen else equivalents,
@@ -373,7 +380,7 @@ class Cell:
             valid=valid,
             synthetic=self._workspace.synthetic,
             void=void,
-            error=m.error,
+            error=None if m.error is None else on_one_line(str(m.error)),
         )
 
 
@@ -600,5 +607,5 @@ def one_line(failure: BaseException) -> str:
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     then = f"; {failure.hint}" if isinstance(failure, SpecbenchError) and failure.hint else ""
-    text = " ".join(str(failure).split()) or "no message"
-    return f"{type(failure).__name__}: {text}{where}{then}"
+    text = said_by(failure) or "no message"
+    return on_one_line(f"{type(failure).__name__}: {text}{where}{then}")

@@ -15,7 +15,7 @@ from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.errors import WorkerLost
+from specbench_cli.errors import WorkerLost, on_one_line
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import (
@@ -552,7 +552,7 @@ class Pass:
         failed = bool(errors) and all(errors)
         self._failed[arm.label] = self._failed.get(arm.label, 0) + 1 if failed else 0
         if self._failed[arm.label] >= FAILURES:
-            self._dropped[arm.label] = why = str(errors[0])
+            self._dropped[arm.label] = why = on_one_line(str(errors[0]))
             self._pace.drop(arm.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, arm.label: why})

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.config.sweep import settings
+from specbench_cli.output import harmless
 from specbench_cli.report.numbers.summary import ALL, Summary
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import claims
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def row_dicts(summary: Summary) -> list[dict[str, Any]]:
@@ -38,14 +37,6 @@ def _cell(value: object) -> object:
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
     return harmless(" ".join(settings(value)) if isinstance(value, dict) else value)
-
-
-def harmless(value: object) -> object:
-    """A cell of a CSV file that no spreadsheet takes for a formula: a text that begins like one is
-    led by an apostrophe. Numbers are numbers."""
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
 
 
 def write_json(reading: Reading, path: Path) -> None:

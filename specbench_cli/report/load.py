@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.report.export import harmless
+from specbench_cli import output
 from specbench_cli.store.schema import Record
 
 Floats = NDArray[np.float64]
@@ -196,7 +196,7 @@ def write_loads(rows: Sequence[LoadRow], path: Path) -> Path:
         writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
         writer.writeheader()
         for line in lines:
-            writer.writerow({name: harmless(value) for name, value in line.items()})
+            writer.writerow({name: output.harmless(value) for name, value in line.items()})
     return path
 
 

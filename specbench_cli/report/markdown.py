@@ -13,7 +13,7 @@ from specbench_cli.report import columns, load
 from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
-from specbench_cli.report.markdown_table import table
+from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.numbers import modelled
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.forced import ByTarget, by_target
@@ -28,6 +28,7 @@ from specbench_cli.report.terminal import claims, text
 from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
+from specbench_cli.store.manifest import bounded_texts
 
 T = TypeVar("T")
 _LISTED = 50
@@ -68,8 +69,8 @@ def report(
     facts = Facts.of(manifest)
     plots = [path for path in figures if _name(path) == "pareto"]
     parts = [
-        f"# specbench: {', '.join(summary.prompts) or 'no prompts'}",
-        f"```\n{run_text(summary, facts)}\n```",
+        f"# specbench: {inline(', '.join(summary.prompts) or 'no prompts')}",
+        fenced(run_text(summary, facts)),
         *(f"![speedup over vanilla]({path})" for path in figures if _name(path) == "speedup"),
         *_by_target(by_target(summary, facts.targets), figures),
         *(sweep_part(sweep, plots) if sweep is not None else ()),
@@ -79,7 +80,7 @@ def report(
         *_figures_of(summary.rows),
         "## By task family",
         _grid(by_family(summary, _speedup)),
-        *filter(None, [text.prose(text.small_families(summary))]),
+        *filter(None, [inline(text.prose(text.small_families(summary)))]),
         *(part for name, rows in summary.families.items() for part in _family(name, rows)),
         *_figures([path for path in figures if _name(path) not in _PLACED]),
         *_modelled(in_parallel),
@@ -91,18 +92,18 @@ def report(
         _rows(columns.EQUIVALENCE, summary.rows),
         *_evidence(summary),
         "## How it was measured",
-        " ".join(sentences(summary, manifest)),
+        inline(" ".join(sentences(summary, manifest))),
         table(("setting", "value"), _settings(manifest)),
         *_cells("Outputs that differ", (*cell, *_DIFFERENCE), incidents.differing),
         *_cells("Failed cells", (*cell, "error"), incidents.failed),
         *_cells("Void cells", (*cell, "other processes' CPU"), incidents.void),
     ]
-    return output.directed("\n\n".join(parts)) + "\n"
+    return output.plain("\n\n".join(parts)) + "\n"
 
 
 def _family(name: str, rows: Sequence[Row]) -> list[str]:
     """All figures of a family's rows."""
-    return [f"### {text.family(name, rows)}", *_figures_of(rows)]
+    return [f"### {inline(text.family(name, rows))}", *_figures_of(rows)]
 
 
 def _figures_of(rows: Sequence[Row]) -> list[str]:
@@ -135,7 +136,7 @@ def _parted(rows: Sequence[T], kinds: text.Sections, draw: Callable[[Sequence[T]
     starts = [(0, ""), *kinds, (len(rows), "")]
     parts = []
     for (first, kind), (end, _) in pairwise(starts):
-        parts += [f"{kind.capitalize()}."] * bool(kind)
+        parts += [f"{inline(kind.capitalize())}."] * bool(kind)
         parts += [draw(rows[first:end])] * (first < end)
     return "\n\n".join(parts)
 
@@ -160,7 +161,7 @@ def _modelled(rows: Sequence[modelled.ModelledRow]) -> list[str]:
 def _load(rows: Sequence[load.LoadRow]) -> list[str]:
     if not rows:
         return []
-    knees = "\n".join(f"- {line}" for line in load.saturation(rows))
+    knees = "\n".join(f"- {inline(line)}" for line in load.saturation(rows))
     lines = table(load.HEADINGS, map(load.cells, rows))
     return [part for part in (f"## {load.TITLE}", load.NOTE, lines, knees) if part]
 
@@ -175,7 +176,7 @@ def _claims(found: Sequence[claims.Line]) -> list[str]:
 def _spec_bench(found: SpecBench | None) -> list[str]:
     if found is None:
         return []
-    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, text.prose(found.notes)]
+    parts = [f"## {spec_bench_table.TITLE}", spec_bench_table.NOTE, inline(text.prose(found.notes))]
     parts += [_grid(found.overall()), _grid(found.by_family())]
     return [part for part in parts if part]
 
@@ -228,6 +229,7 @@ def _evidence(summary: Summary) -> list[str]:
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The manifest, flattened to a line a fact, with the source of each configured value."""
+    manifest = bounded_texts(dict(manifest))
     sources = manifest.get("config_sources", {})
     lines: list[tuple[str, object]] = []
     for key in ("created_utc", "finished_utc", "status", "noisy"):

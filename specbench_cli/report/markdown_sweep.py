@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.report.columns import swept
-from specbench_cli.report.markdown_table import table
+from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.pareto import Sweep
 from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import grid
@@ -44,7 +44,7 @@ def tuning_part(tuning: Mapping[str, Any] | None) -> list[str]:
         for label, found in tuning["rows"].items()
         for tried in found["candidates"]
     ]
-    return ["## Tuning", how, table(("row", "parameters", unit, "chosen", "prompts"), rows)]
+    return ["## Tuning", inline(how), table(("row", "parameters", unit, "chosen", "prompts"), rows)]
 
 
 def _families(counts: Mapping[str, int]) -> str:

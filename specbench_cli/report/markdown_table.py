@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from specbench_cli import output
 from specbench_cli.report.terminal import text
 
-_MEANT = re.compile(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
-"""What would become a tag, an entity, a link or a style."""
+_MEANT = re.compile(
+    r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|[`$]|\\(?=[!-/:-@\[-`{-~])"
+)
+"""What would become a tag, an entity, a link, a style, code or a formula."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 
@@ -31,7 +33,19 @@ def _field(value: object, escaped: bool) -> str:
         return text.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    said = output.directed(" ".join(str(value).split()))
-    if not escaped:
-        said = _MEANT.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), said)
+    said = output.plain(" ".join(str(value).split())) if escaped else inline(value)
     return said.replace("|", "\\|")
+
+
+def inline(value: object) -> str:
+    """Return a text as Markdown that shows it as it is, on one line."""
+    said = output.plain(" ".join(str(value).split()))
+    return _MEANT.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), said)
+
+
+def fenced(text: str) -> str:
+    """Return a code block of the text, whose fence no line of the text closes."""
+    text = output.plain(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"

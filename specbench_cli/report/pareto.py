@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.report.export import harmless
+from specbench_cli import output
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.summary import Summary
 
@@ -77,7 +77,7 @@ def write_points(sweep: Sweep, path: Path) -> Path:
             (
                 "label",
                 "method",
-                *sweep.params,
+                *map(output.harmless, sweep.params),
                 "discard_rate",
                 "verification_rate",
                 "front",
@@ -93,9 +93,9 @@ def write_points(sweep: Sweep, path: Path) -> Path:
             row = point.row
             writer.writerow(
                 (
-                    harmless(row.label),
-                    harmless(row.method),
-                    *(harmless(row.params.get(name, "")) for name in sweep.params),
+                    output.harmless(row.label),
+                    output.harmless(row.method),
+                    *(output.harmless(row.params.get(name, "")) for name in sweep.params),
                     row.discard_rate,
                     row.verification_rate,
                     str(point.front).lower(),

@@ -38,6 +38,8 @@ _FIGURES = (
     "score_difference", "score_difference_low", "score_difference_high", "n_scored",
 )  # fmt: skip
 _GENERATION = ("temperature", "top_p", "top_k", "seed")
+_LONGEST_SLUG = 80
+"""Characters; a file's name has 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,7 @@ def _lm_eval_results(
 def _slug(name: str) -> str:
     """A file's name for a label; another label has another."""
     slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "row"
+    slug = slug[:_LONGEST_SLUG]
     return slug if slug == name else f"{slug}-{_hash(name)[:6]}"
 
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import UsageError, bounded
 from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
 
 _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -297,7 +297,11 @@ def parse(text: str) -> dict[str, Any]:
         _reader().validate_json(text)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
-    found: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
+    told: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
+    # What was configured is compared with what is asked for, word for word: it stays as it is.
+    found = {
+        key: value if key in _COMPARED else bounded_texts(value) for key, value in told.items()
+    }
     if found.get("schema", 0) > SCHEMA:
         raise UsageError(
             f"this run has schema {found['schema']}; this specbench reads up to {SCHEMA}",
@@ -305,6 +309,20 @@ def parse(text: str) -> dict[str, Any]:
         )
     _agree(found)
     return found
+
+
+_COMPARED = ("config", "program")
+
+
+def bounded_texts(value: Any) -> Any:
+    """Return a JSON value with every text in it cut to what is kept of texts of others."""
+    if isinstance(value, str):
+        return bounded(value)
+    if isinstance(value, list):
+        return [bounded_texts(each) for each in value]
+    if isinstance(value, dict):
+        return {bounded(key): bounded_texts(each) for key, each in value.items()}
+    return value
 
 
 @cache

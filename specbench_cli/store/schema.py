@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal, Protocol, get_args
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
 from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import LONGEST_TEXT, UsageError, on_one_line
 
 SCHEMA = 9
 """Version of the record written now; every older one stays readable.
@@ -42,8 +42,10 @@ PASSES_APART = 1000
 """A pass's number: its process's, from 1, and this for each pass that the process made before it;
 it makes several under several loads."""
 
-Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$")]
-"""A word that tables show: no control character, no line break, not empty."""
+Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=LONGEST_TEXT)]
+"""A word that tables show: no control character, no line break, not empty, not endless."""
+Reason = Annotated[str, AfterValidator(on_one_line)]
+"""Words of others; a run of an older specbench may hold more of them than is kept now."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
 """Whatever JSON can say: no nan, no infinity."""
 
@@ -375,7 +377,7 @@ class Record:
     valid: bool | None = None
     synthetic: Name | None = None
     void: bool
-    error: str | None
+    error: Reason | None
 
     @property
     def key(self) -> Key:

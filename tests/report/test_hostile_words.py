@@ -1,16 +1,260 @@
-"""Words of a plug-in or a task file do nothing in the files of a report."""
+"""Words of a plug-in, a task file or a stranger's run do nothing in what specbench prints or
+writes."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
+import unicodedata
+from xml.etree import ElementTree
 
 import pytest
 
-from specbench_cli import output
+from specbench_cli import app, output
+from specbench_cli.comparison.pages import junit
+from specbench_cli.comparison.pages import markdown as comparison_page
 from specbench_cli.report.export import harmless
 from specbench_cli.report.html.page import embedded
-from specbench_cli.report.markdown_table import table
+from specbench_cli.report.markdown_table import fenced, inline, table
+from specbench_cli.report.paper.tex import escape
+
+HOSTILE = {
+    "clear screen": "\x1b[2J\x1b[H",
+    "window title": "\x1b]0;owned\x07",
+    "hyperlink": "\x1b]8;;http://evil.example\x1b\\click\x1b]8;;\x1b\\",
+    "clipboard": "\x1b]52;c;ZXZpbA==\x07",
+    "device control": "\x1bP$q\x1b\\",
+    "one-byte CSI and OSC": "\x9b2J\x9d0;owned\x9c",
+    "carriage return": "FAILED\rPASSED",
+    "backspaces": "bad\b\b\bok",
+    "NUL, DEL, form feed, vertical tab": "a\0b\x7fc\x0cd\x0be",
+    "next line": "one\x85two",
+    "direction": "\u202etxt.exe\u202c",
+    "isolates": "\u2066a\u2067b\u2068c\u2069",
+    "marks": "\u200e\u200f\u061c",
+    "line separators": "one\u2028two\u2029three",
+    "no width": "va\u200bni\u2060ll\ufeffa\u00ad",
+    "tags": "\U000e0001\U000e0041",
+    "half a character": "\ud800",
+    "rich markup": "[bold red]x[/] [link=http://evil.example]y[/link]",
+    "HTML": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "Markdown": "[click](http://evil.example) ![x](http://evil.example) `x` **b** $x$ \\*",
+    "fence": "```\n# Forged heading\n<script>alert(2)</script>",
+    "LaTeX": "\\input{/etc/passwd} \\end{document} %$&#_^~",
+    "formula": "=cmd|' /C calc'!A0",
+    "log command": "\n::add-mask::1\n::error file=a::b ##[set-output name=x]y",
+    "many accents": "Z" + "\u0301" * 500,
+}
+ALL = " ".join(HOSTILE.values()).replace("\ud800", "")
+"""All that a run's files can hold."""
+AS_NAME = " ".join(
+    "".join(each for each in words if unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp"))
+    for words in HOSTILE.values()
+)
+"""What of it a label may hold."""
+JOINERS = "\u200c\u200d"
+
+
+def hidden(text: str) -> set[str]:
+    """Characters that act or cannot be seen, by their Unicode category, in a text for people."""
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return {
+        each for each in set(text) - set(f"\n\t{JOINERS}") if unicodedata.category(each) in kinds
+    }
+
+
+@pytest.fixture
+def hostile(make_run, synthetic):
+    """Makes a run whose labels, reasons, errors and facts are hostile."""
+    label = f"=sps {AS_NAME}"
+    fakes = (synthetic.vanilla, synthetic.Fake(label, method="sps", length=5, alpha=0.7))
+
+    def change(manifest):
+        manifest["dropped"] = {label: ALL}
+        manifest["leaks"] = {label: ALL}
+        manifest["left_out"] = {AS_NAME: ALL}
+        manifest["mixed"] = [AS_NAME]
+        manifest["machine"] = {"id": AS_NAME, "cpu": f"CPU {ALL}", "cores": 2}
+        manifest["versions"] = {"torch": ALL, ALL: "1"}
+        manifest["config_sources"] = {"limit": ALL}
+        manifest["models"]["draft"]["label"] = AS_NAME
+        manifest["git"] = {"commit": AS_NAME, "dirty": False}
+
+    def edit(record):
+        if record.label == label and record.prompt_id == "mini/3":
+            record.error, record.finish, record.verdict = ALL, "error", None
+            record.output_ids = record.origin = record.n_tokens = record.steps = None
+            record.target_forwards = record.draft_forwards = record.forwards = None
+            record.ns = type(record.ns)()
+        return record
+
+    def make(name="run", extra=lambda manifest: None, **size):
+        return make_run(
+            name, fakes, change=lambda own: (change(own), extra(own)), edit=edit, **size
+        )
+
+    return make
+
+
+def pages(folder):
+    """The text files below a folder."""
+    kinds = {".md", ".html", ".csv", ".tex", ".bib", ".json", ".xml", ".svg", ".txt", ".jsonl"}
+    return [file for file in folder.rglob("*") if file.suffix in kinds]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--format", "tsv"), ("--format", "json"), ("--prompt", "mini/3")],
+    ids=str,
+)
+@pytest.mark.parametrize("person", [False, True], ids=["pipe", "terminal"])
+def test_nothing_hostile_reaches_a_terminal(hostile, capsys, monkeypatch, options, person):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1" if person else "")
+    run = hostile()
+    capsys.readouterr()
+    app._run(["report", str(run.path), *options])
+    said = capsys.readouterr()
+    assert "u202e" in said.out, "the report shows the label, spelled out"
+    # rich ends a style with ESC [ 0 m even without colours; the words themselves hold no ESC.
+    assert not hidden(re.sub(r"\x1b\[[0-9;]*m", "", said.out + said.err))
+
+
+def test_nothing_hostile_is_in_the_files_of_a_report(hostile, tmp_path, figures):
+    run = hostile()
+    out = tmp_path / "out"
+    assert app._run(
+        ["report", str(run.path), "--to", "md,html,latex,csv,json", "--out", str(out)]
+    ) in (0, 1)
+    written = {file: file.read_text(encoding="utf-8") for file in pages(out)}
+    assert {"report.md", "report.html", "summary.csv", "summary.json", "speedup.svg"} <= {
+        file.name for file in written
+    }
+    for file, text in written.items():
+        assert not hidden(text), file.name
+    page = written[out / "report.html"]
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "\\input{/etc" not in "".join(t for f, t in written.items() if f.suffix == ".tex")
+
+
+def test_no_text_of_a_run_leaves_the_code_block_or_a_cell_of_report_md(hostile, tmp_path):
+    run = hostile()
+    app._run(["report", str(run.path), "--to", "md", "--out", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    fence = re.search(r"^`{3,}$", text, re.MULTILINE)[0]
+    before, block, after = text.split(f"\n{fence}\n")
+    assert "`" * len(fence) not in block
+    assert not re.search(r"^# Forged", text, re.MULTILINE)
+    for part in (before, after):
+        assert not re.search(r"<(?=[a-zA-Z/!?])", part)
+        assert not re.search(r"(?<!\\)\]\((?!figures/)", part)
+
+
+def test_every_cell_of_a_csv_file_is_harmless(hostile, tmp_path):
+    run = hostile()
+    app._run(["report", str(run.path), "--to", "csv", "--out", str(tmp_path / "out")])
+    with (tmp_path / "out" / "summary.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert any(line["label"].startswith("'=sps") for line in lines)
+    for line in lines:
+        for value in line.values():
+            assert value[:1] not in "=@\t\r" or not value
+            if value[:1] in "+-" and value:
+                float(value)
+
+
+def test_comparisons_hold_nothing_hostile(hostile, tmp_path, capsys):
+    base, new = hostile("base"), hostile("new")
+    out = tmp_path / "out"
+    out.mkdir()
+    both = [str(base.path), str(new.path)]
+    app._run(["compare", *both, "--to", "markdown,junit,json", "-o", str(out)])
+    for options in ((), ("--format", "tsv"), ("--format", "json"), ("--to", "markdown")):
+        app._run(["compare", *both, *options])
+    said = capsys.readouterr()
+    assert not hidden(said.out + said.err)
+    files = pages(out)
+    assert len(files) == 3
+    for file in files:
+        assert not hidden(file.read_text(encoding="utf-8")), file.name
+
+
+def test_a_gallery_holds_nothing_hostile(make_run, synthetic, tmp_path, figures, capsys):
+    fakes = (synthetic.vanilla, synthetic.Fake(AS_NAME, method="sps", length=5, alpha=0.7))
+
+    def change(manifest):
+        hardware = {"cpu": ALL, "cores": 2, "accelerators": [{"name": ALL}]}
+        manifest["machine"] = {"id": AS_NAME, "hardware": hardware}
+
+    run = make_run("run", fakes, change=change, prompts=24)
+    code = app._run(["publish", str(run.path), "--to", str(tmp_path / "g")])
+    assert code == 0, capsys.readouterr().err
+    files = pages(tmp_path / "g")
+    assert {"index.html", "report.html", "entry.json", "speedup.svg"} <= {f.name for f in files}
+    for file in files:
+        assert not hidden(file.read_text(encoding="utf-8")), file.name
+
+
+def test_exports_hold_nothing_hostile(hostile, tmp_path):
+    out = tmp_path / "out"
+    assert app._run(["export", str(hostile().path), "--inspect", "--lm-eval", "-o", str(out)]) == 0
+    files = pages(out)
+    assert files
+    for file in files:
+        assert not hidden(file.read_text(encoding="utf-8")), file.name
+
+
+@pytest.mark.parametrize("words", HOSTILE.values(), ids=HOSTILE)
+def test_every_sink_spells_hidden_characters_out(words, capsys):
+    output.data(words)
+    output.data(output.styled(words, "bold"))
+    output.note(words)
+    output.error(words, words)
+    output.table([{words: words}])
+    output.tsv([{words: words}])
+    output.facts({words: words})
+    output.console(stderr=False).print(words)
+    output.json_line({words: words})
+    said = capsys.readouterr()
+    assert not hidden(said.out + said.err)
+    found = json.loads(said.out.splitlines()[-1])
+    assert found == {words: words}
+    for page in (table([words], [[words]]), inline(words), fenced(words), str(escape(words))):
+        assert not hidden(page)
+    assert not hidden(str(harmless(words)))
+    assert not hidden(str(embedded({words: words})))
+    assert not hidden(comparison_page.escape(words) + comparison_page.code(words))
+    assert not hidden(junit._legal(words))
+    ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
+
+
+def test_text_that_people_write_is_left_alone():
+    for words in (
+        "Grüße, 日本語 \u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "👩\u200d🔬 ❤\ufe0f",
+        "a\tb\nc",
+    ):
+        assert output.plain(words) == words
+
+
+@pytest.mark.parametrize(
+    "say", [output.data, output.note, lambda words: output.tsv([{"a": words}])]
+)
+def test_no_words_of_others_are_commands_in_a_github_log(say, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    say("::error::x\n  ::add-mask::1\n##[set-output name=a]b")
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert not any(line.lstrip().startswith("::") or "##[" in line for line in lines)
+
+
+def test_json_in_a_github_log_holds_no_command_and_reads_the_same(capsys):
+    output.json_line({"a": "##[set-output name=a]b"})
+    said = capsys.readouterr().out
+    assert "##[" not in said
+    assert json.loads(said) == {"a": "##[set-output name=a]b"}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +267,9 @@ from specbench_cli.report.markdown_table import table
         ("__x__ but multi_turn", "\\_\\_x\\_\\_ but multi_turn"),
         ("&lt;", "&amp;lt;"),
         ("\u202eevil", "\\u202eevil"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("`x` $y$", "\\`x\\` \\$y\\$"),
+        ("\\*x\\*", "\\\\\\*x\\\\\\*"),
         ("[1.01, 1.46] at p < 1e-5", "[1.01, 1.46] at p < 1e-5"),
     ],
 )
@@ -30,13 +277,34 @@ def test_a_markdown_cell_is_shown_as_it_is(word, shown):
     assert table(["a"], [[word]]).splitlines()[-1] == f"| {shown} |"
 
 
-@pytest.mark.parametrize("word", ["=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_code_block_is_closed_by_no_line_of_its_text():
+    assert fenced("a\n```\nb").splitlines() == ["````", "a", "```", "b", "````"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "  =1+1"),
+        *("=cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "\uff1d1+1", "\uff20SUM(A1)"),
+    ],
+)
 def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
-    assert harmless(word) == f"'{word}"
+    assert harmless(word) == f"'{output.plain(word)}"
     assert harmless(-1.5) == -1.5
     written = io.StringIO()
     csv.writer(written).writerow([harmless(-1.5), harmless("sps")])
     assert written.getvalue().strip() == "-1.5,sps"
+
+
+@pytest.mark.parametrize("word", ["a;=1+1", "a\t=1+1", "a\n@SUM(A1)", "a; +cmd"])
+def test_no_part_of_a_csv_cell_that_a_spreadsheet_splits_off_is_a_formula(word):
+    assert not re.search(r"[;\t\n]\s*[=+@-]", str(harmless(word)))
+
+
+def test_tab_separated_lines_hold_no_formula_and_figures_as_they_are(capsys):
+    output.tsv([{"a": "=cmd|' /C calc'!A0", "b": "-2+3+cmd|x", "c": -1.5, "d": "-1.5", "e": "-"}])
+    line = capsys.readouterr().out.splitlines()[1].split("\t")
+    assert line == ["'=cmd|' /C calc'!A0", "'-2+3+cmd|x", "-1.5", "-1.5", "-"]
 
 
 def test_overrides_of_the_direction_are_spelled_out_on_a_terminal_and_in_the_page():

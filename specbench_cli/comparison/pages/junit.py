@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
+from specbench_cli import output
 from specbench_cli.comparison.outcome import Comparison, Finding, RowOutcome
 from specbench_cli.comparison.pages import words
 
@@ -73,4 +74,4 @@ def _told(findings: Iterable[Finding]) -> list[str]:
 
 def _legal(text: str) -> str:
     """Text without what XML cannot hold; that is spelled out instead."""
-    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.plain(text))

@@ -12,7 +12,11 @@ from specbench_cli.comparison.pages.columns import Column
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.terminal import text
 
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;"})
+_BREAK = "\N{ZERO WIDTH SPACE}"
+"""Parts a mention or a link."""
+_ENTITIES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;", _BREAK: "&#8203;"}
+)
 _MARKS = re.compile(r"([*_\[\]~$])")
 _LINKS = re.compile(r"([@#])(?=\w)")
 
@@ -45,14 +49,14 @@ def render(comparison: Comparison) -> str:
 def escape(value: object) -> str:
     """Text that Markdown shows as it is, and that mentions and links to nobody; in a table `table`
     sees to its bars."""
-    said = output.directed(" ".join(str(value).split()))
-    line = _LINKS.sub("\\1\u200b", said).translate(_ENTITIES)
+    said = output.plain(" ".join(str(value).split()))
+    line = _LINKS.sub(rf"\1{_BREAK}", said).translate(_ENTITIES)
     return _MARKS.sub(r"\\\1", line)
 
 
 def code(value: object) -> str:
     """Text for a code span; its backticks, which would end the span, become apostrophes."""
-    return " ".join(str(value).split()).replace("`", "'")
+    return output.plain(" ".join(str(value).split())).replace("`", "'")
 
 
 def _side(name: str, commit: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specbench_cli import output
 from specbench_cli.config.problems import first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
@@ -73,7 +74,7 @@ class Journal(BaseModel):
         """Replace what is kept, in one go. Raises OSError where that cannot be."""
         file, draft = folder / FILE, folder / f".{FILE}.new"
         with jsonl.naming(file), draft.open("w", encoding="utf-8") as stream:
-            stream.write(self.model_dump_json(indent=2, by_alias=True) + "\n")
+            stream.write(output.escaped_json(self.model_dump_json(indent=2, by_alias=True)) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(file)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from specbench_cli import output
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.report.gallery.sentences import three
@@ -131,7 +132,8 @@ def load(file: Path) -> Entry:
 
 def save(entry: Entry, file: Path) -> None:
     """Write an entry."""
-    file.write_bytes(_entries().dump_json(entry, indent=2) + b"\n")
+    document = _entries().dump_json(entry, indent=2).decode()
+    file.write_text(f"{output.escaped_json(document)}\n", encoding="utf-8")
 
 
 @cache

@@ -164,4 +164,4 @@ def link(folder: str) -> str:
 def _rendered(name: str, **facts: object) -> str:
     style = asset("report.css") + (_TEMPLATES / "gallery.css").read_text(encoding="utf-8")
     page = environment(_TEMPLATES).get_template(name)
-    return output.directed(page.render(policy=policy(style), style=Markup(style), **facts))
+    return output.plain(page.render(policy=policy(style), style=Markup(style), **facts))

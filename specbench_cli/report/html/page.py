@@ -76,7 +76,7 @@ def write_html(
             page = _page(reading, write_figures(reading, Path(drawn), heavy=HEAVIEST))
     else:
         page = _page(reading, figures)
-    file.write_text(output.directed(page), encoding="utf-8")
+    file.write_text(output.plain(page), encoding="utf-8")
     return [file]
 
 
@@ -134,14 +134,13 @@ def brief(reading: Reading) -> str:
         tables=tables.overall(reading.summary, but=LEFT_OUT_OF_BRIEF),
         proof=text.proof(reading.summary),
     )
-    return output.directed(rendered)
+    return output.plain(rendered)
 
 
 def embedded(data: Any) -> Markup:
     """JSON that may stand in a script element: nothing in it can end that element."""
     said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    said = output.directed(said, lead="\\\\")
-    return Markup(said.translate(_ESCAPED))
+    return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
 
 
 def environment(*folders: Path) -> Environment:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench_cli.config.sweep import settings
+from specbench_cli.errors import on_one_line
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
 """What manifests call our own decoder, and what reports call any other."""
@@ -189,4 +190,5 @@ def _decoding(config: Mapping[str, Any]) -> str:
 
 
 def _reasons(manifest: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(f"{label}: {why}" for label, why in (manifest.get(key) or {}).items())
+    reasons = (manifest.get(key) or {}).items()
+    return tuple(f"{label}: {on_one_line(why)}" for label, why in reasons)

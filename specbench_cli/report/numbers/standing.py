@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.errors import on_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import chance
 from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
@@ -178,7 +179,8 @@ def _why(
         return f"{len(wrong)} {outputs} {what}, first {min(wrong)[0]}"
     if (prompt := (manifest.get("leaks") or {}).get(first.label)) is not None:
         return (
-            f"its state outlives a prompt: {prompt}, decoded again at the end, came out otherwise"
+            f"its state outlives a prompt: {on_one_line(prompt)}, decoded again at the end, came"
+            " out otherwise"
         )
     if first.guarantee in LOSSLESS and (found := surprise(cells)) is not None:
         deviations, p = found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specbench_cli import __version__
+from specbench_cli import __version__, output
 from specbench_cli.errors import UsageError
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.spec_bench.formulas import Answer
@@ -123,7 +123,7 @@ def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
         for answer in sorted(answers, key=lambda a: (str(type(a.question_id)), a.question_id)):
             seed = json.dumps([model_id, answer.question_id, answer.turns])
             line = _as_json(answer, model_id, uuid.uuid5(uuid.NAMESPACE_OID, seed).hex)
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(output.escaped_json(json.dumps(line, ensure_ascii=False)) + "\n")
     return path
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from specbench_cli import output
 from specbench_cli.report.columns import Align
-from specbench_cli.report.export import harmless
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.numbers.summary import ALL
@@ -145,9 +144,12 @@ def write(found: SpecBench, folder: Path) -> list[Path]:
     files = [folder / "spec_bench.csv"]
     lines = [_line(theirs, found.rows) for theirs in found.theirs]
     with files[0].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]) if lines else ["method"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: harmless(each) for name, each in line.items()} for line in lines)
+        names = list(lines[0]) if lines else ["method"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writerow({name: output.harmless(name) for name in names})
+        writer.writerows(
+            {name: output.harmless(each) for name, each in line.items()} for line in lines
+        )
     for number, run in enumerate(found.runs, start=1):
         for label, answers in run.items():
             if all(answer.turns is not None for answer in answers):

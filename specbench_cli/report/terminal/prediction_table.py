@@ -11,8 +11,6 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from rich.text import Text
-
 from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
 from specbench_cli.models.shapes import PREFIX as SHAPE
@@ -199,7 +197,7 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{cell:<{width}}" if rows[0][heading][:1].isalpha() else f"{cell:>{width}}"
             for cell, width, heading in zip(line, widths, lines[0], strict=True)
         ]
-        output.data(Text("  ".join(cells).rstrip(), "" if number else "bold"))
+        output.data(output.styled("  ".join(cells).rstrip(), "" if number else "bold"))
 
 
 def _drawn(row: Row, elsewhere: bool) -> dict[str, str]:

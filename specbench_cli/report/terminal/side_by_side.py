@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from itertools import zip_longest
 
+from specbench_cli import output
 from specbench_cli.report.numbers.comparison import Comparison, Lane, Side
 from specbench_cli.report.terminal.table import WIDTH
 
@@ -72,7 +73,7 @@ def _token(side: Side) -> str:
 def _columns(found: Comparison) -> list[str]:
     left = _wrapped(found.vanilla, found)
     right = _wrapped(found.own, found)
-    names = ("vanilla", found.label)
+    names = ("vanilla", output.plain(found.label))
     rows = [names, ("-" * _COLUMN, "-" * _COLUMN), *zip_longest(left, right, fillvalue="")]
     return [f"{a:{_COLUMN}} | {b}" for a, b in rows]
 
@@ -80,7 +81,7 @@ def _columns(found: Comparison) -> list[str]:
 def _wrapped(side: Side | None, found: Comparison) -> list[str]:
     if side is None:
         return ["(no output)"]
-    marked = _marked(side, found.position)
+    marked = output.plain(_marked(side, found.position))
     lines = [
         line
         for paragraph in marked.splitlines()

@@ -58,10 +58,10 @@ def print_runs(
         foot += load_lines(reading.records)
         if form == "table":
             width = output.columns()
-            notes = (Text(line, "dim") for line in _noted(foot, width))
+            notes = (output.styled(line, "dim") for line in _noted(foot, width))
             more = _drawn_targets(summary, facts, width)
             more += _drawn_families(summary, width) if families else []
-            for line in (*map(Text, head), *_drawn(summary, facts, width), *notes, *more):
+            for line in (*map(output.styled, head), *_drawn(summary, facts, width), *notes, *more):
                 output.data(line)
         else:
             for note in (*head, *foot):
@@ -168,7 +168,7 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
         grids = _grids(drawn_as, own, width)
         for lines in grids:
             for place, kind in reversed(text.sections(own)):
-                lines.insert(1 + place if place else 0, Text(kind))
+                lines.insert(1 + place if place else 0, output.styled(kind))
             drawn += lines
     return drawn
 
@@ -176,17 +176,19 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
 def _column(column: Column) -> _Column:
     """A column as it is drawn: the first two go without a heading."""
     looks: dict[Column, Callable[[Row], Text]] = {
-        columns.GROUP: lambda row: Text(text.group(row), "bold"),
-        columns.METHOD: lambda row: Text(output.plain(row.label)),
-        columns.SPEEDUP: lambda row: Text(text.speedup(row), "bold red" if row.broken else "bold"),
+        columns.GROUP: lambda row: output.styled(text.group(row), "bold"),
+        columns.METHOD: lambda row: output.styled(row.label),
+        columns.SPEEDUP: lambda row: output.styled(
+            text.speedup(row), "bold red" if row.broken else "bold"
+        ),
         columns.TIME: _bar,
-        columns.OUTPUT: lambda row: Text(
+        columns.OUTPUT: lambda row: output.styled(
             text.verdicts(row), "red" if row.broken or row.failed else ""
         ),
     }
     return _Column(
         "" if column in (columns.GROUP, columns.METHOD) else column.heading,
-        looks.get(column, lambda row: Text(column.shown(row))),
+        looks.get(column, lambda row: output.styled(column.shown(row))),
         _ALIGN[column.align],
         2 if column in (columns.INTERVAL, columns.MAT, columns.CHOSEN, columns.TIME) else 1,
         column is columns.METHOD,
@@ -205,7 +207,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         figures["accuracy by family"] = lambda row: text.percent(row.score)
     lines = _drawn_by(by_family, summary.rows, figures, width)
     small = _noted(text.small_families(summary), width)
-    return [*lines, *(Text(line, "dim") for line in small)]
+    return [*lines, *(output.styled(line, "dim") for line in small)]
 
 
 def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
@@ -229,14 +231,16 @@ def _drawn_by(
         # There is no room for what a lossy row's speedup costs: the table above has it.
         rows = [row for row in shown if row.lossless] if figure is text.speedup else shown
         drawn = [_column(columns.METHOD)]
-        drawn += [_Column(part, _cell_of(own, figure), gap=2) for part, own in parts.items()]
+        drawn += [
+            _Column(output.plain(part), _cell_of(own, figure), gap=2) for part, own in parts.items()
+        ]
         grids = _grids(drawn, rows, width)
-        lines += [Text(title, "bold"), *(line for grid in grids for line in grid)]
+        lines += [output.styled(title, "bold"), *(line for grid in grids for line in grid)]
     return lines
 
 
 def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
-    return lambda row: Text(figure(rows[row.label]) if row.label in rows else text.NONE)
+    return lambda row: output.styled(figure(rows[row.label]) if row.label in rows else text.NONE)
 
 
 def _grids(chosen: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
@@ -275,7 +279,7 @@ def _grid(chosen: Sequence[_Column], rows: Sequence[Row], most: int = WIDTH) -> 
         " " * column.gap + f"{column.heading:{_MARKS[column.align]}{width}}"
         for column, width in zip(chosen, widths, strict=True)
     )
-    lines = [Text(heading.rstrip())]
+    lines = [output.styled(heading.rstrip())]
     for row, line in zip(rows, cells, strict=True):
         drawn = Text(style="dim" if row.peer else "")
         for column, width, cell in zip(chosen, widths, line, strict=True):

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench_cli import output
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -51,6 +53,7 @@ _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "ytick.color": INK,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "specbench",
+    "text.parse_math": False,  # a label with two `$` is no formula
     "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are the default
 }
 _STAMPS = {
@@ -91,12 +94,19 @@ def write(
     Args:
         heavy: bytes of an SVG beyond which it has a PNG beside it.
     """
+    from matplotlib.text import Text
+
+    for words in figure.findobj(Text):
+        words.set_text(output.plain(words.get_text()))
     folder.mkdir(parents=True, exist_ok=True)
     files = list[Path]()
     for form in ("svg", "png", "pdf") if paper else ("svg", "png"):
         if form != "png" or files[0].stat().st_size > heavy:
             files.append(folder / f"{name}.{form}")
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
+            if form == "svg":  # whose comments repeat every text
+                drawn = files[-1].read_text(encoding="utf-8")
+                files[-1].write_text(output.plain(drawn), encoding="utf-8")
     return files
 
 
@@ -129,16 +139,17 @@ def named(labels: Iterable[str]) -> dict[str, str]:
     middle (rows of one method differ at the end)."""
     found = {}
     for label in labels:
-        lines = textwrap.wrap(label, _LETTERS, break_on_hyphens=False)
+        shown = output.plain(label)
+        lines = textwrap.wrap(shown, _LETTERS, break_on_hyphens=False)
         if len(lines) > 2:
-            lines = [label[:_LETTERS], f"…{label[1 - _LETTERS :]}"]
+            lines = [shown[:_LETTERS], f"…{shown[1 - _LETTERS :]}"]
         found[label] = "\n".join(lines)
     return found
 
 
 def short(label: str) -> str:
     """A label on one line; a long one without its middle."""
-    half = _LETTERS // 2
+    half, label = _LETTERS // 2, output.plain(label)
     return label if len(label) <= _LETTERS else f"{label[:half]}…{label[1 - half :]}"
 
 
