@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import logging
 import os
 import signal
 import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -21,6 +23,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 from typer.models import CommandInfo
+from typing_extensions import override
 
 from specbench_cli import __version__, output, registry
 from specbench_cli.commands import (
@@ -59,7 +62,7 @@ HELP = ["--help", "-h"]
 
 TRAIN = "train"
 
-LONGEST_TRACE = 50_000
+LONGEST_TRACE = 20_000
 """Characters of a traceback that are shown or kept."""
 
 app = typer.Typer(
@@ -123,6 +126,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             signal.signal(number, _stop)
     if own:
         sys.unraisablehook = _once_more
+        _clean_messages_of_python()
     code = _run(list(sys.argv[1:] if args is None else args))
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
@@ -290,12 +294,45 @@ _AGAIN_S = 0.01
 def _once_more(told: sys.UnraisableHookArgs) -> None:
     """A signal that came while an object was being finalised ended that alone: it is sent again."""
     if not isinstance(told.exc_value, KeyboardInterrupt):
-        sys.__unraisablehook__(told)
+        lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+        _note_trace(f"{told.err_msg or 'Exception ignored in'}: {told.object!r}\n{''.join(lines)}")
         return
     number = next((n for n, kind in _STOPS.items() if kind is told.exc_type), signal.SIGINT)
     if number in _STOPS:
         signal.signal(number, _stop)
     threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+
+def _clean_messages_of_python() -> None:
+    """Have what Python itself prints pass the cleaning: warnings, logs, exceptions of threads.
+
+    Libraries quote files and names of others in them, e.g. a checkpoint's model_type.
+    """
+
+    class Record(logging.LogRecord):
+        @override
+        def getMessage(self) -> str:
+            return output.plain(bounded(super().getMessage()))
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: object = None,
+        line: str | None = None,
+    ) -> None:
+        _note_trace(warnings.formatwarning(message, category, filename, lineno, line))
+
+    def of_thread(told: threading.ExceptHookArgs) -> None:
+        if told.exc_type is not SystemExit:
+            lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+            name = told.thread.name if told.thread else "?"
+            _note_trace(f"Exception in thread {name}:\n{''.join(lines)}")
+
+    logging.setLogRecordFactory(Record)
+    warnings.showwarning = show
+    threading.excepthook = of_thread
 
 
 def _misused(fault: Exception) -> ExitCode:
@@ -332,7 +369,11 @@ def _lacking(fault: Exception) -> SpecbenchError | None:
 
 def _show_traceback() -> None:
     if os.environ.get("SPECBENCH_DEBUG"):
-        output.note(_trace())
+        _note_trace(_trace())
+
+
+def _note_trace(text: str) -> None:
+    output.note(bounded(text.rstrip(), LONGEST_TRACE))
 
 
 def _trace() -> str:

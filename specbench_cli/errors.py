@@ -9,21 +9,19 @@ from enum import IntEnum
 
 LONGEST_TEXT = 2000
 """Characters that are kept of a text of others: an exception, a reason, a server's reply."""
+_MARGIN = 500
+"""Characters by which a text may be longer and is not cut: a text that was cut once may get a
+label before it and a place behind it, and still says how much was cut."""
 
 
 def bounded(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return the text, cut to `most` characters; its end then says how many were cut.
+    """Return the text, cut to about `most` characters; it then says how many were cut.
 
     Halves of characters (surrogates), which no file can hold, are spelled out.
     """
-    if len(text) > most:
-        room = max(0, most - len(_cut_note(len(text))))
-        text = text[:room] + _cut_note(len(text) - room)
+    if len(text) > most + _MARGIN:
+        text = f"{text[:most]}... ({len(text) - most} more characters cut)"
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _cut_note(n: int) -> str:
-    return f"... ({n} more characters cut)"
 
 
 def on_one_line(text: str) -> str:

@@ -24,6 +24,7 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
 from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, WHAT, Option
+from specbench_cli.errors import LONGEST_TEXT
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """Methods that are measured when none is named."""
@@ -92,7 +93,7 @@ class MethodChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
-    label: str = Field("", min_length=1)
+    label: str = Field("", min_length=1, max_length=LONGEST_TEXT)
     params: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")

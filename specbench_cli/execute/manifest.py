@@ -13,6 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import on_one_line
 from specbench_cli.execute.planning.controls import is_control
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.execute.shown import shown
@@ -145,7 +146,7 @@ def _containment(config: RunConfig) -> str | None:
 
 def _accepts(arm: Arm) -> str | None:
     rule = arm.method.accept
-    return None if rule is None or rule.off else str(rule)
+    return None if rule is None or rule.off else on_one_line(str(rule))
 
 
 def _uses(plan: Plan, arm: Arm) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.errors import bounded
+
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
 
@@ -22,10 +24,14 @@ def shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shown(part) for part in value]
     if isinstance(value, str):  # several may be listed in one
-        return ",".join(Path(part).name if _is_path(part) else part for part in value.split(","))
+        parts = bounded(value).split(",")
+        return ",".join(Path(part).name if _is_path(part) else part for part in parts)
     return value
 
 
 def _is_path(text: str) -> bool:
-    path = Path(text).expanduser()
-    return path.is_absolute() or (len(path.parts) > 1 and path.is_dir())
+    try:
+        path = Path(text).expanduser()
+        return path.is_absolute() or (len(path.parts) > 1 and path.is_dir())
+    except (OSError, RuntimeError):  # too long for a name; the home of nobody
+        return False

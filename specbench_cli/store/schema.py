@@ -42,8 +42,9 @@ PASSES_APART = 1000
 """A pass's number: its process's, from 1, and this for each pass that the process made before it;
 it makes several under several loads."""
 
-Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=LONGEST_TEXT)]
-"""A word that tables show: no control character, no line break, not empty, not endless."""
+Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * LONGEST_TEXT)]
+"""A word that tables show: no control character, no line break, not empty, not endless. An id is
+a task's name and a text of its file."""
 Reason = Annotated[str, AfterValidator(on_one_line)]
 """Words of others; a run of an older specbench may hold more of them than is kept now."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")

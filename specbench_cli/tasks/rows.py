@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.card import Card, Source
 from specbench_cli.tasks.formats import read_rows
@@ -185,6 +185,16 @@ def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise RowError(f"{name!r} must be a number or one line of text, got {_short(value)}")
+    return _as_name(name, value)
+
+
+def _as_name(column: str, value: str) -> str:
+    """Return a text that records repeat. Raises RowError where it is too long for that."""
+    if len(value) > LONGEST_TEXT:
+        raise RowError(
+            f"{column!r} must have at most {LONGEST_TEXT} characters, got {len(value)}:"
+            f" {_short(value)}"
+        )
     return value
 
 
@@ -215,7 +225,7 @@ def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]
 
 def _stratum(row: Mapping[str, Any], card: Card, source: Source) -> tuple[str, Family]:
     """Category and family; each can stand in for the other."""
-    category = source.category or _text(row, card, "category")
+    category = source.category or _as_name("category", _text(row, card, "category"))
     named = _text(row, card, "family")
     if not named:
         family = card.family_of(category)

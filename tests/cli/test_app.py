@@ -1,6 +1,7 @@
 """The command line from outside: exit codes, errors in our format, and a start without torch."""
 
 import errno
+import logging
 import os
 import re
 import resource
@@ -8,6 +9,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -341,3 +344,72 @@ def test_entry_answers_an_interrupt_before_anything_that_takes_time_is_imported(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
     assert done.stdout == "set()\n"
+
+
+# What Python itself prints
+
+
+@pytest.fixture
+def messages_of_python(monkeypatch):
+    """Python's own messages as the command line has them, until the end of the test."""
+    factory = logging.getLogRecordFactory()
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        app._clean_messages_of_python()
+        yield
+    logging.setLogRecordFactory(factory)
+
+
+HIDDEN = "\x1b]0;owned\x07\u202e"
+
+
+def _warn():
+    warnings.warn(HIDDEN, stacklevel=1)
+
+
+def _log():
+    log = logging.getLogger("somebody's")
+    log.addHandler(handler := logging.StreamHandler(sys.stderr))
+    log.error("read %s", HIDDEN)
+    log.removeHandler(handler)
+
+
+def _fail_in_a_thread():
+    def fail():
+        raise RuntimeError(HIDDEN)
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+
+
+def _fail_in_a_finaliser():
+    class Object:
+        def __del__(self):
+            raise RuntimeError(HIDDEN)
+
+    before, sys.unraisablehook = sys.unraisablehook, app._once_more
+    Object()
+    sys.unraisablehook = before
+
+
+@pytest.mark.parametrize("message", [_warn, _log, _fail_in_a_thread, _fail_in_a_finaliser])
+def test_what_python_prints_of_others_is_spelled_out(messages_of_python, capsys, message):
+    message()
+    said = capsys.readouterr().err
+    assert "\\x1b]0;owned\\x07\\u202e" in said
+    assert not set(HIDDEN) & set(said) & set("\x1b\x07\u202e")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, UsageError])
+def test_an_error_without_end_is_bounded_on_the_terminal_and_in_its_log(failing, kind):
+    code, _, said = failing(kind(HIDDEN + "x" * 1_000_000), "--traceback")
+    assert code in (ExitCode.BUG, ExitCode.USAGE)
+    assert len(said) < 100_000
+    assert "\x1b]" not in said
+    for file in re.findall(r"\S+\.log", said):
+        text = Path(file).read_text(encoding="utf-8")
+        Path(file).unlink()
+        assert len(text) < 100_000
+        assert "\x1b" not in text

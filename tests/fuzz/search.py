@@ -23,6 +23,7 @@ from random import Random
 from types import FrameType
 
 from models import Checkpoints, Ggufs, Heads
+from sinks import Sinks
 from subjects import Baselines, Manifests, Prompts, Records, Subject
 from words import Arguments, Configs, CostFiles, Questions, Tasks
 
@@ -30,7 +31,7 @@ SUBJECTS: dict[str, type[Subject]] = {
     subject.name: subject
     for subject in (
         *(Records, Prompts, Manifests, Baselines),
-        *(Configs, Tasks, Questions, CostFiles, Arguments),
+        *(Configs, Tasks, Questions, CostFiles, Arguments, Sinks),
         *(Checkpoints, Heads, Ggufs),
     )
 }

@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 INPUTS = {"records": 60, "prompts": 40, "manifests": 25, "baselines": 40}
-INPUTS |= {"configs": 60, "tasks": 40, "questions": 100, "costs": 60, "arguments": 4}
+INPUTS |= {"configs": 60, "tasks": 40, "questions": 100, "costs": 60, "arguments": 4, "sinks": 40}
 
 
 @pytest.fixture(autouse=True)

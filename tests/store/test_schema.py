@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specbench_cli.errors import UsageError
 from specbench_cli.stats.martingale import TILTS
+from specbench_cli.store import manifest
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import (
     SCHEMA,
@@ -360,3 +361,26 @@ def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     assert trace.t1_ns == [5, 14, 25]
     assert trace.unused == [2]
     assert trace.workers == 1
+
+
+def test_an_error_of_an_older_run_is_read_bounded_and_on_one_line(make_record):
+    record = make_record(error="a\n" + "x" * 100_000)
+    read = from_json(to_json(record)).error
+    assert read.startswith("a xxx")
+    assert read.endswith("more characters cut)")
+    assert len(read) < 3000
+
+
+def test_a_name_without_end_is_refused(make_record):
+    with pytest.raises(ValueError, match="label must be at most 4000 characters long"):
+        from_json(to_json(make_record(label="x" * 5000)))
+
+
+def test_a_manifest_is_read_bounded_but_for_what_is_compared():
+    endless = "x" * 100_000
+    own = {"rows": [{"label": "a"}], "dropped": {"a": endless}, "machine": {"gpu": [endless]}}
+    own |= {"program": {"setting raw": endless}, "config": {"effective": {"note": endless}}}
+    found = manifest.parse(json.dumps(own))
+    assert len(json.dumps([found["dropped"], found["machine"]])) < 6000
+    assert found["program"] == own["program"]
+    assert found["config"] == own["config"]

@@ -364,3 +364,10 @@ def test_lines_in_utf_16_are_refused_where_they_would_be_read_with_half_a_charac
     file.write_bytes('{"prompt": "\ud800"}'.encode("utf-16-be", "surrogatepass"))
     with pytest.raises(UsageError, match="not JSON"):
         load_task(str(file))
+
+
+@pytest.mark.parametrize("column", ["question_id", "category"])
+def test_an_id_or_a_category_without_end_is_refused_with_its_length(tmp_path, column):
+    path = jsonl(tmp_path / "mine.jsonl", {"turns": ["a"], column: "x" * 5000})
+    with pytest.raises(UsageError, match=f"{column}' must have at most 2000 characters, got 5000"):
+        load_task(str(path))

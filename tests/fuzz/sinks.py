@@ -1,0 +1,165 @@
+"""Texts of others on their way to a terminal, a log, a page or a spreadsheet."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+import unicodedata
+from random import Random
+from xml.etree import ElementTree
+
+from mutate import HOSTILE
+from subjects import Subject
+
+from specbench_cli import output
+from specbench_cli.comparison.pages import junit, markdown
+from specbench_cli.errors import LONGEST_TEXT, bounded, on_one_line
+from specbench_cli.report.html.page import embedded
+from specbench_cli.report.markdown_table import fenced, inline, table
+from specbench_cli.report.paper.tex import escape
+
+PIECES = (
+    *(each for each in HOSTILE if isinstance(each, str)),
+    *(
+        "\x1b[2J",
+        "\x1b]0;",
+        "\x1b]8;;x\x1b\\",
+        "\x1bP",
+        "\x9b2J",
+        "\x9d",
+        "\x07",
+        "\b",
+        "\r",
+        "\x85",
+    ),
+    *("::error::", "::", "##[", "[bold]", "[/]", "[link=x]", "```", "`", "|", "](", "![", "*", "_"),
+    *(
+        "<!--",
+        "</script>",
+        "&lt;",
+        "]]>",
+        "\\",
+        "$",
+        "%",
+        "{",
+        "\\input{x}",
+        "=",
+        "+",
+        "@",
+        ";",
+        "\t",
+    ),
+    *(
+        chr(0x301) * 40,
+        "\U0001f469\u200d\U0001f52c",
+        "日本語",
+        "\u0646\u200c",
+        "\U000e0041",
+        "\ufeff",
+    ),
+)
+KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of characters that act or cannot be seen."""
+
+
+class Sinks(Subject):
+    """A text, printed and written in every way that there is."""
+
+    name = "sinks"
+
+    def tried(self, rng: Random) -> str | None:
+        text = "".join(_piece(rng) for _ in range(rng.randint(1, 12)))
+        printed, told = _printed(text)
+        shown = {
+            "a terminal": printed,
+            "a Markdown cell": table([text], [[text]]),
+            "a line of Markdown": inline(text),
+            "a code block": fenced(text),
+            "a comparison": markdown.escape(text) + markdown.code(text),
+            "LaTeX": str(escape(text)),
+            "a page's data": str(embedded({text: text})),
+            "JUnit": junit._legal(text),
+            "a CSV cell": str(output.harmless(text)),
+        }
+        for where, said in shown.items():
+            if found := _hidden(said):
+                return f"{where} holds {sorted(map(ascii, found))} of {_brief(text)}"
+        return _wrong(text, told) or _too_long(rng, text)
+
+
+def _piece(rng: Random) -> str:
+    if rng.random() < 0.6:
+        return rng.choice(PIECES)
+    return chr(rng.choice([rng.randrange(0x100), rng.randrange(0x3000), rng.randrange(0x110000)]))
+
+
+def _printed(text: str) -> tuple[str, str]:
+    """Everything that the sink prints of a text; the line of JSON by itself."""
+    out, talk = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk):
+        output.data(text)
+        output.data(output.styled(text, "bold"))
+        output.console(stderr=False).print(text)
+        output.table([{text: text}])
+        output.tsv([{text: text}])
+        output.facts({text: text})
+        output.note(text)
+        output.error(text, text)
+        said = out.getvalue() + talk.getvalue()
+        output.json_line({"text": text})
+    line = out.getvalue().splitlines()[-1]
+    return said + line, line
+
+
+def _brief(text: str) -> str:
+    return ascii(text)[:200]
+
+
+def _hidden(text: str) -> set[str]:
+    return {
+        each
+        for each in set(text) - set("\n\t\u200c\u200d")
+        if unicodedata.category(each) in KINDS and not _visible_format(each)
+    }
+
+
+def _visible_format(each: str) -> bool:
+    """Return True for the few format characters that are drawn: signs of Arabic, Syriac and Kaithi,
+    controls of hieroglyphs and shorthand."""
+    first, *_ = unicodedata.name(each, "?").split()
+    return first in ("ARABIC", "SYRIAC", "KAITHI", "EGYPTIAN", "SHORTHAND") and each != "\u061c"
+
+
+def _wrong(text: str, told: str) -> str | None:
+    """What is wrong with the forms that a program reads back."""
+    if json.loads(told) != {"text": text}:
+        return f"JSON reads {_brief(told)} for {_brief(text)}"
+    if output.plain(output.plain(text)) != output.plain(text):
+        return f"cleaning twice is not cleaning once: {_brief(text)}"
+    cell = str(output.harmless(text))
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerow([cell, "b"])
+    if next(csv.reader(io.StringIO(written.getvalue(), newline=""))) != [cell, "b"]:
+        return f"a CSV cell is torn: {_brief(text)}"
+    inner = re.search(r"[;\t\n]\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell.removeprefix("'").lstrip())
+    if inner or cell.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20"):
+        return f"a CSV cell is a formula: {_brief(text)}"
+    if len(table(["a", "b"], [[text, text]]).splitlines()) != 3:
+        return f"a Markdown table is torn: {_brief(text)}"
+    ElementTree.fromstring("<a/>").set("b", junit._legal(text))
+    made = ElementTree.Element("a", b=junit._legal(text))
+    ElementTree.fromstring(ElementTree.tostring(made, encoding="unicode"))
+    return None if str(escape(text)).isascii() else f"LaTeX of {_brief(text)} is not ASCII"
+
+
+def _too_long(rng: Random, text: str) -> str | None:
+    """What is wrong with a text that has no end."""
+    endless = text * rng.choice([1, 100, 2000])
+    for cut in (bounded(endless), on_one_line(endless)):
+        cut.encode()
+        if len(cut) > 10 * LONGEST_TEXT:
+            return f"{len(cut)} characters are kept of {len(endless)}"
+    return None

@@ -1,0 +1,68 @@
+"""Words of others are bounded where they enter, and say how much of them was cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_cli.errors import (
+    LONGEST_TEXT,
+    MethodFault,
+    UsageError,
+    bounded,
+    on_one_line,
+    said_by,
+)
+
+NEVER_LONGER = 2 * LONGEST_TEXT
+"""Characters of any text that was bounded, with what is put before and behind it."""
+
+
+def test_a_long_text_is_cut_and_says_by_how_much():
+    assert bounded("x" * 50_000) == "x" * LONGEST_TEXT + "... (48000 more characters cut)"
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * LONGEST_TEXT])
+def test_a_text_of_usual_length_is_left_alone(text):
+    assert bounded(text) == text
+
+
+def test_a_text_that_was_cut_once_still_says_how_much_when_it_is_quoted():
+    quoted = bounded(f"sps, mini/3: {bounded('x' * 50_000)} (method.py, line 3)")
+    assert "(48000 more characters cut) (method.py, line 3)" in quoted
+
+
+def test_half_a_character_which_no_file_can_hold_is_spelled_out():
+    assert bounded("a\ud800b") == "a\\ud800b"
+    bounded("\udfff" * 50_000).encode()
+
+
+def test_line_breaks_of_every_kind_become_blanks():
+    assert on_one_line("a\nb\r\nc\x85d\u2028e\x0bf") == "a b c d e f"
+
+
+class Unsayable(Exception):
+    """An exception whose text ends the program."""
+
+    def __str__(self):
+        raise SystemExit(7)
+
+
+def test_an_exception_whose_text_cannot_be_read_is_named_all_the_same():
+    assert said_by(Unsayable()) == "its message cannot be read"
+
+
+def test_an_interrupt_while_an_exception_is_read_is_an_interrupt():
+    class Slow(Exception):
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        said_by(Slow())
+
+
+@pytest.mark.parametrize("kind", [UsageError, MethodFault])
+def test_an_error_for_a_person_is_bounded_whoever_raises_it(kind):
+    fault = kind("m" * 1_000_000, "h" * 1_000_000)
+    assert len(fault.message) < NEVER_LONGER
+    assert len(fault.hint) < NEVER_LONGER
+    assert len(str(fault)) < NEVER_LONGER
