@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import output
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
 from specbench_cli.report.numbers.summary import Summary
@@ -20,7 +21,7 @@ from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
 """Entries of settings, models and data; those of methods are in `methods/papers.yaml`."""
-_ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),", re.MULTILINE)
+_ENTRY = re.compile(r"^@(\w+)\{([\w:.+/-]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
 
@@ -45,7 +46,7 @@ class Bibliography:
 
     def text(self) -> str:
         """The file."""
-        return "\n\n".join(entry.source for entry in self.entries) + "\n"
+        return output.plain("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
         """The keys to cite for something; none where nothing is known."""

@@ -209,3 +209,9 @@ def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
     assert (place / "report.bbl").read_text().count(r"\bibitem") == 3
     assert "Missing character" not in log
     assert (place / "report.pdf").stat().st_size > 10_000
+
+
+def test_the_key_of_an_entry_holds_no_command_and_its_text_nothing_hidden():
+    found = entries("@misc{a}\\input{x},\n title={x}}\n@misc{fine:2024,\n title={\x1b}}")
+    assert [entry.key for entry in found] == ["fine:2024"]
+    assert "\x1b" not in references.Bibliography(tuple(found), {}).text()
