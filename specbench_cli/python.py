@@ -292,7 +292,7 @@ class Compared:
         """The verdict in a line."""
         from specbench_cli.comparison.pages.words import headline
 
-        return headline(self._comparison)
+        return output.plain(headline(self._comparison))
 
     def _repr_markdown_(self) -> str:
         from specbench_cli.comparison.pages.markdown import render

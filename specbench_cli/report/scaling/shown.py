@@ -113,15 +113,20 @@ def write(
     with style.applied():
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
-    words = "\n".join(f"- {name}: {what}" for name, what in _words(laws))
+    words = "\n".join(
+        f"- {markdown_table.inline(name)}: {markdown_table.inline(what)}"
+        for name, what in _words(laws)
+    )
     parts = [f"# {TITLE}", NOTE, words]
     parts.append(_table([cells(law) for law in laws]))
     if asked:
         parts.append(_table([said_cells(said) for said in asked]))
     if told := warnings(laws):
-        parts.append("\n".join(["Warnings:", "", *(f"- {line}" for line in told)]))
+        parts.append(
+            "\n".join(["Warnings:", "", *(f"- {markdown_table.inline(line)}" for line in told)])
+        )
     parts.append(f"![Laws and residuals]({figures[0].name})")
-    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    page.write_text(output.plain("\n\n".join(parts)) + "\n", encoding="utf-8")
     record = {
         "points": [asdict(point) for point in points],
         "laws": [as_dict(law) for law in laws],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_cli import __version__, output
-from specbench_cli.errors import UsageError
+from specbench_cli.errors import UsageError, on_one_line
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.spec_bench.formulas import Answer
 from specbench_cli.store.run_dir import Prompt
@@ -57,7 +57,7 @@ class Imported:
         self.path = paths[0].parent
         self.answers: dict[str, Sequence[Answer]] = {}
         for place, file in enumerate(files):
-            label = BASELINE if place == 0 else f"imported:{file.path.stem}"
+            label = BASELINE if place == 0 else f"imported:{on_one_line(file.path.stem)}"
             if label in self.answers:
                 raise UsageError(f"two answer files are called {file.path.name}; rename one")
             self.answers[label] = file.answers
@@ -110,7 +110,7 @@ def read_answers(path: Path) -> AnswerFile:
                 hint="needed: question_id, category, choices[0] with turns, new_tokens, wall_time",
             ) from error
         answers[answer.question_id] = answer
-        model_id = str(data.get("model_id", model_id))
+        model_id = on_one_line(str(data.get("model_id", model_id)))
     if not answers:
         raise UsageError(f"{path} holds no answer")
     return AnswerFile(path, model_id, list(answers.values()))
@@ -167,12 +167,13 @@ def _answer(data: Mapping[str, Any]) -> Answer:
         raise ValueError("a wall_time is not positive, or not finite")
     if min(tokens) < 0:
         raise ValueError("a number of new_tokens is negative")
-    category = str(data.get("category") or "")
+    category = on_one_line(str(data.get("category") or ""))
+    question = data["question_id"]
     steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")
     known: Family = next((family for family in FAMILIES if family == category), "other")
     family: Family = "multi_turn" if category in _CHAT else known
     return Answer(
-        data["question_id"],
+        on_one_line(question) if isinstance(question, str) else question,
         category,
         family,
         texts,

@@ -208,7 +208,7 @@ def _ours(row: Row) -> tuple[str, str, str]:
 
 def _drawn(grid: Grid) -> str:
     """A grid for a terminal."""
-    lines = [grid.headings, *grid.rows]
+    lines = [[output.plain(cell) for cell in line] for line in (grid.headings, *grid.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     drawn = [
         "  ".join(

@@ -127,7 +127,7 @@ def run_text(summary: Summary, facts: Facts) -> str:
     """The default table as plain text, for a page that has the rest as well."""
     lines = [line.plain for line in _drawn(summary, facts)]
     notes = [f" {note}" for note in footer(summary, facts, None)]
-    return "\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes])
+    return output.plain("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
 def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli import app
 from specbench_cli.commands.report import report
 from specbench_cli.errors import UsageError
 from specbench_cli.report.reading import read, read_together
@@ -196,3 +197,29 @@ def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(ma
 def _other_category(record):
     """With a category that Spec-Bench does not have."""
     return replace(record, category="sharing" if record.family == "qa" else record.category)
+
+
+def test_no_word_of_an_answer_file_reaches_a_terminal_or_a_page(tmp_path, capsys):
+    hidden = "\x1b[2J\u202e\n```\r=1+1"
+    for name in ("vanilla", "=x"):
+        lines = [
+            {
+                "question_id": f"{hidden}{number}",
+                "category": hidden,
+                "model_id": hidden + "M" * 1_000_000,
+                "choices": [{"turns": [hidden], "new_tokens": [10], "wall_time": [0.1 + number]}],
+            }
+            for number in range(3)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("vanilla", "=x")]
+    out = tmp_path / "out"
+    for more in ((), ("--to", "md,csv,json,html", "--out", str(out))):
+        assert app._run(["report", *files, "--also", "spec-bench", *more]) == 0
+    said = capsys.readouterr()
+    texts = [said.out, said.err, *(file.read_text() for file in out.glob("*.*"))]
+    assert len(texts) == 7
+    for text in texts:
+        assert not set("\x1b\u202e\r") & set(text)
+        assert len(text) < 1_000_000
