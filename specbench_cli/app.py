@@ -47,8 +47,8 @@ from specbench_cli.errors import (
     SpecbenchError,
     UsageError,
     bounded,
+    message_of,
     not_written,
-    said_by,
 )
 
 OURS = (*registry.NEIGHBOURS, "specbench_cli")
@@ -184,7 +184,7 @@ def _run(args: list[str]) -> int:
             output.error(lacking.message, lacking.hint)
             return lacking.exit_code
         _show_traceback()
-        says = ": ".join(filter(None, (type(fault).__name__, said_by(fault))))
+        says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
         output.error(f"a bug in specbench: {says}", _log())
         return ExitCode.BUG
 
@@ -304,9 +304,9 @@ def _once_more(told: sys.UnraisableHookArgs) -> None:
 
 
 def _clean_messages_of_python() -> None:
-    """Have what Python itself prints pass the cleaning: warnings, logs, exceptions of threads.
+    """Clean what Python itself prints: warnings, logs and exceptions of threads.
 
-    Libraries quote files and names of others in them, e.g. a checkpoint's model_type.
+    Libraries quote foreign text in them, e.g. the model_type of a checkpoint.
     """
 
     class Record(logging.LogRecord):
@@ -324,10 +324,10 @@ def _clean_messages_of_python() -> None:
     ) -> None:
         _note_trace(warnings.formatwarning(message, category, filename, lineno, line))
 
-    def of_thread(told: threading.ExceptHookArgs) -> None:
-        if told.exc_type is not SystemExit:
-            lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
-            name = told.thread.name if told.thread else "?"
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not SystemExit:
+            lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+            name = args.thread.name if args.thread else "?"
             _note_trace(f"Exception in thread {name}:\n{''.join(lines)}")
 
     logging.setLogRecordFactory(Record)

@@ -8,14 +8,14 @@ import errno
 from enum import IntEnum
 
 LONGEST_TEXT = 2000
-"""Characters that are kept of a text of others: an exception, a reason, a server's reply."""
+"""Characters that are kept of a foreign text: an exception, a reason, a server's reply."""
 _MARGIN = 500
-"""Characters by which a text may be longer and is not cut: a text that was cut once may get a
-label before it and a place behind it, and still says how much was cut."""
+"""Characters by which a text may exceed the limit without being cut. A text that was cut before can
+then get a label in front and a place behind, and still says how many characters were cut."""
 
 
 def bounded(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return the text, cut to about `most` characters; it then says how many were cut.
+    """Return the text cut to about `most` characters, with the number of characters that were cut.
 
     Halves of characters (surrogates), which no file can hold, are spelled out.
     """
@@ -29,8 +29,8 @@ def on_one_line(text: str) -> str:
     return " ".join(bounded(text).split())
 
 
-def said_by(fault: BaseException) -> str:
-    """Return the words of an exception on one line, bounded; "" where it has none.
+def message_of(fault: BaseException) -> str:
+    """Return the message of an exception on one line, bounded; "" if it has none.
 
     A plug-in's exception may have any number of characters, or a `__str__` that fails.
     """
@@ -59,7 +59,7 @@ class ExitCode(IntEnum):
 class SpecbenchError(Exception):
     """An error with a text meant for the user.
 
-    Both texts may hold words of others, and are cut at `LONGEST_TEXT` characters.
+    Both texts may quote foreign text, and are cut at about `LONGEST_TEXT` characters.
 
     Args:
         message: what is wrong, with the value that was given and what is allowed.

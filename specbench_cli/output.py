@@ -45,12 +45,13 @@ _HIDDEN = re.compile(
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
     "\u2028\u2029"  # line breaks that no terminal shows
     "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0"
-    "\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # what has no width
+    "\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"  # what has no width
     "\ud800-\udfff"  # halves of characters, which no file can hold
     "]"
 )
-"""Characters that act on a terminal, turn the text round or cannot be seen. U+200C and U+200D stay:
-Persian, Hindi and emoji are written with them."""
+"""Characters that act on a terminal, change the writing direction or cannot be seen. U+200C and
+U+200D are left alone: Persian, Hindi and emoji need them."""
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
 """The beginning of a line that GitHub Actions reads as a command."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -75,7 +76,7 @@ class _Console(Console):
             if segment.control:
                 yield segment
             else:
-                yield Segment(_for_a_log(segment.text), segment.style)
+                yield Segment(_safe_in_a_log(segment.text), segment.style)
 
 
 class _Talk:
@@ -184,8 +185,8 @@ def _units(text: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-def _for_a_log(text: str) -> str:
-    """Return cleaned text that GitHub Actions, where this runs there, does not read as commands."""
+def _safe_in_a_log(text: str) -> str:
+    """Return cleaned text; under GitHub Actions, no line of it is read as a workflow command."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
@@ -195,7 +196,7 @@ def _for_a_log(text: str) -> str:
 def data(content: RenderableType) -> None:
     """Print a result: a text, or anything that rich can draw."""
     if isinstance(content, str):
-        sys.stdout.write(f"{_for_a_log(content)}\n")
+        sys.stdout.write(f"{_safe_in_a_log(content)}\n")
     else:
         console(stderr=False).print(content)
 
@@ -245,7 +246,7 @@ def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
     """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
     names, cells = _cells(records, columns)
     lines = ("\t".join(map(_field, line)) for line in [names, *cells])
-    sys.stdout.writelines(f"{_for_a_log(line)}\n" for line in lines)
+    sys.stdout.writelines(f"{_safe_in_a_log(line)}\n" for line in lines)
 
 
 def _field(cell: str) -> str:

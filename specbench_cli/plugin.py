@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from specbench_cli.api import Method
-from specbench_cli.errors import UsageError, said_by
+from specbench_cli.errors import UsageError, message_of
 
 
 def read(path: str) -> dict[str, type[Method]]:
@@ -70,7 +70,7 @@ def _line(fault: BaseException, file: Path) -> int:
 
 
 def _reason(fault: BaseException) -> str:
-    return fault.msg if isinstance(fault, SyntaxError) else said_by(fault)
+    return fault.msg if isinstance(fault, SyntaxError) else message_of(fault)
 
 
 def _methods_in(module: ModuleType) -> list[type[Method]]:

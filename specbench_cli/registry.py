@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config.problems import did_you_mean, usage_error
-from specbench_cli.errors import UsageError, said_by
+from specbench_cli.errors import UsageError, message_of
 
 if TYPE_CHECKING:
     from specbench_cli.api import Claim, Method, MethodParams
@@ -256,7 +256,7 @@ def load(name: str) -> type[Method]:
             raise
         raise UsageError(
             f"method {name!r} of {entry.origin} does not import: {type(fault).__name__}:"
-            f" {said_by(fault)}",
+            f" {message_of(fault)}",
             f"pip install --upgrade {entry.origin}",
         ) from fault
     return found

@@ -9,8 +9,8 @@ from specbench_cli.errors import (
     MethodFault,
     UsageError,
     bounded,
+    message_of,
     on_one_line,
-    said_by,
 )
 
 NEVER_LONGER = 2 * LONGEST_TEXT
@@ -48,7 +48,7 @@ class Unsayable(Exception):
 
 
 def test_an_exception_whose_text_cannot_be_read_is_named_all_the_same():
-    assert said_by(Unsayable()) == "its message cannot be read"
+    assert message_of(Unsayable()) == "its message cannot be read"
 
 
 def test_an_interrupt_while_an_exception_is_read_is_an_interrupt():
@@ -57,7 +57,7 @@ def test_an_interrupt_while_an_exception_is_read_is_an_interrupt():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        said_by(Slow())
+        message_of(Slow())
 
 
 @pytest.mark.parametrize("kind", [UsageError, MethodFault])

@@ -20,7 +20,7 @@ from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import Subject
-from specbench_cli.errors import MethodFault, on_one_line, said_by
+from specbench_cli.errors import MethodFault, message_of, on_one_line
 
 Check = Callable[[Subject], list[Finding]]
 
@@ -82,7 +82,7 @@ def _crash(error: Exception, name: str) -> Problem:
     code = trace.tb_frame.f_code if trace is not None else None
     place = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if code and trace else "?"
     return Problem(
-        on_one_line(f"it raises {type(error).__name__}: {said_by(error)}"),
+        on_one_line(f"it raises {type(error).__name__}: {message_of(error)}"),
         f"{place}, while checking: {name}",
         "the line named; `--traceback` has no more to show, as the error is the method's own",
     )

@@ -29,8 +29,8 @@ from specbench_cli.errors import (
     SpecbenchError,
     WorkerLost,
     bounded,
+    message_of,
     on_one_line,
-    said_by,
 )
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
@@ -607,5 +607,5 @@ def one_line(failure: BaseException) -> str:
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     then = f"; {failure.hint}" if isinstance(failure, SpecbenchError) and failure.hint else ""
-    text = said_by(failure) or "no message"
+    text = message_of(failure) or "no message"
     return on_one_line(f"{type(failure).__name__}: {text}{where}{then}")

@@ -297,10 +297,10 @@ def parse(text: str) -> dict[str, Any]:
         _reader().validate_json(text)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
-    told: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
-    # What was configured is compared with what is asked for, word for word: it stays as it is.
+    content: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
+    # A resumed run compares its configuration with this one, so these keys keep their text.
     found = {
-        key: value if key in _COMPARED else bounded_texts(value) for key, value in told.items()
+        key: value if key in _COMPARED else bounded_texts(value) for key, value in content.items()
     }
     if found.get("schema", 0) > SCHEMA:
         raise UsageError(
@@ -315,7 +315,7 @@ _COMPARED = ("config", "program")
 
 
 def bounded_texts(value: Any) -> Any:
-    """Return a JSON value with every text in it cut to what is kept of texts of others."""
+    """Return a JSON value in which every text is cut to the length that is kept."""
     if isinstance(value, str):
         return bounded(value)
     if isinstance(value, list):

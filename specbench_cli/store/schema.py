@@ -46,7 +46,7 @@ Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * 
 """A word that tables show: no control character, no line break, not empty, not endless. An id is
 a task's name and a text of its file."""
 Reason = Annotated[str, AfterValidator(on_one_line)]
-"""Words of others; a run of an older specbench may hold more of them than is kept now."""
+"""Foreign text. A run of an older specbench may hold more of it than is kept now."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
 """Whatever JSON can say: no nan, no infinity."""
 

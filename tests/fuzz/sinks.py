@@ -127,10 +127,9 @@ def _hidden(text: str) -> set[str]:
 
 
 def _visible_format(each: str) -> bool:
-    """Return True for the few format characters that are drawn: signs of Arabic, Syriac and Kaithi,
-    controls of hieroglyphs and shorthand."""
+    """Return True for the few format characters that are drawn: Arabic, Syriac and Kaithi signs."""
     first, *_ = unicodedata.name(each, "?").split()
-    return first in ("ARABIC", "SYRIAC", "KAITHI", "EGYPTIAN", "SHORTHAND") and each != "\u061c"
+    return first in ("ARABIC", "SYRIAC", "KAITHI") and each != "\u061c"
 
 
 def _wrong(text: str, told: str) -> str | None:

@@ -29,7 +29,7 @@ from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.place import Place, settle
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import MethodFault, SpecbenchError, on_one_line, said_by
+from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
 
 START, ORDER = 1, 2
 """What the bell of the target's side says: a request follows on the line, an order is in the block.
@@ -163,4 +163,4 @@ def _told(error: Exception) -> tuple[bool, str, str | None]:
         return True, error.message, error.hint
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return False, on_one_line(f"{type(error).__name__}: {said_by(error)}{where}"), None
+    return False, on_one_line(f"{type(error).__name__}: {message_of(error)}{where}"), None

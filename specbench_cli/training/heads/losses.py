@@ -307,7 +307,7 @@ def head_loss(
         fast: compile it; the noise is drawn outside.
         kept: the target's rows; without them they are computed with the loss.
     """
-    says = said_by(head)
+    says = message_of(head)
 
     def loss(batch: Batch, noise: Tensor | None) -> Tensor:
         ids = batch.inputs
@@ -350,7 +350,7 @@ def head_loss(
     return drawn
 
 
-def said_by(head: Drafter) -> Tensor | None:
+def message_of(head: Drafter) -> Tensor | None:
     """The ids that a head's logits are about; None: all."""
     return head.says if isinstance(head, DraftHead) else None
 

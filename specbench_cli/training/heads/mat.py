@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specbench_cli.engine.verify.ranking import argmax
-from specbench_cli.training.heads.losses import Drafter, read_target, said_by, unroll
+from specbench_cli.training.heads.losses import Drafter, message_of, read_target, unroll
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Encoded
 
@@ -95,7 +95,7 @@ def _reach(
     ids = torch.tensor([chat.ids + [begin] * (longest - len(chat.ids)) for chat in group])
     ids = ids.to(target.device)
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
-    says = said_by(head)
+    says = message_of(head)
     with autocast(ids.device):
         read = read_target(target, ids, head.taps)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
