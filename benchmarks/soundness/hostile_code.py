@@ -34,7 +34,8 @@ C = ctypes.CDLL(None, use_errno=True)
 TRAP, PORT = {trap!r}, {port}
 """
 
-KEYCTL = str({"x86_64": 250, "aarch64": 219}.get(os.uname().machine))
+_CALLS = {name: each[os.uname().machine == "aarch64"] for name, each in contained.CALLS.items()}
+
 
 REACHING: dict[str, tuple[str, str]] = {
     # name: what it tries, the body of a function that returns whether it succeeded
@@ -122,6 +123,102 @@ REACHING: dict[str, tuple[str, str]] = {
         "s = socket.socket(socket.AF_UNIX)\ns.connect('\\0' + TRAP)\nreturn True",
     ),
     "packets": ("listen to the wire", "return socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"),
+    "vsock": ("open a socket to the hypervisor", "return socket.socket(40, socket.SOCK_STREAM)"),
+    "vsock-pair": (
+        "open such a socket with bits that the kernel ignores",
+        "return C.syscall(ctypes.c_long({socket}), ctypes.c_long(1 << 32 | 40), 1, 0) >= 0",
+    ),
+    "crypto-socket": (
+        "use the kernel's cryptography",
+        "return socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)",
+    ),
+    "netlink": ("ask the kernel by netlink", "return socket.socket(socket.AF_NETLINK, 3)"),
+    "tipc-pair": ("open a pair of TIPC sockets", "return socket.socketpair(30, 1)"),
+    "module": (
+        "make the kernel load a module for a protocol",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_SEQPACKET, 132)\nreturn True",
+    ),
+    "io-uring": (
+        "have an io_uring",
+        "space = ctypes.create_string_buffer(256)\n"
+        "return C.syscall(ctypes.c_long(425), ctypes.c_long(4), space) >= 0",
+    ),
+    "add-key": (
+        "leave a key with the kernel",
+        "ring = ctypes.c_long(-2)  # the process's\n"
+        "number, size = ctypes.c_long({add_key}), ctypes.c_long(1)\n"
+        "return C.syscall(number, b'user', b'k', b'x', size, ring) > 0",
+    ),
+    "request-key": (
+        "ask for a key, which starts a program of the machine's",
+        "C.syscall(ctypes.c_long({request_key}), b'user', b'k', b'x', ctypes.c_long(-2))\n"
+        "return ctypes.get_errno() in (2, 126)  # ENOENT, ENOKEY: it looked",
+    ),
+    "compat-calls": (
+        "make a call as a 32-bit program does",
+        "import mmap\n"
+        "code = mmap.mmap(-1, 4096, prot=7)\n"
+        "code.write(bytes.fromhex('b814000000cd80c3'))  # getpid\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(code))\n"
+        "return ctypes.CFUNCTYPE(ctypes.c_int)(at)() > 0",
+    ),
+    "x32-calls": (
+        "make a call by its x32 number",
+        "return C.syscall(ctypes.c_long(0x40000000 + {keyctl}), 0, -3, 1) >= 0",
+    ),
+    "bpf": (
+        "load a program into the kernel",
+        "C.syscall(ctypes.c_long({bpf}), ctypes.c_long(0), bytes(128), ctypes.c_long(0))\n"
+        "return ctypes.get_errno() == 22  # EINVAL: it read what it was given",
+    ),
+    "performance": (
+        "count the processor's events",
+        "size = bytes(4) + (112).to_bytes(4, 'little')\n"
+        "return C.syscall(ctypes.c_long({perf_event_open}), size + bytes(104), 0, -1, -1, 0) >= 0",
+    ),
+    "page-faults": (
+        "serve page faults itself",
+        "return C.syscall(ctypes.c_long({userfaultfd}), ctypes.c_long(1)) >= 0",
+    ),
+    "read-memory": (
+        "read memory by process id",
+        "import struct\n"
+        "there = ctypes.create_string_buffer(b'there')\n"
+        "vector = struct.pack('PN', ctypes.addressof(there), 5)\n"
+        "one, none = ctypes.c_long(1), ctypes.c_long(0)\n"
+        "number, own = ctypes.c_long({process_vm_readv}), ctypes.c_long(os.getpid())\n"
+        "return C.syscall(number, own, vector, one, vector, one, none) == 5",
+    ),
+    "kernel-log": (
+        "read the kernel's log",
+        "return C.klogctl(3, ctypes.create_string_buffer(4096), 4096) > 0",
+    ),
+    "watch": (
+        "watch which libraries others open",
+        "return C.inotify_add_watch(C.inotify_init1(0), os.__file__.encode(), 0x20) >= 0",
+    ),
+    "watch-folder": (
+        "watch a folder of libraries as older programs do",
+        "import fcntl\n"
+        "folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)\n"
+        "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+        "return fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0",
+    ),
+    "process-handle": (
+        "take files from a process by its handle",
+        "own = C.syscall(ctypes.c_long(434), ctypes.c_long(os.getpid()), ctypes.c_long(0))\n"
+        "return C.syscall(ctypes.c_long(438), ctypes.c_long(own), 0, 0) >= 0",
+    ),
+    "clone": (
+        "clone itself into a new user namespace",
+        "flags = ctypes.c_long(0x10000000 | 17)\n"
+        "pid = C.syscall(ctypes.c_long({clone}), flags, 0, 0, 0, 0)\n"
+        "return pid >= 0",
+    ),
+    "execute": (
+        "become another program",
+        "try: os.execv('/none', ['none'])\nexcept FileNotFoundError: return True  # it looked",
+    ),
     "fork-bomb": ("fork without end", "while True: os.fork()"),
     "fork": ("fork once", "pid = os.fork()\npid or time.sleep(60)\nreturn pid"),
     "child": (
@@ -160,6 +257,19 @@ REACHING: dict[str, tuple[str, str]] = {
     "memory-shared": (
         "leave shared memory behind, System V's",
         "return C.shmget(0, ctypes.c_size_t(1 << 26), 0o1666) >= 0",
+    ),
+    "semaphores": (
+        "leave semaphores behind, System V's",
+        "return C.semget(0, 1, 0o1666) >= 0",
+    ),
+    "messages": ("leave a queue of messages behind", "return C.msgget(0, 0o1666) >= 0"),
+    "memory-secret": (
+        "take memory that is hidden from the kernel",
+        "return C.syscall(ctypes.c_long(447), ctypes.c_long(0)) >= 0",
+    ),
+    "sync": (
+        "make the machine write all its disks' caches",
+        "return C.syncfs(os.open('/usr/lib', os.O_RDONLY)) == 0",
     ),
     "memory-files": (
         "take 1 GiB in files without a name",
@@ -378,8 +488,9 @@ def program(name: str, traps: Path, port: int) -> tuple[str, str]:
     if name in FORGING:
         return f"{head}\n{FORGING[name][1]}\n", f"{TESTS}\ncheck(add)\n"
     body = REACHING[name][1]
-    for key, value in (("{path!r}", repr(sys.path)), ("{keyctl}", KEYCTL)):
-        body = body.replace(key, value)
+    body = body.replace("{path!r}", repr(sys.path))
+    for call, number in _CALLS.items():
+        body = body.replace(f"{{{call}}}", str(number))
     attempt = f"{head}\ndef attempt():\n{textwrap.indent(body, '    ')}\n"
     return attempt, f"{TESTS}\nassert attempt()\n"
 

@@ -13,7 +13,9 @@ keeps two rooms, each a process:
 On Linux each room has namespaces of its own (user, mount, process, network, IPC, host name): no
 network, no processes but itself, no files but libraries to read and an empty folder to write, no
 `/proc`, no `/dev`, no keys, no capabilities, no further namespaces. A room is one process: the
-limits on memory, processor time, open files and file sizes are those of all that runs in it.
+limits on memory, processor time, open files and file sizes are those of all that runs in it. What
+no namespace separates (the hypervisor's sockets, io_uring, the kernel's log) is refused by a filter
+of system calls.
 
 The keeper reads nothing of either room: it ends both once the tests have ended, or once the leash,
 a pipe of whoever started it, is closed.
@@ -28,6 +30,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -54,8 +57,7 @@ _LIMITS = {
     resource.RLIMIT_CORE: 0,
 }
 
-# From Linux's headers; clone, keyctl by machine.
-_CALLS = {"x86_64": (56, 250), "aarch64": (220, 219)}
+# From Linux's headers.
 _MOUNT_SETATTR = 442
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
 """CLONE_NEW: USER, NS, PID, NET, IPC, UTS."""
@@ -63,18 +65,63 @@ _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 40
 _DETACH = 2
 _AT_RECURSIVE = 0x8000
 _JOIN_SESSION_KEYRING = 1
-_NO_NEW_PRIVILEGES, _SECURE_BITS = 38, 28
+_NO_NEW_PRIVILEGES, _SECURE_BITS, _SECCOMP = 38, 28, 22
 _NO_ROOT = 3  # executing a file as user 0 gives no capabilities
 _CAPABILITIES_3 = 0x20080522
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
-_SHARED = (
-    "kernel/shmmni",
-    "kernel/shmall",
-    "kernel/msgmni",
-    "fs/mqueue/queues_max",
-)
-"""System V's memory and messages: nobody's limit counts what no process has attached."""
+
+# The filter of system calls: numbers from Linux's headers, for x86-64 and for ARM64.
+_MACHINES = {"x86_64": 0, "aarch64": 1}
+_ARCHITECTURE = (0xC000003E, 0xC00000B7)
+_LAST_CALL = (334, 293)
+"""`rseq`. Every C library does without the later calls: Linux before 5.1 does not have them. They
+include io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32's on x86-64."""
+CALLS: dict[str, tuple[int | None, int | None]] = {
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "fcntl": (72, 25),
+    # other processes and other programs
+    "clone": (56, 220),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "personality": (135, 92),
+    # what the whole machine has one of
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "syslog": (103, 116),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "quotactl": (179, 60),
+    "ustat": (136, None),
+    # which files other processes open
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    # memory and messages that no limit of a process counts
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+}
+"""The system calls that the filter knows; all but the first three are refused."""
+_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: those that the network namespace separates."""
+_PROTOCOLS = (0, 6, 17)
+"""The default one, TCP, UDP: asking for another one makes the kernel load a module."""
+_F_NOTIFY = 1026
 
 
 # Values as lines ------------------------------------------------------------------------------
@@ -315,10 +362,10 @@ def _cloned() -> int:
     It executes no file: nothing but libraries need be seen in there. As root, user 1 in there is
     nobody outside; else user 0 in there is who we are, and may no more.
     """
-    if sys.platform != "linux" or os.uname().machine not in _CALLS:
-        raise OSError(f"that is done on Linux alone, on {' and '.join(_CALLS)}")
+    if sys.platform != "linux" or os.uname().machine not in _MACHINES:
+        raise OSError(f"that is done on Linux alone, on {' and '.join(_MACHINES)}")
     mapped, tell = os.pipe()
-    child = _system(_CALLS[os.uname().machine][0], _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
+    child = _system(_number("clone"), _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
     if child == 0:
         os.close(tell)
         if not os.read(mapped, 1):
@@ -345,11 +392,8 @@ def _write(path: str, text: str) -> None:
 def _enclose() -> None:
     """Leave everything of the system's but this process, its libraries and its pipes."""
     _write("/proc/sys/user/max_user_namespaces", "0")
-    for name in _SHARED:
-        with suppress(OSError):  # older systems let nobody but themselves
-            _write(f"/proc/sys/{name}", "0")
     _done(_C.sethostname(b"room", 4))
-    _system(_CALLS[os.uname().machine][1], _JOIN_SESSION_KEYRING, None)
+    _system(_number("keyctl"), _JOIN_SESSION_KEYRING, None)
     _done(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
     new = "/proc"  # a folder that every system has, and that nobody's Python is in
     _mount_empty(new, "size=64k,mode=755")
@@ -372,6 +416,64 @@ def _enclose() -> None:
         os.setresuid(1, 1, 1)
     none = (ctypes.c_uint32 * 6)()
     _done(_C.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), none))
+    program = ctypes.create_string_buffer(call_filter(os.uname().machine))
+    described = struct.pack("HP", len(program) // _INSTRUCTION.size, ctypes.addressof(program))
+    _done(_C.prctl(_SECCOMP, 2, described, 0, 0))
+
+
+_INSTRUCTION = struct.Struct("HBBI")  # operation, jump if true, jump if false, constant
+_LOAD, _EQUAL, _GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
+_CALL_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # in `struct seccomp_data`
+_ALLOW, _KILL, _NOT_PERMITTED, _NO_SUCH_CALL = (
+    (_RETURN, 0, 0, verdict) for verdict in (0x7FFF0000, 0x80000000, 0x00050001, 0x00050026)
+)
+
+
+def _load_argument(place: int) -> tuple[int, int, int, int]:
+    """Load the low half of an argument, which is all that the kernel reads of an `int`."""
+    return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * place)
+
+
+def _refuse_unless(place: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Refuse a call unless an argument is one of these values."""
+    left = range(len(values), 0, -1)
+    equal = [(_EQUAL, jump, 0, value) for jump, value in zip(left, values, strict=True)]
+    return [_load_argument(place), *equal, _NOT_PERMITTED]
+
+
+def call_filter(machine: str) -> bytes:
+    """Return the BPF program that decides on each system call: `struct sock_filter` in a row.
+
+    Code of another architecture (32-bit) ends the process. Calls after `_LAST_CALL` do not exist
+    (ENOSYS), so that the C library does without. Refused calls are not permitted (EPERM).
+
+    Args:
+        machine: The machine as `os.uname` names it.
+    """
+    column = _MACHINES[machine]
+    socket = [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW]
+    fcntl = [_load_argument(1), (_EQUAL, 0, 1, _F_NOTIFY), _NOT_PERMITTED, _ALLOW]
+    checks = {"socket": socket, "socketpair": socket, "fcntl": fcntl}
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_EQUAL, 1, 0, _ARCHITECTURE[column]),
+        _KILL,
+        (_LOAD, 0, 0, _CALL_AT),
+        (_GREATER, 0, 1, _LAST_CALL[column]),
+        _NO_SUCH_CALL,
+    ]
+    for name, numbers in CALLS.items():
+        if (number := numbers[column]) is not None:
+            check = checks.get(name, [_NOT_PERMITTED])
+            program += [(_EQUAL, 0, len(check), number), *check]
+    return b"".join(_INSTRUCTION.pack(*each) for each in [*program, _ALLOW])
+
+
+def _number(call: str) -> int:
+    """Return the number of a system call on this machine."""
+    number = CALLS[call][_MACHINES[os.uname().machine]]
+    assert number is not None, call
+    return number
 
 
 def _mount_empty(where: str, options: str) -> None:

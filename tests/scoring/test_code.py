@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -99,6 +100,9 @@ FAST = (
     "passwd home run-folder variables write-outside write-libraries chroot mount namespaces others"
     " tcp udp unix-socket abstract-socket fork-bomb thread kill memory disk deaf tests end-86"
     " equal-to-all assertions harness replies closed segfault"
+    " vsock vsock-pair crypto-socket netlink tipc-pair module io-uring add-key request-key"
+    " compat-calls x32-calls bpf performance page-faults read-memory kernel-log watch watch-folder"
+    " process-handle clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
 
@@ -108,6 +112,73 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
     for name, reached, passed in hostile_code.tried(FAST):
         assert (reached, passed) == ([], False), name
+
+
+def test_filter_of_system_calls_leaves_what_programs_use():
+    if refused():
+        return
+    program = (
+        "import asyncio, fcntl, os, select, socket, tempfile, time\n"
+        "async def later(): await asyncio.sleep(0.001); return 7\n"
+        "def all_of_it():\n"
+        "    one, other = socket.socketpair()\n"
+        "    one.send(b'x')\n"
+        "    assert select.select([other], [], [], 1)[0] and other.recv(1) == b'x'\n"
+        "    socket.socket().close(), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).close()\n"
+        "    with tempfile.TemporaryFile() as file:\n"
+        "        fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "    os.closerange(20, 30), time.sleep(0.001), os.urandom(4), os.cpu_count()\n"
+        "    return asyncio.run(later())\n"
+    )
+    assert ran(program, False, "\nassert all_of_it() == 7\n")
+
+
+def decided(machine: str, call: int, *arguments: int, architecture: int | None = None) -> int:
+    """Return what the kernel would get from the filter: classic BPF, executed here."""
+    column = contained._MACHINES[machine]
+    wide = [*arguments, *[0] * (6 - len(arguments))]
+    known = contained._ARCHITECTURE[column] if architecture is None else architecture
+    data = struct.pack("=iIQ6Q", call, known, 0, *wide)
+    program = list(struct.iter_unpack("HBBI", contained.call_filter(machine)))
+    at = loaded = 0
+    while True:
+        operation, if_true, if_false, constant = program[at]
+        at += 1
+        match operation:
+            case 0x20:  # load a word
+                (loaded,) = struct.unpack_from("=I", data, constant)
+            case 0x15:
+                at += if_true if loaded == constant else if_false
+            case 0x25:
+                at += if_true if loaded > constant else if_false
+            case 0x06:
+                return constant
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_decides_by_call_argument_and_architecture(machine):
+    column = contained._MACHINES[machine]
+    calls = {name: numbers[column] for name, numbers in contained.CALLS.items()}
+    allowed, killed, not_permitted, no_such_call = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
+
+    for name in calls.keys() - {"socket", "socketpair", "fcntl"}:
+        if calls[name] is not None:
+            assert decided(machine, calls[name]) == not_permitted, name
+    for call in ("socket", "socketpair"):
+        for family in range(64):
+            for protocol in (0, 6, 17, 132, 262):
+                for high in (0, 1 << 32):  # which the kernel ignores
+                    fine = family in (1, 2, 10) and protocol in (0, 6, 17)
+                    verdict = decided(machine, calls[call], family | high, 1, protocol | high)
+                    assert verdict == (allowed if fine else not_permitted)
+    assert decided(machine, calls["fcntl"], 3, 1026) == not_permitted
+    assert decided(machine, calls["fcntl"], 3, 6) == allowed
+    read, last = {"x86_64": (0, 334), "aarch64": (63, 293)}[machine]
+    assert decided(machine, read) == decided(machine, last) == allowed
+    for later in (425, 426, 427, 435, 438, 442, 447, 0x40000000 + 41, -1):
+        assert decided(machine, later) == no_such_call
+    for other in (0x40000003, 0x40000028, 0):  # 32-bit x86, 32-bit ARM, none
+        assert decided(machine, read, architecture=other) == killed
 
 
 def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
