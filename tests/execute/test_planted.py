@@ -585,6 +585,25 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
+OURS = sorted(name for name, entry in registry.METHODS.items() if not entry.peer)
+
+
+@pytest.mark.usefixtures("shipped_pair")
+@pytest.mark.parametrize("name", OURS)
+def test_no_method_decodes_with_a_model_that_says_no_number(run, name):
+    right, drafted = Meter.said, []
+
+    def said(self, model, place, logits):
+        drafted.append(model)
+        logits.fill_(torch.nan)
+        right(self, model, place, logits)
+
+    own = {"target": "embedded-space"} if name == "space" else {}
+    found = run(registry.build(name, {}), patch.object(Meter, "said", said), **WILD, **own)
+    assert bool(found.errors) == found.bad == bool(drafted)
+    assert drafted or "draft" not in registry.load(name).needs
+
+
 def test_one_row_of_a_verification_without_numbers_fails_its_cell(run):
     class Once(Sps):
         name = "faulty"

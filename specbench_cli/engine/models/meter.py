@@ -119,7 +119,7 @@ class Meter:
         self.forwards: list[Forward] = []
         self.messages: list[Sent] = []
         self._marked: list[Forward] = []  # those whose times are marks of this clock
-        self._said: dict[tuple[int | None, str], Tensor] = {}
+        self._said: dict[tuple[int, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
         """Keep a forward whose times are marks of this meter's clock."""
@@ -128,14 +128,19 @@ class Meter:
 
     def said(self, name: str, place: int | None, logits: Tensor) -> None:
         """Keep what a draft model said last: what is no number there stays in its state, so that
-        the last logits of a step tell of all before them."""
+        the last logits of a step tell of all before them.
+
+        Args:
+            place: The sequence in its batch. None and 0 are the same: a sequence that is decoded
+                alone is the first of its batch.
+        """
         if logits.numel():
-            self._said[place, name] = logits
+            self._said[place or 0, name] = logits
 
     def greatest(self, place: int | None = None) -> dict[str, Tensor]:
         """The greatest of each draft model's last logits, [1]; they are then forgotten. No finite
         number wherever one of them is not a number, or positively infinite."""
-        mine = [(at, name) for at, name in self._said if at == place]
+        mine = [(at, name) for at, name in self._said if at == (place or 0)]
         return {key[1]: self._said.pop(key).amax().reshape(1) for key in mine}
 
     def merge(self, forwards: Sequence[Forward], *, used: bool = True) -> None:
