@@ -168,6 +168,7 @@ class Pass:
         self._delays: dict[str, Delay] = {}  # of each row's next cell
         self.left_out: dict[str, WorkerLost] = {}
         self._failed: dict[str, int] = {}
+        self._cold: set[str] = set()  # methods that failed while warming up
         self._dropped: dict[str, str] = {}
         self._guests = guests or Guests(plan, run_dir, 1)
         self._alone = self._warm = self._judged = False
@@ -178,6 +179,8 @@ class Pass:
 
     def run(self, number: int) -> None:
         """Do the missing work of pass `number` (from 1), one of the process's `Plan.passes`."""
+        if self.is_over():
+            return
         memory = {arm.label: Memory() for arm in self._plan.arms}
         self._delays.clear()
         self._opening.clear()
@@ -229,13 +232,23 @@ class Pass:
                 self._measured += len(together)
                 self._probe((first + len(together)) / len(visits))
                 self._tell()
+                if self.is_over():
+                    self._view.note(
+                        "no method beside vanilla is left: the run ends after"
+                        f" {self._measured} of {self._prompts} prompts"
+                    )
+                    break
             self._windows.settle()
             self._write()
-            if len(visits) > size:
+            if len(visits) > size and not self.is_over():
                 self._view.stage("decoding the first prompt once more")
                 self.look_back()
         finally:
             gc.unfreeze()
+
+    def is_over(self) -> bool:
+        """Return True if no method beside vanilla is left to measure."""
+        return self._plan.is_over({*self.left_out, *self._dropped})
 
     def deal(self, number: int, names: Collection[str]) -> None:
         """Measure the questions of pass `number` that this process is dealt, together: all rows,
@@ -547,16 +560,20 @@ class Pass:
         return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
-        """Give a row up that fails time after time: the others go on without it."""
+        """Give a row up that fails time after time, or on the first prompt after it failed in
+        warm-up: the others go on without it."""
         errors = [cell.measured.error for cell in cells if cell.measured is not None]
         failed = bool(errors) and all(errors)
         self._failed[arm.label] = self._failed.get(arm.label, 0) + 1 if failed else 0
-        if self._failed[arm.label] >= FAILURES:
+        cold = arm.label in self._cold
+        self._cold.discard(arm.label)
+        if self._failed[arm.label] >= (1 if cold else FAILURES):
             self._dropped[arm.label] = why = on_one_line(str(errors[0]))
             self._pace.drop(arm.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, arm.label: why})
-            self._view.note(f"{arm.label} failed {FAILURES} times in a row and is dropped: {why}")
+            when = "on its first prompt too" if cold else f"{FAILURES} times in a row"
+            self._view.note(f"{arm.label} failed {when} and is dropped: {why}")
 
     def _pass_on(self) -> None:
         """Let another run measure a window; say so once where there is none."""
@@ -586,11 +603,10 @@ class Pass:
         ]
         self._bench.workspace.reserve(max([len(ids), *lengths]) + WARM_UP_TOKENS)
         limit = self._plan.config.timeout_per_prompt
+        failures: dict[str, str | None] = {}
         for arm in self._plan.arms:
             if arm.label in self._guests.labels:
-                failure = self._guests.warm_up(arm, ids, self._bench.workspace.capacity)
-                if failure is not None:
-                    self._view.note(f"{arm.label} failed while warming up: {failure}")
+                failures[arm.label] = self._guests.warm_up(arm, ids, self._bench.workspace.capacity)
         for arm in self._plan.arms * WARM_UP_ROUNDS:
             if arm.label in self.left_out or arm.label in self._guests.labels:
                 continue
@@ -598,10 +614,15 @@ class Pass:
                 with limited(limit and limit * (1 + len(together))):
                     own, how = memory[arm.label], (together, size)
                     warm_up(arm, self._bench.workspace, request, self._sampling, own, *how)
+                failures[arm.label] = None
             except WorkerLost as lost:
                 self._leave_out(arm, number, lost)
-            except BaseException as failure:  # it will fail, and be recorded, on the prompts
-                self._view.note(f"{arm.label} failed while warming up: {one_line(failure)}")
+            except BaseException as fault:
+                failures[arm.label] = one_line(fault)
+        for label, failure in failures.items():
+            if failure is not None:
+                self._view.note(f"{label} failed while warming up: {failure}")
+        self._cold = {label for label, failure in failures.items() if failure is not None}
         self._bench.peak("warming up")
         for kept in memory.values():
             kept.restore(fresh)

@@ -221,6 +221,9 @@ def run(
                 what = TUNING if number == _TUNING else f"pass {number}"
                 view.handed_over()
                 run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
+                run_dir.read()
+                if plan.is_over(run_dir.manifest.get("dropped") or {}):
+                    break
         elif only_pass != _TUNING:
             _run_pass(plan, run_dir, view, only_pass, in_turn, force)
         run_dir.read()  # what other processes wrote
@@ -317,14 +320,22 @@ def _measured(run_dir: RunDir) -> bool:
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
     """Bad if a row is broken or a cell failed; else a fault of the environment if too many times
-    are void, or rows could not run; else fine.
+    are void, rows could not run, or no method beside vanilla has an output; else fine.
 
     Peers are measured, not judged: nothing they do makes an answer bad.
     """
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or broken(ours, manifest):
         return ExitCode.BAD_ANSWER
-    return ExitCode.ENVIRONMENT if void(records) or manifest.get("left_out") else ExitCode.OK
+    lacking = manifest.get("left_out") or nothing_compared(records, manifest)
+    return ExitCode.ENVIRONMENT if void(records) or lacking else ExitCode.OK
+
+
+def nothing_compared(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
+    """Return True if methods were run beside vanilla and each was dropped, or failed always."""
+    others = {record.label for record in records if record.method != REFERENCE}
+    measured = {record.label for record in records if record.error is None}
+    return bool(others) and not others & measured - {*(manifest.get("dropped") or {})}
 
 
 def void(records: Sequence[Record]) -> bool:
@@ -420,7 +431,10 @@ def _run_dealt(
     check = partial(_check_weights, run_dir, force=force)
     for number in range(1, plan.config.repeats + 1):
         with connected() as crew:
-            Dealing(plan, run_dir, view, crew, number, check=check, force=force).run()
+            dealing = Dealing(plan, run_dir, view, crew, number, check=check, force=force)
+            dealing.run()
+        if dealing.over:
+            break
 
 
 def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:

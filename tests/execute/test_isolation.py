@@ -12,9 +12,15 @@ import time
 import pytest
 import torch
 
+from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
+from specbench_cli.execute import run as execute
 from specbench_cli.execute.cell import limited, one_line
 from specbench_cli.execute.isolation import inside, rooms, state
+from specbench_cli.report.numbers.facts import Facts
+from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.report.terminal import text
+from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -79,7 +85,7 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other
 
 def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(specbench, plugin):
     path = plugin("failing", "raise ValueError(session.requests[0].topic)")
-    outcome = specbench("failing", limit=5, max_new_tokens=2, plugins=[path])
+    outcome = specbench("failing", "pld", limit=5, max_new_tokens=2, plugins=[path])
     failed = outcome.by_label("failing")
     assert len(failed) == 3
     assert all(record.category in record.error for record in failed)  # it was told its topic
@@ -87,6 +93,86 @@ def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(spec
     assert outcome.manifest["status"] == "finished"
     assert outcome.manifest["dropped"]["failing"].startswith("ValueError")
     assert "failing failed 3 times in a row and is dropped" in "".join(outcome.log.notes)
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+def table_of(outcome):
+    """Return the notes below the table, as one text."""
+    summary = summarise(outcome.records, outcome.manifest, resamples=20)
+    return "\n".join(text.warnings(summary, Facts.of(outcome.manifest)))
+
+
+@pytest.mark.parametrize(
+    ("in_warm_up", "prompts", "note"),
+    [(True, 1, "failed on its first prompt too"), (False, 3, "failed 3 times in a row")],
+)
+def test_a_run_ends_once_no_method_beside_vanilla_is_left_and_the_table_says_why(
+    specbench, plugin, tmp_path, in_warm_up, prompts, note
+):
+    path = plugin("failing", "raise ValueError('no such table')")
+    if in_warm_up:
+        file = tmp_path / "failing.py"
+        file.write_text(file.read_text().replace('!= "warm-up"', "is not None"))
+    outcome = specbench("failing", limit=6, category=["qa"], max_new_tokens=2, plugins=[path])
+    assert len(outcome.by_label("failing")) == len(outcome.by_label("vanilla")) == prompts
+    notes = "".join(outcome.log.notes)
+    assert note in notes
+    assert f"no method beside vanilla is left: the run ends after {prompts} of 6 prompts" in notes
+    assert outcome.manifest["status"] == "finished"
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+    assert "ended early: no method beside vanilla was left" in table_of(outcome)
+    assert "failing: ValueError: no such table (failing.py, line" in table_of(outcome)
+
+
+def test_a_method_that_recovers_after_its_warm_up_is_not_dropped(specbench, plugin, tmp_path):
+    path = plugin("failing", "return")
+    file = tmp_path / "failing.py"
+    file.write_text(
+        file.read_text().replace("return\n", "return\n        raise ValueError('cold')\n", 1)
+    )
+    outcome = specbench("failing", limit=4, category=["qa"], max_new_tokens=2, plugins=[path])
+    assert "failing failed while warming up: ValueError: cold" in "".join(outcome.log.notes)
+    assert [record.error for record in outcome.by_label("failing")] == [None] * 4
+    assert outcome.exit_code == ExitCode.OK and not outcome.manifest["dropped"]
+
+
+def test_errors_of_a_method_that_was_not_dropped_stand_in_the_table(specbench, plugin):
+    path = plugin("failing", "raise ValueError('x' * 900)")
+    outcome = specbench("failing", limit=1, max_new_tokens=2, plugins=[path])
+    (line,) = (each for each in table_of(outcome).splitlines() if "outputs failed: " in each)
+    assert line.startswith("failing: 1 of 1 outputs failed: ValueError: xxx")
+    assert len(line) < 300
+
+
+def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, plugin, monkeypatch):
+    path = plugin("failing", "raise ValueError('no such table')")
+    begun = []
+
+    def run_here(run_dir, number, *_, **__):
+        begun.append(number)
+        plan = execute.make_plan(config)
+        execute._run_pass(plan, RunDir.open(run_dir.path), specbench.log(), number, None, False)
+
+    monkeypatch.setattr(execute, "run_apart", run_here)
+    settings = {"limit": 6, "category": ["qa"], "max_new_tokens": 2, "isolation": "none"}
+    config = RunConfig.model_validate(
+        {"methods": [{"name": "vanilla"}, {"name": "failing"}], "plugins": [path], **settings}
+    )
+    outcome = specbench("failing", plugins=[path], repeats=3, **settings)
+    assert begun == [1]
+    assert len(outcome.by_label("vanilla")) == 3
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+@pytest.mark.long
+def test_a_run_ends_where_the_only_methods_process_dies_in_warm_up(specbench, plugin, tmp_path):
+    path = plugin("ending", "os._exit(7)")
+    file = tmp_path / "ending.py"
+    file.write_text(file.read_text().replace('!= "warm-up"', "is not None"))
+    settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
+    outcome = specbench("ending", plugins=[path], isolation="process", **settings)
+    assert len(outcome.by_label("vanilla")) == len(outcome.by_label("ending")) == 1
+    assert "ending: it ended its process (exit code 7)" in table_of(outcome)
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 

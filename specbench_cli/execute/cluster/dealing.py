@@ -90,8 +90,14 @@ class Dealing:
         self._answers = Answers.read(run_dir)
         self._where: dict[str, str] = {}
         self._judged: set[str] = set()
+        self._over: set[str] = set()  # workers that dropped all methods beside vanilla
         repeats = plan.config.repeats
         self._part = f"pass {number} of {repeats}" if repeats > 1 else ""
+
+    @property
+    def over(self) -> bool:
+        """Return True if no worker has a method left beside vanilla."""
+        return bool(self._over) and self._where.keys() <= self._over
 
     def run(self) -> None:
         """Have the pass's missing questions measured, and keep them.
@@ -178,10 +184,14 @@ class Dealing:
         over = Counter[tuple[str, ...]]()
         began = time.monotonic()
         while todo or at:
-            for name in [name for name in self._where if name not in at][: len(todo)]:
+            busy = at.keys() | self._over
+            for name in [name for name in self._where if name not in busy][: len(todo)]:
                 at[name] = todo.popleft()
                 known = self._answers.of(at[name])
                 self._crew.ask(name, "measure", self._number, at[name], known)
+            if not at and self._over:
+                self._view.note("no method beside vanilla is left: the run ends")
+                break
             if not at:
                 raise WorkerLost(
                     f"no worker is left, and {_number_of(todo, 'deal')} of questions not measured",
@@ -224,6 +234,8 @@ class Dealing:
             self._answers.add(record.key, record.output_ids)
             self._view.cell(record)
         dropped = self._run_dir.manifest.get("dropped") or {}
+        if self._plan.is_over(made.dropped):
+            self._over.add(name)
         if not made.dropped.keys() <= dropped.keys():
             self._run_dir.update(dropped={**made.dropped, **dropped})
         if made.judged:

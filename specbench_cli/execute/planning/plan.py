@@ -167,6 +167,17 @@ class Plan:
             config=self.config.model_copy(update={"methods": kept}),
         )
 
+    def is_over(self, given_up: Collection[str]) -> bool:
+        """Return True if no method is left that vanilla could be compared with.
+
+        A plan of vanilla alone is never over.
+
+        Args:
+            given_up: The labels of the methods that are not measured any more.
+        """
+        others = {arm.label for arm in self.arms if arm.name != REFERENCE}
+        return bool(others) and others <= {*given_up}
+
     def budget(self, question: Question) -> int:
         """Most new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)

@@ -8,6 +8,7 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.errors import on_one_line
+from specbench_cli.report.numbers.standing import BASELINE
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
 """What manifests call our own decoder, and what reports call any other."""
@@ -31,6 +32,7 @@ class Facts:
     targets: the names of a matrix's runs, each of a target and draft of its own.
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
+    over: whether the run ended early: no method beside vanilla was left.
     left_out: methods that could not run there, each with the reason.
     limited: whether questions were left out (`--limit`).
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
@@ -61,6 +63,7 @@ class Facts:
     targets: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    over: bool = False
     left_out: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
     limited: bool = False
@@ -97,6 +100,7 @@ class Facts:
             forced=tuple(manifest.get("forced") or ()),
             targets=tuple(manifest.get("targets") or ()),
             dropped=_reasons(manifest, "dropped"),
+            over=_over(manifest),
             left_out=_reasons(manifest, "left_out"),
             mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
@@ -163,6 +167,13 @@ class Facts:
         line = "  ".join(models + work)
         lines = [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
         return lines + [f"forced: differs in {difference}" for difference in self.forced]
+
+
+def _over(manifest: Mapping[str, Any]) -> bool:
+    """Return True if methods were run beside vanilla and all of them were dropped."""
+    rows = manifest.get("rows") or ()
+    others = {row.get("label") for row in rows if row.get("method") != BASELINE}
+    return bool(others) and others <= {*(manifest.get("dropped") or {})}
 
 
 def _tuned(tuning: Mapping[str, Any] | None) -> str:

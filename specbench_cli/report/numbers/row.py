@@ -57,6 +57,7 @@ class Row:
     params: as they took effect. params_from: "paper", "default", "tuned(n)" or "set"; null in runs
         that did not keep it.
     broken_why: what is wrong with a broken row.
+    failed_why: The error of the first output that failed; null where none did.
     baseline: the label of the row that its speedups are over.
     text_compared: whether the ids of an output are those of its text, tokenised here.
     upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
@@ -126,6 +127,7 @@ class Row:
     text_compared: bool = False
     upper_bound: bool = False
     control: bool = False
+    failed_why: str | None = None
     state_scope: str | None = None
     synthetic: str | None = None
     tokens_per_joule: float | None = None
@@ -367,6 +369,7 @@ def make_row(
         mismatch=verdicts["mismatch"],
         unchecked=verdicts["unchecked"],
         failed=verdicts["failed"],
+        failed_why=next((r.error for r in cells if r.error is not None), None),
         reference=verdicts["reference"],
         questions_checked=len(checked | mismatched),
         questions_mismatched=len(mismatched),

@@ -22,6 +22,8 @@ WORK = "target forwards a token, parts of one by the share of its weights that t
 """What the column of that name means."""
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
+LONGEST_ERROR = 200
+"""Characters of an output's error that a table shows."""
 _FEW_LETTERS = 3
 _ROUNDING = 1e-6
 """Of shares in records."""
@@ -398,6 +400,10 @@ def _controls(other: Row, row: Row) -> bool:
     return other.control and other.method == row.method
 
 
+def _cut(error: str) -> str:
+    return error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 1]}…"
+
+
 def warnings(summary: Summary, facts: Facts) -> list[str]:
     """What a reader must know before using a figure, a line each."""
     lines = []
@@ -409,7 +415,15 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    if facts.over:
+        lines.append("ended early: no method beside vanilla was left")
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    dropped = {what.partition(": ")[0] for what in facts.dropped}
+    lines += [
+        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed: {_cut(row.failed_why)}"
+        for row in summary.rows
+        if row.failed_why is not None and row.label not in dropped
+    ]
     lines += [f"left out, could not run here: {what}" for what in facts.left_out]
     lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
     lines += [

@@ -276,6 +276,30 @@ def test_a_worker_that_does_not_start_is_named_with_what_to_do(deal):
     assert "pip install specbench-cli==" in fault.hint
 
 
+def test_dealing_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
+    monkeypatch.setattr(FakeCrew, "near_ties", lambda *_: None)
+
+    def drops(name, names):
+        return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+
+    done = deal(fate=drops)
+    assert done.fault is None
+    assert len(done.crew.dealt) == 2 < len(plan.questions)  # one deal for each worker
+    assert "no method beside vanilla is left: the run ends" in "".join(done.view.notes)
+    assert done.run_dir.manifest["dropped"] == {"pld": "ValueError: no"}
+
+
+def test_a_worker_that_dropped_all_methods_leaves_the_rest_to_the_others(plan, deal):
+    def drops(name, names):
+        if name == "1":
+            return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+        return None
+
+    done = deal(fate=drops)
+    assert [name for name, *_ in done.crew.dealt].count("1") == 1
+    assert len(done.crew.dealt) == len(plan.questions)
+
+
 def test_what_a_worker_refuses_is_told_as_its_own(deal):
     fault = deal(introduced={"1": UsageError("no such task file: own.jsonl", "ls")}).fault
     assert isinstance(fault, UsageError)
