@@ -4,7 +4,7 @@ have limits of size and of silence, and an API key is in no message."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any, TypeVar
@@ -39,6 +39,30 @@ def checked(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+class _Bounded(httpx2.SyncByteStream):
+    """The bytes of a reply, whatever they are of: events, comments, line ends.
+
+    Args:
+        stream: The bytes as they come.
+        fault: Makes the error for a reply of more than `MOST_BYTES`.
+    """
+
+    def __init__(self, stream: httpx2.SyncByteStream, fault: Callable[[str], Exception]) -> None:
+        self._stream, self._fault = stream, fault
+
+    def __iter__(self) -> Iterator[bytes]:
+        read = 0
+        for part in self._stream:
+            read += len(part)
+            if read > MOST_BYTES:
+                raise self._fault(f"sends more than {MOST_BYTES >> 20} MiB")
+            yield part
+
+    def close(self) -> None:
+        """Close the connection's stream."""
+        self._stream.close()
+
+
 class Client:
     """Requests to one server, over connections that are kept.
 
@@ -57,7 +81,10 @@ class Client:
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
-            headers={"Authorization": f"Bearer {secret}"} if secret else {},
+            headers={
+                "Accept-Encoding": "identity",  # bytes are counted as they come
+                **({"Authorization": f"Bearer {secret}"} if secret else {}),
+            },
         )
 
     def read(self, path: str) -> str | None:
@@ -76,8 +103,6 @@ class Client:
             if reply.status_code != 200:
                 raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=LONGEST_EVENT):
-                if reply.num_bytes_downloaded > MOST_BYTES:
-                    raise self.fault(f"sends more than {MOST_BYTES >> 20} MiB")
                 if event.data.strip() != "[DONE]":  # read to the end, the connection can be kept
                     yield self.parsed(event.data, kind)
 
@@ -111,6 +136,10 @@ class Client:
                         f"sends on to {reply.headers.get('location')}: no redirect is followed",
                         f"{self.option('url', 'URL')} with the address itself, if you trust it",
                     )
+                if packed := reply.headers.get("content-encoding"):
+                    raise self.fault(f"sends its answer as {packed}, which was not asked for")
+                assert isinstance(reply.stream, httpx2.SyncByteStream)
+                reply.stream = _Bounded(reply.stream, self.fault)
                 yield reply
         except httpx2.TimeoutException:
             raise self.fault(
@@ -124,12 +153,7 @@ class Client:
             raise self.fault(f"broke off: {str(error) or type(error).__name__}") from None
 
     def _text(self, reply: httpx2.Response) -> str:
-        held = bytearray()
-        for part in reply.iter_bytes():
-            held += part
-            if len(held) > MOST_BYTES:
-                raise self.fault(f"sends more than {MOST_BYTES >> 20} MiB")
-        return held.decode("utf-8", "replace")
+        return reply.read().decode("utf-8", "replace")
 
     def _quoted(self, text: str, most: int = _SHOWN) -> str:
         """Words of the server's, in one line that holds no key and moves no cursor."""

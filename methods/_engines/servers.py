@@ -7,6 +7,7 @@ completions, which every one of them has.
 
 from __future__ import annotations
 
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from pydantic import BaseModel, Field
 from methods._engines.client import Client
 from methods._engines.exchange import Asked, Reply
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+MOST_COUNTED = 2**63
+"""Tokens: fewer than that is any count of a server."""
+Count = Annotated[int, Field(ge=0, lt=MOST_COUNTED)]
 
 
 class Event(BaseModel, ABC):
@@ -194,12 +197,20 @@ class Vllm(OpenAi):
         for line in page.splitlines():
             name, _, rest = line.replace("{", " ", 1).partition(" ")
             if name in self.counters:
-                try:
-                    sums[name] = sums.get(name, 0.0) + float(rest.rpartition("}")[2])
-                except ValueError:
-                    raise client.fault(f"has a counter that is no number: {line}") from None
+                count = _number(rest.rpartition("}")[2])
+                if not 0 <= count < MOST_COUNTED:
+                    raise client.fault(f"has a counter that is no number of tokens: {line}")
+                sums[name] = sums.get(name, 0.0) + count
         drafted, accepted = (sums.get(name) for name in self.counters)
         return None if drafted is None or accepted is None else (int(drafted), int(accepted))
+
+
+def _number(text: str) -> float:
+    """Return the number that a text is; not a number where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 class LlamaCpp(Kind):

@@ -188,6 +188,12 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
             f"not all that was asked for could run here: {', '.join(left_out)} left out",
             "why is said above, and in report.md",
         )
+    environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
+    if environment and not left_out and not any(each.void for each in results):
+        output.error(
+            "no method beside vanilla was measured to the end",
+            "why is said above, and in report.md",
+        )
     order = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
     return max((each.exit_code for each in results), key=order.index)
 

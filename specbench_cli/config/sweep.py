@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from itertools import product
 from math import prod
 from typing import Any
@@ -14,6 +14,8 @@ from specbench_cli.config.document import scalar
 MAX_ROWS = 64
 """Rows of a run that sweeps: more are a mistake, or several runs."""
 
+LARGEST = 1e15
+"""Numbers of a range are below it: above, not every whole number is a float."""
 FORM = "a range a:b:step, both ends included, or values separated by commas"
 
 _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
@@ -64,10 +66,13 @@ def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
     """First, last and step of a range, none so large or so fine that arithmetic rounds."""
     try:
         first, last, step = (Decimal(word) for word in text.split(":"))
-        if step:
+        fits = all(abs(each) < LARGEST for each in (first, last, step))  # raises for NaN
+        if step and fits:
             (last - first) // step
-    except (InvalidOperation, ValueError) as fault:
+    except (ArithmeticError, ValueError) as fault:
         raise ValueError(f"must be {FORM}, got {text!r}") from fault
+    if not fits:
+        raise ValueError(f"must be {FORM}, of numbers below {LARGEST:g}, got {text!r}")
     return first, last, step
 
 

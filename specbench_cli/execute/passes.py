@@ -331,11 +331,13 @@ class Pass:
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
         turn = 1
         # Where vanilla failed, there is no context to go on from.
-        while live := [
-            question
-            for question in questions
-            if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
-        ]:
+        while not self.is_over() and (
+            live := [
+                question
+                for question in questions
+                if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
+            ]
+        ):
             asked = [(each, self._prompt(each, turn, answers[each.prompt_id])) for each in live]
             found = self._visit(asked, arms, number, memory)
             for question, answer in zip(live, found, strict=True):

@@ -38,6 +38,8 @@ PLAIN = {
     "modules_to_save": (None, []),
 }
 """What adapter_config.json may say, where it says anything, of additions that are made here."""
+LARGEST = 1e6
+"""The greatest rank or alpha of an adapter."""
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -122,6 +124,7 @@ def _add(folder: Path, model: Path) -> None:
 
     parts = load_file(folder / WEIGHTS)
     facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    scale = _scale(folder, facts)
     left = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
     for file in sorted(model.glob("*.safetensors")):
         held = _entries(file)
@@ -138,7 +141,7 @@ def _add(folder: Path, model: Path) -> None:
                     f"it is not of the model that {CONFIG} names",
                 )
             matrix = _mapped(file, entry, "r+")
-            added = facts["lora_alpha"] / facts["r"] * (b @ a)
+            added = scale * (b @ a)
             matrix[:] = _rounded(_read(matrix) + added, DTYPES[entry["dtype"]])
             matrix.flush()
     if left:
@@ -146,6 +149,22 @@ def _add(folder: Path, model: Path) -> None:
             f"{folder.name}: additions to {len(left)} matrices that its model has not: {min(left)}",
             f"it is not of the model that {CONFIG} names",
         )
+
+
+def _scale(folder: Path, facts: dict[str, Any]) -> float:
+    """Return what an adapter's additions are multiplied by. Raises UsageError."""
+    alpha: Any = facts.get("lora_alpha")
+    rank: Any = facts.get("r")
+    for name, value in (("lora_alpha", alpha), ("r", rank)):
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not -LARGEST < value < LARGEST or (name == "r" and value < 1):
+            least = "1" if name == "r" else f"-{LARGEST:g}"
+            raise UsageError(
+                f"{folder.name}/{CONFIG} has {name} {value!r}; it must be a number from {least} to"
+                f" {LARGEST:g}",
+                "ask whoever made the adapter for its config",
+            )
+    return float(alpha) / float(rank)
 
 
 def _complete(folder: Path, base: Path, model: Path) -> None:

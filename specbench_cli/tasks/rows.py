@@ -105,7 +105,7 @@ def _counts(row: Mapping[str, Any], card: Card) -> bool:
         value = row.get(name)
         try:
             number = int(value)  # type: ignore[arg-type] # None and others are what is caught
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise RowError(f"{name!r} must be a number, got {_short(value)}") from None
         if not low <= number <= high:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import islice
 
 import pytest
@@ -236,6 +237,40 @@ def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch
     fails(decode, http(double.url), "sends more than")
     double.models = [{"id": "x" * 2000}]
     fails(decode, http(double.url), "sends more than")
+
+
+@pytest.mark.parametrize("line", [": a comment", "", "event: message", "retry: 1", "data:"])
+def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, line):
+    monkeypatch.setattr("methods._engines.client.MOST_BYTES", 1000)
+    double = server("vllm", answer)
+
+    def endless(handler):
+        handler.begin()
+        with suppress(OSError):  # whoever asked has gone
+            for _ in range(5000):
+                handler.chunk(line + "\n")
+
+    double.instead = endless
+    fails(decode, http(double.url), "sends more than")
+
+
+def test_a_packed_answer_is_refused_before_it_is_unpacked(server, decode):
+    double = server("vllm", answer)
+    double.instead = lambda handler: handler.reply(200, "x", **{"Content-Encoding": "gzip"})
+    fails(decode, http(double.url), "sends its answer as gzip, which was not asked for")
+    assert double.headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("count", ["1e400", "inf", "nan", "-1", "1e300", "9" * 400, "many", ""])
+def test_a_counter_that_is_no_number_of_tokens_is_an_error_of_one_line(
+    server, decode, monkeypatch, count
+):
+    double = server("vllm", answer, speculates=True)
+    page = double.get("/metrics").replace(" 0.0", f" {count}")
+    monkeypatch.setattr(
+        double, "get", lambda path, get=double.get: page if path == "/metrics" else get(path)
+    )
+    fails(decode, http(double.url), "has a counter that is no number of tokens")
 
 
 @pytest.mark.parametrize(

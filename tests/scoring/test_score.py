@@ -305,6 +305,10 @@ def test_numbers_too_large_to_write_out_are_no_answer():
         ("2", "\\boxed{", False),
         ("2", "", False),
         ("\\frac{1}{0}", "\\boxed{0}", False),
+        ("1000", "\\boxed{1e3}", True),
+        ("5", "\\boxed{1e999999999}", False),  # which as a whole number fills all memory
+        ("5", "\\boxed{1e-999999999}", False),
+        ("5", f"\\boxed{{1e{'9' * 5000}}}", False),
     ],
 )
 def test_math_compares_the_boxed_answer_in_one_spelling(reference, answer, right):

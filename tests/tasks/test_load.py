@@ -294,10 +294,11 @@ def test_prompt_is_made_of_columns_and_doubled_braces_stay(tmp_path):
         ("template: '{a}'\nscorer: unit_tests\nprogram: '{answer}{b}'", "which program needs"),
         ("template: '{a}'\nonly: {a: [1, 2]}", "'a' must be a number"),
         ("template: '{a}'\nonly: {b: [1, 2]}", "'b' must be a number, got null"),
+        ("template: '{a}'\nonly: {far: [1, 2]}", "'far' must be a number, got Infinity"),
     ],
 )
 def test_row_that_lacks_what_the_yaml_names_is_named(tmp_path, more, message):
-    jsonl(tmp_path / "rows.jsonl", {"a": "x"})
+    jsonl(tmp_path / "rows.jsonl", {"a": "x", "far": float("inf")})
     path = card(tmp_path / "own.yaml", OWN + more)
     with pytest.raises(UsageError) as caught:
         load_task(str(path))

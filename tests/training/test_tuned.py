@@ -124,6 +124,12 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
         ({"use_dora": True}, "has use_dora True; only plain low-rank additions"),
         ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
         ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern"),
+        ({"r": 0}, "has r 0; it must be a number from 1 to 1e.06"),
+        ({"r": float("inf")}, "has r inf; it must be a number"),
+        ({"r": None}, "has r None; it must be a number"),
+        ({"lora_alpha": float("nan")}, "has lora_alpha nan; it must be a number"),
+        ({"lora_alpha": 10**400}, "has lora_alpha 1000"),
+        ({"lora_alpha": "32"}, "has lora_alpha '32'; it must be a number"),
     ],
 )
 def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(

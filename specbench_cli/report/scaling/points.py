@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def _drafts(path: Path) -> Iterator[Point]:
             record = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(record, dict) and "alpha" in record:
                 yield _draft(file.parent.name, record)
-        except (ValueError, TypeError, KeyError) as fault:
+        except (ValueError, TypeError, KeyError, OverflowError) as fault:
             raise UsageError(
                 f"{file} is no record of a draft's training", f"rm -r {file.parent}; train it again"
             ) from fault
@@ -85,7 +86,10 @@ def _draft(name: str, record: Mapping[str, Any]) -> Point:
 
 
 def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    return {name: float(record[name]) for name in names if name in record}
+    found = {name: float(record[name]) for name in names if name in record}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError("a size or a figure is not finite")
+    return found
 
 
 def _rows(path: Path) -> Iterator[Point]:

@@ -8,7 +8,6 @@ counts and wall times; no token ids, so no output of theirs can be given a verdi
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ _CHAT = (
 )
 """The categories that they pool as `mt_bench`."""
 _FAILED = "ERROR"
+_MOST = 2**63
+"""Nanoseconds and tokens of a record are below it."""
 """The text they write for a turn that failed; its counts are those of the turn before."""
 
 
@@ -103,7 +104,7 @@ def read_answers(path: Path) -> AnswerFile:
         try:
             data = json.loads(line)
             answer = _answer(data)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
             why = f"it has no {error}" if isinstance(error, LookupError) else str(error)
             raise UsageError(
                 f"{path}, line {number} is no answer of Spec-Bench: {why}",
@@ -163,10 +164,10 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     texts = tuple(str(text) for text in choice["turns"])
     if not 0 < len(texts) == len(tokens) == len(times):
         raise ValueError("turns, new_tokens and wall_time are not equally long")
-    if not all(0 < seconds < math.inf for seconds in times):
-        raise ValueError("a wall_time is not positive, or not finite")
-    if min(tokens) < 0:
-        raise ValueError("a number of new_tokens is negative")
+    if not all(0 < seconds * 1e9 < _MOST for seconds in times):  # else no record holds it
+        raise ValueError("a wall_time is not positive, not finite, or above 292 years")
+    if not all(0 <= count < _MOST for count in tokens):
+        raise ValueError("a number of new_tokens is negative, or above 2**63")
     category = on_one_line(str(data.get("category") or ""))
     question = data["question_id"]
     steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")

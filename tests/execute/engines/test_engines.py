@@ -88,6 +88,31 @@ def test_a_server_that_dies_fails_its_row_alone_and_the_rest_goes_on(specbench, 
     assert outcome.exit_code == ExitCode.OK
 
 
+def test_a_run_of_a_dead_server_alone_ends_and_is_a_fault_of_the_environment(
+    specbench, server, answer
+):
+    double = server("llama.cpp", answer)
+    double.__exit__()
+    outcome = specbench(row(double), limit=6)
+    (own,) = outcome.by_label("engine:http")
+    assert "cannot be reached" in own.error and len(outcome.prompts) == 1
+    assert outcome.manifest["dropped"].keys() == {"engine:http"}
+    assert outcome.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_a_server_that_dies_in_a_run_of_its_own_ends_it(specbench, server, answer):
+    double, told = server("llama.cpp", answer), []
+
+    def dying(events):
+        told.append(None)
+        yield from events if len(told) < 3 else ["no answer"]
+
+    double.streams = dying
+    outcome = specbench(row(double), limit=6)
+    assert [r.error is None for r in outcome.by_label("engine:http")] == [True, *[False] * 3]
+    assert outcome.exit_code == ExitCode.ENVIRONMENT
+
+
 def test_a_row_without_a_server_is_refused_before_anything_is_loaded(specbench):
     with pytest.raises(UsageError, match="asks a server, and none is named") as caught:
         specbench("engine:http")

@@ -163,9 +163,11 @@ def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
     assert code == ExitCode.USAGE and "holds neither a run nor drafts" in " ".join(err.split())
     code, _, err = call(made(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
     assert code == ExitCode.USAGE and "differ in one size alone" in " ".join(err.split())
-    (tmp_path / "one" / "2-layers-100k-seed-0" / RECORD).write_text('{"alpha": "high"}')
-    code, _, err = call(tmp_path / "one")
-    assert code == ExitCode.USAGE and "no record of a draft's training" in " ".join(err.split())
+    for alpha in ('"high"', "1e400", "1" + "0" * 400, "NaN"):
+        record = tmp_path / "one" / "2-layers-100k-seed-0" / RECORD
+        record.write_text(f'{{"alpha": {alpha}}}')
+        code, _, err = call(tmp_path / "one")
+        assert code == ExitCode.USAGE and "no record of a draft's training" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("word", ["0.3M", "500k", "1.5B", "3e5", " 12 "])
