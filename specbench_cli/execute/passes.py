@@ -583,6 +583,7 @@ class Pass:
         self._write()  # while nobody measures
         if not self._turns.pass_on() and not self._alone:
             self._alone = True
+            self._run_dir.update(alone=True)  # the passes that follow do not wait again
             self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:

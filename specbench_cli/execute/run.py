@@ -205,6 +205,8 @@ def run(
     alone = only_pass is None and plan.config.repeats == 1 and not plan.parallel
     dealt = plan.config.executor != "local"
     try:
+        if only_pass is None and run_dir.manifest.get("alone"):
+            run_dir.update(alone=False)  # resumed: a partner may come this time
         if untuned and (alone or only_pass == _TUNING):
             plan = _tune(run_dir, view, in_turn, force)
         if only_pass != _TUNING:
@@ -365,7 +367,10 @@ def _run_pass(
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
-    turns = None if in_turn is None else own_turns(in_turn.resolve())  # until this process ends
+    turns = None
+    if in_turn is not None:
+        turns = own_turns(in_turn.resolve())  # until this process ends
+        turns.patient &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # which has candidates, not rows
     with closing(Bench(plan, lenient=lenient)) as bench:
         plan = _able(plan, bench.unfit, run_dir, view)

@@ -32,6 +32,10 @@ class Turns:
         name: what tells it from the others; its process.
         alive: whether the process of a name is there.
 
+    Attributes:
+        patient: Whether the next `pass_on` waits for a first partner. It waits once: a partner that
+            comes later is met without a wait.
+
     Raises:
         UsageError: the file cannot be written, or the system has no such locks.
     """
@@ -50,15 +54,16 @@ class Turns:
                 f"--in-turn {path}: {error.strerror}", hint="name a file that can be written"
             ) from error
         others = self._others()
-        self._met = bool(others)
+        self._met, self.patient = bool(others), True
         self._write(last=self._read().get("last") if others else None, others=others)
 
     def pass_on(self) -> bool:
         """Let another one work until it passes on; returns whether there was one.
 
-        Waits for a first partner for `PATIENCE_S`; for one that was met, as long as it lives.
+        Waits for a first partner for `PATIENCE_S`, once; for one that was met, as long as it lives.
         """
-        end = time.monotonic() + (0.0 if self._met else PATIENCE_S)
+        end = time.monotonic() + (PATIENCE_S if self.patient and not self._met else 0.0)
+        self.patient = False
         self._write(last=self._name, others=self._others())
         while True:
             _unlock(self._file)
@@ -88,7 +93,7 @@ class Turns:
             held: Any = json.loads(text) if text else {}
         except ValueError:
             held = None
-        if not isinstance(held, dict) or (text and held.keys() != {"last", "there"}):
+        if text and not _is_ours(held):
             self.close()
             raise UsageError(
                 f"--in-turn {self._file.name} is a file of something else",
@@ -101,6 +106,15 @@ class Turns:
         self._file.truncate()
         json.dump({"last": last, "there": [*others, self._name]}, self._file)
         self._file.flush()
+
+
+def _is_ours(held: Any) -> bool:
+    """Return True if a file's content is what `Turns` writes."""
+    if not isinstance(held, dict) or held.keys() != {"last", "there"}:
+        return False
+    last, there = held["last"], held["there"]
+    names = [*there, *([] if last is None else [last])] if isinstance(there, list) else [None]
+    return all(isinstance(name, str) for name in names)
 
 
 @cache
@@ -119,7 +133,7 @@ def _exists(name: str) -> bool:
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # the last two: no process's number
         return False
     except psutil.Error:
         return True

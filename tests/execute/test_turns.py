@@ -3,15 +3,19 @@
 import json
 import subprocess
 import sys
+import time
 from contextlib import closing
 from threading import Thread
 
 import psutil
 import pytest
 
+from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
+from specbench_cli.execute import run as execute
 from specbench_cli.execute import turns
 from specbench_cli.execute.turns import Turns
+from specbench_cli.store.run_dir import RunDir
 
 WORKER = """
 import sys
@@ -93,6 +97,84 @@ def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatc
 def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
     monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
     with closing(Turns(file, "a")) as own:
+        assert not own.pass_on()
+
+
+def test_a_run_that_went_on_alone_never_waits_again(file, monkeypatch):
+    looks, clock = [], iter(range(10**6))
+    monkeypatch.setattr(turns.time, "sleep", looks.append)
+    monkeypatch.setattr(turns.time, "monotonic", lambda: next(clock))
+    with closing(Turns(file, "a")) as own:
+        assert not own.pass_on()
+        assert len(looks) == turns.PATIENCE_S  # a second passes at each look
+        for _ in range(5):
+            assert not own.pass_on()
+        assert len(looks) == turns.PATIENCE_S + 5
+
+
+def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    log, alive = [], {"a"}
+    with closing(Turns(file, "a", alive=lambda name: name in alive)) as own:
+        assert not own.pass_on()
+        alive.add("b")
+        partner = at_work(file, "b", 1, log, alive)
+        end = time.monotonic() + 10
+        while not own.pass_on():
+            assert time.monotonic() < end
+    alive.discard("a")
+    partner.join(10)
+    assert [name for name, _ in log] == ["b"]
+
+
+@pytest.mark.usefixtures("small_pair")
+def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypatch):
+    waited, opened = [], []
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+
+    def anew(path):  # as in a process of its own, which ends
+        for each in opened:
+            each.close()
+        opened.append(Turns(path))
+        return opened[-1]
+
+    monkeypatch.setattr(execute, "own_turns", anew)
+
+    def pass_on(own):
+        waited.append(own.patient)
+        own.patient = False
+        return False
+
+    monkeypatch.setattr(turns.Turns, "pass_on", pass_on)
+
+    def run_here(run_dir, number, *_, **__):
+        execute._run_pass(plan, RunDir.open(run_dir.path), log, number, file, False)
+
+    monkeypatch.setattr(execute, "run_apart", run_here)
+    config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
+    log = specbench.log()
+    checked = RunConfig.model_validate({**config, "allow_noise": True})
+    plan, run_dir = execute.start(checked, {}, specbench.path(1), log)
+    execute.run(plan, run_dir, log, in_turn=file)
+    opened[-1].close()
+    assert len(opened) == 3
+    assert waited[0] and len(waited) >= 3 and not any(waited[1:])
+
+
+@pytest.mark.parametrize("there", ["[1e400]", '"abc"', "null", "[null]", '{"a": 1}', "7"])
+def test_file_whose_names_are_no_names_is_left_alone(file, there):
+    file.parent.mkdir()
+    file.write_text(f'{{"last": null, "there": {there}}}')
+    with pytest.raises(UsageError, match="of something else"):
+        Turns(file)
+
+
+@pytest.mark.parametrize("name", ["", "a", f"{10**30} 5", "1e400 5", "-1 5", "nan"])
+def test_a_name_of_no_process_takes_no_part(file, monkeypatch, name):
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    file.parent.mkdir()
+    file.write_text(json.dumps({"last": None, "there": [name]}))
+    with closing(Turns(file)) as own:
         assert not own.pass_on()
 
 
