@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
@@ -13,6 +12,7 @@ from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.stats.neartie import at_least_one
 from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import Record
 from specbench_cli.tasks import Question
 
 Outputs = Mapping[tuple[str, int, int], Sequence[int]]
@@ -39,16 +39,21 @@ def pictured(questions: Sequence[Question]) -> frozenset[str]:
     return frozenset(first.values())
 
 
+def has_near_tie(records: Iterable[Record]) -> bool:
+    """Return True if an output is a near-tie, so that vanilla's ties have something to explain."""
+    return any(r.verdict is not None and r.verdict.kind == "near-tie" for r in records)
+
+
 def near_ties(
     judge: Judge,
     prompts: Mapping[tuple[str, int], Prompt],
     vanilla: Outputs,
     request: Callable[[str, int, Sequence[int], StopRule], Request],
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Where vanilla's outputs have ties within the tolerance, and so near-ties may be expected.
 
-    It takes transformers' module, the tolerance and a forward an output. A short run in which
-    nothing differed is spared that.
+    It takes a forward of transformers' module an output; the verdict of a near-tie, which asks for
+    this, has measured the tolerance.
 
     Args:
         judge: of the run.
@@ -58,14 +63,11 @@ def near_ties(
     Returns:
         For the manifest: how many `outputs` and `positions` were looked at, how many positions are
         `ties`, how many outputs are `expected` at most to differ by rounding, and by output
-        (prompt, turn) the `chances` above 0. None for a run that was spared.
+        (prompt, turn) the `chances` above 0.
     """
     first: dict[tuple[str, int], Sequence[int]] = {}
     for (prompt_id, turn, _), ids in sorted(vanilla.items()):
         first.setdefault((prompt_id, turn), ids)
-    positions = sum(map(len, first.values()))
-    if not judge.used and positions < POSITIONS:
-        return None
     ties, chances = 0, []
     for key, ids in first.items():
         # Chances depend on neither stop strings nor budget.
@@ -76,7 +78,7 @@ def near_ties(
             chances.append([*key, at_least_one(at)])
     return {
         "outputs": len(first),
-        "positions": positions,
+        "positions": sum(map(len, first.values())),
         "ties": ties,
         "expected": sum(chance for *_, chance in chances),
         "chances": chances,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, NamedTuple
 
-from specbench_cli.audit.tolerance import POSITIONS
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
@@ -29,10 +28,10 @@ from specbench_cli.execute.cell import (
     warm_up,
 )
 from specbench_cli.execute.costs import Between
-from specbench_cli.execute.evidence import near_ties, pictured, texts
+from specbench_cli.execute.evidence import has_near_tie, near_ties, pictured, texts
 from specbench_cli.execute.isolation.guests import Guests, Remote
 from specbench_cli.execute.judging import REPLAY, Group, Judging
-from specbench_cli.execute.planning.pace import LOADING, Check, Pace, Work, process_seconds
+from specbench_cli.execute.planning.pace import LOADING, Pace, Work, process_seconds
 from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan, wave
 from specbench_cli.execute.turns import Turns
 from specbench_cli.execute.view import Progress, RunView
@@ -210,13 +209,11 @@ class Pass:
             later = starts * len(own) + len(own) - 1 - own.index(number)
             self._last = later <= 0
             loads = self._compares and "transformers.modeling_utils" not in sys.modules
-            check = self._run_dir.manifest.get("near_ties") is None and self._compares
             self._pace = Pace(
                 self._work(visits, number, later, back),
                 later=starts,
                 start=process_seconds(),
                 judging=LOADING * process_seconds() if loads else 0.0,
-                check=Check(REFERENCE, POSITIONS) if check else None,
             )
             self._prompts, self._measured = len(every), len(every) - len(visits)
             begun, limit = monotonic(), self._plan.config.stop_after
@@ -345,9 +342,18 @@ class Pass:
                     answers[question.prompt_id].append(answer)
             turn += 1
 
-    def near_ties(self) -> dict[str, Any] | None:
-        """See `evidence.near_ties`; None where outputs are not compared token by token."""
-        if not self._compares:
+    def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
+        """See `evidence.near_ties`.
+
+        Args:
+            needed: Whether an output of the run is a near-tie; None: the records of the run say.
+
+        Returns:
+            None where nothing has to be explained, or outputs are not compared token by token.
+        """
+        if needed is None:
+            needed = self._compares and has_near_tie(self._run_dir.records())
+        if not needed:
             return None
         self._view.stage("looking for near-ties")
         return near_ties(
@@ -437,14 +443,11 @@ class Pass:
             if not cells:
                 continue
             cell = self._measurable(arm, cells)
-            with self._pace.spent(arm.label, sum(map(self._plan.budget, own))) as row:
+            with self._pace.spent(arm.label, sum(map(self._plan.budget, own))):
                 if any(kept):
                     self._windows.run(cell)
                 else:
                     cell.measure()
-                found = [each.measured for each in cells if each.measured]
-                row.tokens += sum(len(each.output) for each in found)
-                row.decoding += sum(each.ns.decode or 0 for each in found) / 1e9
             if not self._windows.open and monotonic() - self._told > TELL_EVERY_S:
                 self._tell()
             self._count_failures(arm, cells)

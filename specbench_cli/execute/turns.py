@@ -90,9 +90,9 @@ class Turns:
         self._file.seek(0)
         try:
             text = self._file.read()
-            held: Any = json.loads(text) if text else {}
+            held: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
-            held = None
+            held = {}
         if text and not _is_ours(held):
             self.close()
             raise UsageError(

@@ -7,10 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from specbench_cli.audit import verdict
+from specbench_cli.audit.oracle import Oracle
+from specbench_cli.audit.tolerance import POSITIONS, Tolerance
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.execute import evidence
+from specbench_cli.execute import evidence, passes
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import Verdict
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -29,9 +33,6 @@ class Silent(Method):
 class Judge:
     """Says that every position of an output that holds a 7 is a tie."""
 
-    def __init__(self, used):
-        self.used = used
-
     def chances(self, request, ids):
         assert request.stop == StopRule(frozenset(), len(ids))
         return [0.5 if token == 7 else 0.0 for token in ids]
@@ -45,7 +46,7 @@ def near_ties(judge, *names, of):
 
 def test_chances_are_kept_of_outputs_that_have_ties():
     vanilla = {("a", 1, 2): [7] * 9, ("a", 1, 1): [7, 7, 3], ("b", 1, 1): [3, 3]}
-    assert near_ties(Judge(used=True), "a", "b", of=vanilla) == {
+    assert near_ties(Judge(), "a", "b", of=vanilla) == {
         "outputs": 2,
         "positions": 5,
         "ties": 2,
@@ -54,11 +55,60 @@ def test_chances_are_kept_of_outputs_that_have_ties():
     }
 
 
-def test_a_short_run_in_which_nothing_differed_is_spared():
-    vanilla = {("a", 1, 1): [7] * 9}
-    assert near_ties(Judge(used=False), "a", of=vanilla) is None
-    long = {("a", 1, 1): [3] * 512}
-    assert near_ties(Judge(used=False), "a", of=long)["positions"] == 512
+def forwards_of_transformers(monkeypatch):
+    """Count the forwards of transformers' module: those of each way to read a text."""
+    counted = {"logits": 0, "one_by_one": 0}
+
+    def counting(name):
+        right = getattr(Oracle, name)
+
+        def read(self, *given, **named):
+            counted[name] += 1
+            return right(self, *given, **named)
+
+        monkeypatch.setattr(Oracle, name, read)
+
+    for name in counted:
+        counting(name)
+    return counted
+
+
+def test_a_long_run_in_which_nothing_differed_is_not_searched_for_near_ties(specbench, monkeypatch):
+    counted = forwards_of_transformers(monkeypatch)
+    outcome = specbench("pld", limit=20, max_new_tokens=64)
+    assert sum(r.n_tokens for r in outcome.by_label("vanilla")) > POSITIONS
+    assert outcome.manifest["near_ties"] is None and outcome.manifest["tolerance"] is None
+    sampled = [r for r in outcome.by_label("vanilla") if r.verdict.gap is not None]
+    assert counted == {"logits": len(sampled), "one_by_one": 0}  # vanilla's own verdicts
+    assert "looking for near-ties" not in outcome.log.said
+
+
+def tie_all(monkeypatch):
+    """Have every output of a method judged a near-tie."""
+    right = verdict.Judge.verdict
+
+    def tied(judge, request, reference, ids, *more):
+        assert right(judge, request, reference, ids, *more).kind == "identical"
+        return Verdict("near-tie", 0, 0.0, ids[0] - 1)
+
+    monkeypatch.setattr(verdict.Judge, "verdict", tied)
+
+
+def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(specbench, monkeypatch):
+    tie_all(monkeypatch)
+    monkeypatch.setattr(verdict, "measure_tolerance", lambda *_: Tolerance(1e-5, 5e-6, 1e-3, 8))
+    outcome = specbench("pld", limit=1, category=["qa"], max_new_tokens=8)
+    assert outcome.manifest["near_ties"]["outputs"] == 1
+    assert "looking for near-ties" in outcome.log.said
+    log = specbench.log(interrupt_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        specbench("pld", limit=3, category=["qa"], max_new_tokens=8, log=log)
+    monkeypatch.undo()
+    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 0)
+    resumed = specbench(resume=specbench.path(2))
+    kinds = {record.verdict.kind for record in resumed.by_label("pld")}
+    assert kinds == {"near-tie", "identical"}  # the process that ended had the near-ties
+    assert resumed.manifest["near_ties"]["outputs"] == 3
 
 
 def test_sampled_outputs_have_their_likelihood(specbench):

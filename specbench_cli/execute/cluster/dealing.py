@@ -17,6 +17,7 @@ from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.cluster.worker import Concluded, Introduced, Loaded, Made, words
+from specbench_cli.execute.evidence import has_near_tie
 from specbench_cli.execute.manifest import is_placed
 from specbench_cli.execute.passes import Answers
 from specbench_cli.execute.planning.plan import Plan, wave
@@ -250,9 +251,9 @@ class Dealing:
         tolerances = [own.tolerance for own in found if own.tolerance]
         largest = max((own.memory for own in found), key=lambda m: m["state_bytes"], default=None)
         near = manifest.get("near_ties")
-        if near is None:
+        if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
-            # Whoever needed the judge knows that outputs have to be looked at.
+            # Whoever needed the judge has measured the tolerance.
             for name in sorted(self._where, key=lambda name: name not in self._judged):
                 told = self._all("near_ties", self._answers, of=[name])
                 if name in told:

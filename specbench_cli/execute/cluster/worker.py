@@ -160,7 +160,7 @@ class Worker:
             known: what the run holds of all questions.
         """
         self._answers.learn(known)
-        return self._pass.near_ties()
+        return self._pass.near_ties(needed=True)
 
     def close(self) -> None:
         """End what it began."""

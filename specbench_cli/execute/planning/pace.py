@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import psutil
 
@@ -20,12 +19,6 @@ LOADING = 0.6
 """What judging first takes, which loads transformers, to the start of a process, which loads torch
 and the models: 0.5 to 0.7 in runs of the embedded pair."""
 
-TRANSFORMERS = 5.5
-"""What the check after the last prompt takes to as many of vanilla's own forwards over one token:
-5.5 with SmolLM2-135M, 5.9 and 6.7 with embedded-7m, 4.0 with embedded-1m, on two cores. Three
-quarters of it and more are transformers' forwards, each over one token. Where a forward is the
-weights' way through memory and nothing else it is less, and the check is over sooner than said."""
-
 
 @dataclass(slots=True)
 class Work:
@@ -33,16 +26,13 @@ class Work:
     may be made).
 
     due, done: units, of the pass. later: units of the passes after it. spent: seconds on `done`.
-    faded_done, faded_spent: the same, the last ones most. tokens, decoding: that were made, and the
-    seconds of their outputs' own decoding, without prompts, waits and windows.
+    faded_done, faded_spent: the same, the last ones most.
     """
 
     due: float
     later: float = 0.0
     done: float = 0.0
     spent: float = 0.0
-    tokens: int = 0
-    decoding: float = 0.0
     faded_done: float = 0.0
     faded_spent: float = 0.0
 
@@ -83,14 +73,6 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
     return rest * max(1.0, elapsed / spent)
 
 
-class Check(NamedTuple):
-    """What follows the last prompt: transformers reads `tokens` one by one, if row `label` made as
-    many. How long it takes is told by that row's forwards over one token."""
-
-    label: str
-    tokens: int
-
-
 class Pace:
     """Watches a pass: which row took how long for what.
 
@@ -99,7 +81,6 @@ class Pace:
         later: passes to come, each in a process of its own.
         start: seconds of what they do before their first prompt.
         judging: seconds that the first judging is thought to take, which loads for the others.
-        check: what comes after them; None for nothing.
         clock: gives seconds.
     """
 
@@ -110,25 +91,21 @@ class Pace:
         later: int = 0,
         start: float = 0.0,
         judging: float = 0.0,
-        check: Check | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rows = rows
         self._later, self._start, self._judging = later, start, judging
-        self._check = check
         self._clock = clock
         self._begun = clock()
         self._aside = 0.0
         self._times = 0
 
     @contextmanager
-    def spent(self, label: str, units: float) -> Iterator[Work]:
-        """Count what is done inside to a row, which is to be told of its tokens
-        and their decoding, and its seconds."""
+    def spent(self, label: str, units: float) -> Iterator[None]:
+        """Count what is done inside to a row, and its seconds."""
         begun = self._clock()
-        row = self._rows[label]
-        yield row
-        row.add(units, self._clock() - begun)
+        yield
+        self._rows[label].add(units, self._clock() - begun)
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -155,16 +132,7 @@ class Pace:
         if rest is None:
             return None
         first, due = (self._aside, 0.0) if self._times else (self._judging, self._judging)
-        return rest + self._later * (self._start + first) + due + self._checking()
-
-    def _checking(self) -> float:
-        if self._check is None:
-            return 0.0
-        label, tokens = self._check
-        row = self._rows[label]
-        if not row.done or row.tokens * row.due / row.done < tokens:
-            return 0.0
-        return TRANSFORMERS * tokens * row.decoding / row.tokens
+        return rest + self._later * (self._start + first) + due
 
 
 def report_seconds(start_s: float, rows: int, cells: int) -> float:

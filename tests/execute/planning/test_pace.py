@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from specbench_cli.execute import passes
 from specbench_cli.execute.cell import Cell
 from specbench_cli.execute.planning.pace import (
-    TRANSFORMERS,
-    Check,
     Pace,
     Work,
     process_seconds,
@@ -53,20 +51,12 @@ def test_time_outside_cells_goes_on_as_it_came():
     assert seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
 
 
-def test_later_passes_count_with_their_starts_and_the_check_after_the_last_prompt():
+def test_later_passes_count_with_their_starts():
     clock = Clock()
-    pace = Pace(
-        {"vanilla": Work(due=2, later=4)},
-        later=2,
-        start=7,
-        check=Check("vanilla", 60),
-        clock=clock,
-    )
-    with pace.spent("vanilla", 1) as row:
+    pace = Pace({"vanilla": Work(due=2, later=4)}, later=2, start=7, clock=clock)
+    with pace.spent("vanilla", 1):
         clock.now += 3
-        row.tokens += 30
-        row.decoding += 2
-    assert pace.left() == (1 + 4) * 3 + 14 + TRANSFORMERS * 60 * 2 / 30
+    assert pace.left() == (1 + 4) * 3 + 14
 
 
 def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_was():
@@ -78,15 +68,6 @@ def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_w
     with pace.judging():
         clock.now += 5
     assert pace.left() == (3 + 4) * 2 + (7 + 5)
-
-
-def test_a_check_that_so_few_tokens_are_spared_takes_no_time():
-    clock = Clock()
-    pace = Pace({"vanilla": Work(due=2)}, check=Check("vanilla", 61), clock=clock)
-    with pace.spent("vanilla", 1) as row:
-        clock.now += 3
-        row.tokens += 30
-    assert pace.left() == 3
 
 
 def test_a_dropped_row_has_nothing_left():
@@ -139,9 +120,9 @@ def test_time_left_follows_a_machine_that_becomes_quiet_or_busy(first, then):
 def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log):
     view = log()
     specbench("sps", limit=3, max_new_tokens=4, repeats=1, log=view)
-    loading, warming_up, *prompts, back, ties = view.said
+    loading, warming_up, *prompts, back = view.said
     assert (loading, warming_up) == ("loading embedded-7m, embedded-1m", "warming up 2 rows")
-    assert (back, ties) == ("decoding the first prompt once more", "looking for near-ties")
+    assert back == "decoding the first prompt once more"
     assert [(told.part, told.prompt, told.prompts) for told in prompts] == [
         ("", 1, 3), ("", 2, 3), ("", 3, 3)
     ]  # fmt: skip
