@@ -80,6 +80,13 @@ class UsageError(SpecbenchError):
     exit_code = ExitCode.USAGE
 
 
+class PromptError(UsageError):
+    """A question that cannot be put to the model: no token, too many, or a template that fails.
+
+    Before anything is measured it ends the run (exit 2). In a later turn it fails that turn alone.
+    """
+
+
 class EnvironmentFault(SpecbenchError):
     """Something this machine lacks: weights, data, an extra, a device, quiet (exit 3)."""
 
@@ -100,6 +107,24 @@ class MethodFault(SpecbenchError):
     """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
 
     exit_code = ExitCode.BAD_ANSWER
+
+
+_REASON = 300
+"""Characters of a library's own error that a message repeats."""
+
+
+def is_foreign(fault: BaseException) -> bool:
+    """Return True if a library raised this, not the user or the system.
+
+    Panics of Rust libraries are subclasses of BaseException that no module exports.
+    """
+    return isinstance(fault, Exception) or type(fault).__name__ == "PanicException"
+
+
+def reason_of(fault: object) -> str:
+    """Return the text of a library's error, or of a wrong value, in one line of bounded length."""
+    text = " ".join(str(fault)[: 4 * _REASON].split()) or type(fault).__name__
+    return text if len(text) <= _REASON else f"{text[:_REASON]}..."
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

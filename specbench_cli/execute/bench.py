@@ -9,11 +9,11 @@ from functools import cache, partial
 from json import JSONDecodeError
 from pathlib import Path
 from struct import error as StructError
+from time import monotonic
 from typing import Any, TypeVar
 
 import psutil
 import torch
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
@@ -34,7 +34,7 @@ from specbench_cli.engine.session import Request
 from specbench_cli.engine.simulation import impose
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
+from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
 from specbench_cli.execute.planning.placement import check_threads, choose_device, placement
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.measure.hardware.energy import Energy
@@ -44,6 +44,12 @@ from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
 _Read = TypeVar("_Read")
+
+CHECK_S = 10.0
+"""Seconds after which checking the first turns ends with the first question that fails."""
+NAMED = 5
+"""Questions that an error names beside the first."""
+_LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
 
 
 class Bench:
@@ -119,7 +125,9 @@ class Bench:
             )
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
-        self.module = cache(lambda role: module_of(decoders[role]))
+        self.module = cache(
+            lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
+        )
         self._heads: dict[Trained, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
         self.workspace.synthetic = plan.synthetic
@@ -215,16 +223,33 @@ class Bench:
         return made
 
     def prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
-        """The ids of a prompt: the question's turns so far, with the answers given in between."""
+        """The ids of a prompt: the question's turns so far, with the answers given in between.
+
+        Raises:
+            PromptError: the question cannot be put to the target; names it.
+        """
+        label, turn = self._plan.target.label, len(answers) + 1
+        name = question.prompt_id if turn == 1 else f"{question.prompt_id}, turn {turn}"
         texts = [answer_text(self.tokenizer, ids) for ids in answers]
         messages = conversation(question.turns, texts, question.before)
         try:
-            return render(self.tokenizer, messages, raw=self._plan.config.raw)
-        except TemplateError as error:
-            raise UsageError(
-                f"the chat template of {self._plan.target.label} refuses the conversation: {error}",
-                hint="--raw, which uses no template",
-            ) from error
+            ids = render(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
+        except PromptError as fault:
+            raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault
+        if not ids:
+            raise PromptError(
+                f"prompt {name} has no token: the tokenizer of {label} leaves nothing of its text",
+                hint=_LEAVE_OUT,
+            )
+        width = self.facts["target"].vocab_size
+        if (largest := max(ids)) >= width:
+            raise PromptError(
+                f"prompt {name} has the token {largest}, and {label} has {width} tokens, 0 to"
+                f" {width - 1}: its tokenizer does not fit its weights",
+                hint="compare added_tokens in its tokenizer.json with vocab_size in its"
+                f" config.json, or {_LEAVE_OUT}",
+            )
+        return ids
 
     def stop(self, budget: int) -> StopRule:
         """The one stop rule with a budget."""
@@ -237,19 +262,35 @@ class Bench:
         return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def check_first_turns(self) -> None:
-        """Raise UsageError if a question's first prompt is too long: before anything was measured.
+        """Raise PromptError if a question's first turn cannot be asked: before anything was
+        measured.
 
-        Later turns hold answers, so their lengths are known only then.
+        Later turns hold answers, so what is wrong with them is known only then: see
+        `Pass._prompt`.
         """
+        faults: dict[str, PromptError] = {}
+        began = monotonic()
         for question in self._plan.questions:
-            ids = self.prompt(question)
-            self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+            try:
+                ids = self.prompt(question)
+                self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+            except PromptError as fault:
+                faults[question.prompt_id] = fault
+                if monotonic() - began > CHECK_S:  # a template that is slow on every question
+                    break
+        if faults:
+            first, *others = faults
+            more = ""
+            if others:
+                named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
+                more = f" (and {len(others)} more cannot be asked: {named})"
+            raise PromptError(faults[first].message + more, faults[first].hint)
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
-        """Raise UsageError if a prompt and its budget are longer than the models' context."""
+        """Raise PromptError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
             models = " and ".join(each.label for each in self._plan.checkpoints.values())
-            raise UsageError(
+            raise PromptError(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is more than the"
                 f" {self.context} positions of {models}",
                 hint="lower --max-new-tokens, leave the question out (--category, --limit, or a"
@@ -355,15 +396,12 @@ def recorded(model: Any) -> None:
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
-    """transformers' tokenizer; without a chat template of its own it gets the customary one."""
-    try:
-        tokenizer = read_tokenizer(checkpoint.path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        says = str(error).strip().partition("\n")[0]
-        raise EnvironmentFault(
-            f"the tokenizer of {checkpoint.label} does not load: {says}",
-            hint="put the model's tokenizer files beside its weights",
-        ) from error
+    """transformers' tokenizer; without a chat template of its own it gets the customary one.
+
+    Raises:
+        EnvironmentFault: its files are missing or damaged.
+    """
+    tokenizer = read_tokenizer(checkpoint.path, checkpoint.label)
     if checkpoint.template and not tokenizer.chat_template:
         tokenizer.chat_template = checkpoint.template
     tokenizer.model_max_length = sys.maxsize  # what is too long, `check_fits` says

@@ -2,6 +2,9 @@
 
 A tokenizer is anything with `encode` and `decode` as transformers has them; with `chat_template`
 and `apply_chat_template` besides, its own template is used.
+
+Chat templates and tokenizers come with checkpoints, so both are untrusted input: whatever they
+raise becomes a `PromptError`, and a template has a limit on time, memory and output.
 """
 
 from __future__ import annotations
@@ -9,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specbench_cli.errors import PromptError, is_foreign, reason_of
+from specbench_cli.tasks.limits import OutOfTime, limited
 from specbench_cli.tasks.schema import Message
+
+TEMPLATE_S = 10.0
+"""Seconds of processor time that a chat template may take for one prompt."""
+TEMPLATE_BYTES = 1 << 30
+"""Memory that a chat template may allocate for one prompt."""
+TEMPLATE_CHARACTERS = 1_000_000
+"""Characters that a chat template may add to the messages of one prompt."""
+
+_RAW = "--raw, which uses no template"
 
 
 def conversation(
@@ -29,7 +43,9 @@ def conversation(
     return [*messages, ("user", turns[len(answers)])]
 
 
-def render(tokenizer: Any, messages: Sequence[Message], raw: bool) -> list[int]:
+def render(
+    tokenizer: Any, messages: Sequence[Message], raw: bool, label: str = "this model"
+) -> list[int]:
     """Token ids of a prompt.
 
     With the tokenizer's chat template, up to where the assistant starts to speak. Without one, or
@@ -37,17 +53,65 @@ def render(tokenizer: Any, messages: Sequence[Message], raw: bool) -> list[int]:
 
     A template writes its special tokens itself, so none are added to its text; to plain text they
     are added, but a beginning-of-sequence token never twice.
+
+    Args:
+        label: the model's name in messages.
+
+    Raises:
+        PromptError: the template or the tokenizer fails on the messages, or exceeds its limits.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    ids = list(tokenizer.encode("\n\n".join(content for _, content in messages)))
+        text = templated(tokenizer, messages, label)
+        return _encoded(tokenizer, text, label, add_special_tokens=False)
+    ids = _encoded(tokenizer, "\n\n".join(content for _, content in messages), label)
     bos = getattr(tokenizer, "bos_token_id", None)
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+
+def templated(tokenizer: Any, messages: Sequence[Message], label: str) -> str:
+    """Return the text that the tokenizer's chat template makes of messages.
+
+    Raises:
+        PromptError: the template fails, or exceeds its limits.
+    """
+    chat = [{"role": role, "content": content} for role, content in messages]
+    name = f"the chat template of {label}"
+    template = tokenizer.chat_template
+    if not isinstance(template.get("default", "") if isinstance(template, dict) else template, str):
+        raise PromptError(f"{name} must be a text, got {reason_of(template)}", _RAW)
+    try:
+        with limited(TEMPLATE_S, TEMPLATE_BYTES):
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except OutOfTime:
+        raise PromptError(
+            f"{name} takes more than {TEMPLATE_S:g} s on the conversation", _RAW
+        ) from None
+    except MemoryError:
+        raise PromptError(
+            f"{name} needs more than {TEMPLATE_BYTES >> 20} MiB of memory on the conversation", _RAW
+        ) from None
+    except Exception as fault:  # a template can raise anything
+        raise PromptError(f"{name} refuses the conversation: {reason_of(fault)}", _RAW) from fault
+    most = TEMPLATE_CHARACTERS + sum(len(content) for _, content in messages)
+    if not isinstance(text, str) or len(text) > most:
+        size = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__
+        raise PromptError(
+            f"{name} makes {size} of the conversation, and at most {most:,} are allowed", _RAW
+        )
+    return text
+
+
+def _encoded(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
+    """Token ids of a text. Raises PromptError if the tokenizer fails on it."""
+    try:
+        return list(tokenizer.encode(text, **options))
+    except BaseException as fault:
+        if not is_foreign(fault):
+            raise
+        raise PromptError(
+            f"the tokenizer of {label} cannot encode the prompt: {reason_of(fault)}",
+            "leave the question out, or replace the model's tokenizer files",
+        ) from fault
 
 
 def written_text(tokenizer: Any, ids: Sequence[int]) -> str:

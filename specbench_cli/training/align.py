@@ -25,8 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench_cli.engine.models.checkpoint import read_tokenizer
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.load import cut, load_decoder
@@ -336,9 +337,7 @@ class Aligner(HeadTrainer):
     def _given(self) -> LlamaForCausalLM:
         """The target's draft, or random weights of its shape that were pre-trained."""
         if self._folder.joinpath("config.json").is_file():
-            tokenizer: Any = AutoTokenizer.from_pretrained(
-                self._folder, local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = read_tokenizer(self._folder)
             if tokenizer.get_vocab() == self._tokenizer.get_vocab():
                 begun = read(self._folder, self.device)
                 begun.requires_grad_(True)

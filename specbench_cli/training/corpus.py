@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import generate
+from specbench_cli.tasks.template import templated
 from specbench_cli.training.packing import Encoded, Packed
 from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, PAD, USER
 
@@ -94,11 +95,21 @@ def reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
 
 
 class Encoder:
-    """A chat to token ids by the family's template, with the weights of questions and answers."""
+    """A chat to token ids by the family's template, with the weights of questions and answers.
+
+    Raises:
+        UsageError: the tokenizer is not the embedded family's.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._bpe = tokenizer.backend_tokenizer
         vocabulary: dict[str, int] = tokenizer.get_vocab()
+        if missing := {BEGIN, USER, ASSISTANT, END, PAD} - vocabulary.keys():
+            raise UsageError(
+                "this model's tokenizer is not the embedded family's: it has no token"
+                f" {', '.join(sorted(missing))}",
+                "--target embedded-7m",
+            )
+        self._bpe = tokenizer.backend_tokenizer
         self._begin, self._user, self._assistant, self.end = (
             vocabulary[token] for token in (BEGIN, USER, ASSISTANT, END)
         )
@@ -139,7 +150,8 @@ class TemplateEncoder:
             else none, and a model cannot be asked for a question.
 
     Raises:
-        UsageError: a tokenizer without a template, or one that leaves the question out.
+        UsageError: a tokenizer without a template, or one whose template fails or leaves the
+            question out.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: frozenset[int]) -> None:
@@ -168,11 +180,7 @@ class TemplateEncoder:
         return self.text(self._written(question))
 
     def _written(self, question: str) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-            )
-        )
+        return templated(self._tokenizer, [("user", question)], "the target")
 
 
 @dataclass

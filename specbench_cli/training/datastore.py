@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from methods._artifacts.datastore import TOKENIZER, Datastore, write
-from specbench_cli.engine.models.checkpoint import Weights, read_config, text_config
+from specbench_cli.engine.models.checkpoint import Weights, read_config, read_tokenizer, text_config
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import Chat, Encoder, reply_chats
@@ -66,7 +65,7 @@ class DatastoreMaker:
         facts |= {"problems": len(gsm8k), "target_sha256": sha}
         if self._there(facts, fresh):
             return self.folder
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.target)
+        tokenizer = read_tokenizer(self.target)
         if not {BEGIN, USER, ASSISTANT, END} <= tokenizer.get_vocab().keys():
             raise UsageError(
                 f"{self.target.name} is not of the embedded family, whose chats are asked",
@@ -94,9 +93,7 @@ class DatastoreMaker:
         facts = {"from": [{"file": file.name, "sha256": _sha256(file)} for file in files]}
         if self._there(facts, fresh):
             return self.folder
-        tokenizer = AutoTokenizer.from_pretrained(
-            self.target, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = read_tokenizer(self.target)
         found: list[list[int]] = []
         texts = (text for file in files for text in _texts(file))
         while some := list(islice(texts, AT_ONCE)):

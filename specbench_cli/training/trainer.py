@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specbench_cli.engine.models.checkpoint import read_tokenizer
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, reply_chats, tokenizer_texts
@@ -65,7 +66,7 @@ class Trainer:
 
     def exit(self, recipe: Recipe, target: Path) -> dict[str, loop.Result]:
         """The early-exit variant of the stored `target`."""
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(target)
+        tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
         return {recipe.name: self._train(recipe, tokenizer, start=target)}
 
     def foreign(self, recipe: Recipe, target: Path) -> dict[str, loop.Result]:
@@ -130,7 +131,7 @@ class Trainer:
     def _replies(self, encode: Encoder, target: Path) -> list[Encoded]:
         """The target's replies to questions like those of training, for a draft's `encode`."""
         chats = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(target)
+        tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
         own = Encoder(tokenizer)
         file = self.out / WORK / "replies.jsonl"
         model = partial(load_decoder, target, name="target", device=self.device)

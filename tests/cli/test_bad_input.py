@@ -346,7 +346,8 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
     code, _, err = run(f"run --target ./strict {SMALL}")
     assert code == 2
     assert told(err) == (
-        "the chat template of strict refuses the conversation: a system message comes first",
+        "prompt mini/qa-079: the chat template of strict refuses the conversation: a system message"
+        " comes first (and 1 more cannot be asked: mini/rag-018)",
         "--raw, which uses no template",
     )
     assert not Path("here").exists()

@@ -34,7 +34,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
 from specbench_cli.training.align import Aligner, alignment
-from specbench_cli.training.corpus import TemplateEncoder, tokenizer_texts
+from specbench_cli.training.corpus import Encoder, TemplateEncoder, tokenizer_texts
 from specbench_cli.training.heads import losses as head_losses
 from specbench_cli.training.heads import trainer as head_trainer
 from specbench_cli.training.heads.family import RIDGE, HeadSchedule, begin_linear
@@ -208,6 +208,19 @@ def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
     assert not any(ask.then for ask in own_asks(encode, PROBLEMS, 0, 9))
     with pytest.raises(UsageError, match="questions of its own"):
         own_asks(encode, [], 0, 9)
+
+
+def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_user(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
+    plain.chat_template = "{{ messages[0]['content'] + 1 }}"
+    with pytest.raises(UsageError, match="the chat template of the target refuses"):
+        TemplateEncoder(plain, frozenset({END}))
+    with pytest.raises(UsageError, match=r"is not the embedded family's: it has no token <\|"):
+        Encoder(plain)
 
 
 def test_greedy_answers_are_what_transformers_generates(

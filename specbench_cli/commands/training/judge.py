@@ -44,9 +44,7 @@ def judge(
     answer, the target goes on, and the task's scorer says whether the answer is as good. OUT/judge
     has the head; its config.json says what it is worth on questions held out.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    from specbench_cli.engine.models.checkpoint import Weights
+    from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import Encoder
@@ -57,7 +55,7 @@ def judge(
     if drafting is None:
         raise UsageError(f"{target} has no customary draft", "--draft MODEL")
     other = resolve(drafting)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(models.path)
+    tokenizer = read_tokenizer(models.path, models.label)
     asked = _asked(tokenizer, seed, 40 if smoke else questions or N_QUESTIONS)
 
     def told(done: int) -> None:

@@ -38,9 +38,7 @@ def specee(
     is already the target's. OUT/exits has them; its config.json says what they are worth on
     questions held out.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    from specbench_cli.engine.models.checkpoint import Weights
+    from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.models import resolve
     from specbench_cli.tasks import generate
@@ -51,7 +49,7 @@ def specee(
     drafting = draft or models.draft
     if drafting is None:
         raise UsageError(f"{target} has no customary draft", "--draft MODEL")
-    other, encode = resolve(drafting), Encoder(PreTrainedTokenizerFast.from_pretrained(models.path))
+    other, encode = resolve(drafting), Encoder(read_tokenizer(models.path, models.label))
     n = 40 if smoke else questions or N_QUESTIONS
     prompts = [encode.prompt(row["turns"][0]) for row in islice(generate.stream(seed, "train"), n)]
 

@@ -21,6 +21,9 @@ from specbench_cli.engine.types import Out
 MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
 
+_LARGEST = 1 << 24
+"""Largest token id that is believed: a list of all ids up to it must fit in memory."""
+
 _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
@@ -54,7 +57,8 @@ class Vocabulary:
         Beginning and end of a text are the same tokens in all vocabularies, whatever their names.
 
         Raises:
-            ValueError: its tokens are spelt in a way that is not known here.
+            ValueError: its tokens are spelt in a way that is not known here, or have ids that no
+                vocabulary has.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -63,7 +67,10 @@ class Vocabulary:
         named = {tokenizer.eos_token_id: special("eos"), tokenizer.bos_token_id: special("bos")}
         added = tokenizer.added_tokens_decoder
         tokens = tokenizer.get_vocab()
-        pieces = [b""] * (1 + max(tokens.values()))
+        largest = max(tokens.values(), default=0)
+        if largest > _LARGEST:
+            raise ValueError(f"it has the token {largest}, more than any vocabulary")
+        pieces = [b""] * (1 + largest)
         for token, at in tokens.items():
             if at in named:
                 pieces[at] = named[at]

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.errors import EnvironmentFault, is_foreign, reason_of
 
 _CHUNK = 1 << 24
 _BLOCK, _SPREAD = 1 << 20, 0.02
@@ -323,17 +323,28 @@ def read_config(folder: Path) -> Any:
         ) from error
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer of a folder.
+def read_tokenizer(folder: Path, label: str | None = None) -> Any:
+    """Return transformers' tokenizer of a folder.
+
+    Args:
+        label: the model's name in messages; None: the folder's.
 
     Raises:
-        OSError, ValueError, KeyError, ImportError: there is none, or it is damaged.
+        EnvironmentFault: there is none, or its files are damaged.
     """
     import transformers as hub
 
     # What chooses by families takes more than a second to import: no more of it than is needed.
     kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
-    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except BaseException as fault:  # damaged files make these libraries raise anything
+        if not is_foreign(fault):
+            raise
+        raise EnvironmentFault(
+            f"the tokenizer of {label or folder.name} does not load: {reason_of(fault)}",
+            hint="put the model's tokenizer files beside its weights",
+        ) from fault
 
 
 def _is_plain(folder: Path) -> bool:
@@ -376,6 +387,7 @@ def config_facts(folder: Path) -> ConfigFacts:
                 f"{folder.name}/config.json: {key} must be a whole number from 1, got {value!r}",
                 hint="specbench list models",
             )
+    _check_special(folder, text)
     weights = weights_of(folder)
     weights.check_layers(text)
     return ConfigFacts(
@@ -401,6 +413,21 @@ def _check_counts(folder: Path, said: Any) -> None:
                 f"{folder.name}/config.json: {key} is above {_MOST_LAYERS}; no model has so many",
                 hint="specbench list models",
             )
+
+
+def _check_special(folder: Path, text: Any) -> None:
+    """Raise EnvironmentFault for special tokens that transformers' module cannot be made with."""
+    width = text.vocab_size
+    for key in ("bos_token_id", "pad_token_id"):
+        value = getattr(text, key, None)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        # Padding is a row of the embedding; older Llamas have the last one, -1.
+        if value is None or (whole and (key != "pad_token_id" or -width <= value < width)):
+            continue
+        raise EnvironmentFault(
+            f"{folder.name}/config.json: {key} {value!r} is no token of {width}",
+            hint="correct it in config.json",
+        )
 
 
 def _eos(folder: Path, config: Any) -> frozenset[int]:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -335,5 +336,9 @@ def _ready(module: Any, folder: Path) -> Any:
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
-        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        # Nothing here decodes with these settings (`checkpoint` reads the ids that end a text), so
+        # wrong ones must not end a run when the module is first needed.
+        with suppress(Exception):
+            found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            module.generation_config = found
     return module.requires_grad_(False).eval()

@@ -19,7 +19,7 @@ from typing import Any
 
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.engine.verify.grammar import GrammarMask
-from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.errors import EnvironmentFault, UsageError, is_foreign, reason_of
 from specbench_cli.scoring.json import valid_json
 
 JSON = ".json"
@@ -156,8 +156,10 @@ class Grammar:
             )
             matcher = library.LLMatcher(words, self._compiled)
             why = matcher.get_error()
-        except (ValueError, TypeError, AttributeError, NotImplementedError) as fault:
-            why = str(fault) or type(fault).__name__
+        except BaseException as fault:  # its Rust code raises anything on a damaged tokenizer
+            if not is_foreign(fault):
+                raise
+            why = reason_of(fault)
         if why:
             raise UsageError(
                 f"--grammar {self.name} cannot be written in the tokens of {label}:"

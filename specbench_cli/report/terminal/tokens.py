@@ -39,7 +39,7 @@ def tokenizer_of(target: str) -> Any:
 
     try:
         return read_tokenizer(folder)
-    except (OSError, ValueError, KeyError):
+    except SpecbenchError:
         return None
 
 

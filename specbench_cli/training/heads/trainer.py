@@ -14,11 +14,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Objective
-from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts
+from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -345,9 +345,7 @@ class HeadTrainer:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            self.target, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = read_tokenizer(self.target)
         if self.template and not tokenizer.chat_template:
             tokenizer.chat_template = self.template
         found: PreTrainedTokenizerFast = tokenizer
