@@ -230,9 +230,9 @@ class Bench:
         """
         label, turn = self._plan.target.label, len(answers) + 1
         name = question.prompt_id if turn == 1 else f"{question.prompt_id}, turn {turn}"
-        texts = [answer_text(self.tokenizer, ids) for ids in answers]
-        messages = conversation(question.turns, texts, question.before)
         try:
+            texts = [answer_text(self.tokenizer, ids) for ids in answers]
+            messages = conversation(question.turns, texts, question.before)
             ids = render(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
         except PromptError as fault:
             raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
+from specbench_cli.errors import PromptError
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.stats.neartie import at_least_one
@@ -26,7 +28,8 @@ def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
-        yield bench.prompt(question)
+        with suppress(PromptError):  # of those that the run does not ask, some cannot be asked
+            yield bench.prompt(question)
 
 
 def pictured(questions: Sequence[Question]) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from specbench_cli.audit.verdict import Judge, NotFinite, Reading, is_judged
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import PromptError
 from specbench_cli.execute.cell import Cell
 from specbench_cli.execute.planning.plan import REFERENCE, Plan
 from specbench_cli.scoring import score
@@ -142,7 +143,11 @@ class Judging:
             return None
         ids = tuple(cell.measured.output)
         if ids not in group.scores:
-            text = written_text(self._tokenizer, ids)
+            try:
+                text = written_text(self._tokenizer, ids)
+            except PromptError:  # an answer without a text has no score
+                group.scores[ids] = None
+                return None
             group.scores[ids] = score(
                 group.question,
                 cell.prompt.turn,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.errors import WorkerLost, on_one_line
+from specbench_cli.errors import PromptError, WorkerLost, on_one_line
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import (
@@ -22,6 +22,7 @@ from specbench_cli.execute.cell import (
     WARM_UP_TOKENS,
     Cell,
     Delay,
+    Measured,
     limited,
     measurable,
     one_line,
@@ -335,9 +336,15 @@ class Pass:
                 if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
             ]
         ):
-            asked = [(each, self._prompt(each, turn, answers[each.prompt_id])) for each in live]
-            found = self._visit(asked, arms, number, memory)
-            for question, answer in zip(live, found, strict=True):
+            asked = [self._prompt(each, turn, answers[each.prompt_id]) for each in live]
+            able: list[tuple[Question, Prompt]] = []
+            for question, (prompt, fault) in zip(live, asked, strict=True):
+                if fault is None:
+                    able.append((question, prompt))
+                else:
+                    self._refuse(question, prompt, fault, arms, number)
+            found = self._visit(able, arms, number, memory) if able else []
+            for (question, _), answer in zip(able, found, strict=True):
                 if answer is not None:
                     answers[question.prompt_id].append(answer)
             turn += 1
@@ -386,13 +393,25 @@ class Pass:
         before an interruption is learnt once more, or meets those that are missing under load."""
         return self._learns(arm) or bool(self._plan.loads)
 
-    def _prompt(self, question: Question, turn: int, answers: Sequence[Sequence[int]]) -> Prompt:
-        """The prompt of a turn. Later turns go on from vanilla's answers in the pass that came
-        first."""
+    def _prompt(
+        self, question: Question, turn: int, answers: Sequence[Sequence[int]]
+    ) -> tuple[Prompt, PromptError | None]:
+        """Return the prompt of a turn, and why it cannot be put to the target if it cannot.
+
+        Later turns continue from vanilla's answers in the first pass. A prompt without ids is one
+        that the chat template or the tokenizer failed on.
+        """
         known = self._answers.prompts.get((question.prompt_id, turn))
+        ids: list[int] = [] if known is None else known.ids
+        fault = None
+        try:
+            ids = ids or self._bench.prompt(question, answers)
+            name = f"{question.prompt_id}, turn {turn},"
+            self._bench.check_fits(name, len(ids), self._plan.budget(question))
+        except PromptError as found:
+            fault = found
         if known is not None:
-            return known
-        ids = self._bench.prompt(question, answers)
+            return known, fault
         prompt = Prompt(
             prompt_id=question.prompt_id,
             cluster=question.cluster,
@@ -405,7 +424,43 @@ class Pass:
         )
         self._run_dir.append_prompts([prompt])
         self._answers.prompts[question.prompt_id, turn] = prompt
-        return prompt
+        return prompt, fault
+
+    def _refuse(
+        self,
+        question: Question,
+        prompt: Prompt,
+        fault: PromptError,
+        arms: Sequence[Arm],
+        number: int,
+    ) -> None:
+        """Record for every row that a prompt cannot be put to the target, where that is missing."""
+        group = Group(question, [], None)
+        for arm in arms:
+            key = prompt.prompt_id, prompt.turn, arm.label, number
+            gone = arm.label in self.left_out or arm.label in self._dropped
+            if gone or key in self._answers.done:
+                continue
+            stop = self._bench.stop(self._plan.budget(question))
+            replays = self._plan.config.verify == REPLAY and not arm.method.peer
+            cell = Cell(
+                arm,
+                prompt,
+                Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
+                self._bench.workspace,
+                self._sampling,
+                number,
+                Memory(),
+                [] if replays else None,
+                load=self._plan.load(number),
+            )
+            cell.measured = Measured.failed(f"{PromptError.__name__}: {fault.message}")
+            cell.settle(None, False)
+            group.cells.append(cell)
+        if group.cells:
+            self._view.note(f"{fault.message}; the run continues without this turn")
+            self._pending.append(group)
+            self._write()
 
     def _visit(
         self,
@@ -469,7 +524,6 @@ class Pass:
     def _request(self, question: Question, prompt: Prompt) -> Request:
         """A prompt as it is decoded; there is room for it."""
         budget = self._plan.budget(question)
-        self._bench.check_fits(f"{prompt.prompt_id}, turn {prompt.turn},", len(prompt.ids), budget)
         self._bench.workspace.reserve(len(prompt.ids) + budget)
         stop = self._bench.stop(budget)
         return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category)

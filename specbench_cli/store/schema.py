@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypeAliasType
 
 from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import LONGEST_TEXT, UsageError, on_one_line
+from specbench_cli.errors import LONGEST_TEXT, PromptError, UsageError, on_one_line
 
 SCHEMA = 9
 """Version of the record written now; every older one stays readable.
@@ -379,6 +379,11 @@ class Record:
     synthetic: Name | None = None
     void: bool
     error: Reason | None
+
+    @property
+    def unasked(self) -> bool:
+        """Return True if the question could not be put to the model, by whatever method."""
+        return self.error is not None and self.error.startswith(f"{PromptError.__name__}: ")
 
     @property
     def key(self) -> Key:

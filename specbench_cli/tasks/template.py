@@ -115,8 +115,20 @@ def _encoded(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]
 
 
 def written_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """An answer's text without special tokens, but with its blanks: code may begin with some."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    """An answer's text without special tokens, but with its blanks: code may begin with some.
+
+    Raises:
+        PromptError: the tokenizer cannot decode the ids, as some cannot those of padded rows.
+    """
+    try:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    except BaseException as fault:
+        if not is_foreign(fault):
+            raise
+        raise PromptError(
+            f"the tokenizer of the target cannot decode an answer: {reason_of(fault)}",
+            "replace the model's tokenizer files",
+        ) from fault
 
 
 def answer_text(tokenizer: Any, ids: Sequence[int]) -> str:

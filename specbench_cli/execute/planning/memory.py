@@ -11,7 +11,7 @@ import torch
 from specbench_cli.config.run import RunConfig, nbytes
 from specbench_cli.engine.drafting.lengths import LengthParams
 from specbench_cli.engine.method import Method
-from specbench_cli.errors import MethodFault, UsageError
+from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.execute.bench import readable, tokenizer_of
 from specbench_cli.execute.planning.placement import choose_device
 from specbench_cli.execute.planning.plan import Arm, Plan, make_plan, wave
@@ -178,12 +178,19 @@ def _limited(arm: Arm, most: int) -> Method:
 
 def _prompts(plan: Plan, budget: int) -> Iterator[int]:
     """The longest prompt of each question: all its turns, with the longest answers in between."""
-    tokenizer = tokenizer_of(plan.target)
+    tokenizer, label = tokenizer_of(plan.target), plan.target.label
     for question in plan.questions:
-        lengths = [
-            len(render(tokenizer, conversation([turn], [], before), raw=plan.config.raw))
-            for turn, before in zip(question.turns, _before(question), strict=True)
-        ]
+        lengths: list[int] = []
+        for turn, before in zip(question.turns, _before(question), strict=True):
+            messages = conversation([turn], [], before)
+            try:
+                ids = render(tokenizer, messages, raw=plan.config.raw, label=label)
+            except PromptError as fault:
+                if not lengths:
+                    message = f"prompt {question.prompt_id}: {fault.message}"
+                    raise PromptError(message, fault.hint) from fault
+                ids = render(tokenizer, messages, raw=True, label=label)
+            lengths.append(len(ids))
         yield sum(lengths) + (len(lengths) - 1) * budget
 
 

@@ -82,6 +82,18 @@ def process(pass_: int) -> int:
     return pass_ % PASSES_APART
 
 
+def asked(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
+    """Return the records of prompts that could be put to the model.
+
+    The others are missing in every row alike, so they are no loss of a row's. The baseline decides:
+    the error of another method could only pretend to be one of these.
+    """
+    unasked = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.unasked}
+    if not unasked:
+        return list(records)
+    return [r for r in records if (r.prompt_id, r.turn, r.pass_) not in unasked]
+
+
 def loss(record: Record) -> Loss | None:
     """Why a record's times do not count."""
     if record.error is not None:

@@ -105,6 +105,8 @@ def simulated(
     policy, prompts, config = _told(run, probes[0].costs)
     rows: dict[str, dict[str, Record]] = {}
     for record in run.records():
+        if record.unasked:
+            continue
         if record.turn == 1:
             rows.setdefault(record.label, {}).setdefault(record.prompt_id, record)
     found: list[LoadRow] = []
@@ -226,6 +228,8 @@ def resettled(
     policy, prompts, config = _told(run, costs)
     passes: dict[str, dict[tuple[str, int], list[Record]]] = {}
     for record in run.records():
+        if record.unasked:
+            continue
         own = passes.setdefault(record.label, {})
         own.setdefault((record.prompt_id, record.turn), []).append(record)
     rows = {label: [each[0] for each in own.values()] for label, own in passes.items()}
