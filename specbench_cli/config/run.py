@@ -159,7 +159,7 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "NAME",
-            "Tasks by name, or .jsonl or .yaml files.",
+            "Tasks by name, or files (.jsonl, .json, .csv, .txt, .yaml).",
             short="-t",
             complete="specbench_cli.tasks:task_names",
         ),

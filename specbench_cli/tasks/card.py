@@ -23,6 +23,7 @@ from specbench_cli.config import document
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import fill
+from specbench_cli.tasks.formats import ENDINGS, ending
 from specbench_cli.tasks.schema import FAMILIES, Column, Family, Scorer
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -38,9 +39,6 @@ _MAP, _OTHER = "map", "other"
 
 _form = Discriminator(lambda value: _MAP if isinstance(value, dict) else _OTHER)
 _source_form = Discriminator(lambda value: _OTHER if isinstance(value, list) else _MAP)
-
-FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""What rows can be read from, by the ending of the file's (or member's) name."""
 
 
 class _Strict(BaseModel):
@@ -83,7 +81,7 @@ class Source(_Strict):
     """
 
     file: str
-    """A name that ends in .jsonl, .json, .csv, .tsv, .parquet or .zip."""
+    """A name that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .txt or .zip."""
     sha256: Sha256 | None = None
     """Checksum of the file, uncompressed if it is gzipped."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
@@ -112,10 +110,10 @@ class Source(_Strict):
     def _checked(self) -> Source:
         if self.url and not self.sha256:
             raise ValueError("a url needs a sha256, so that the download can be checked")
-        if self.file.endswith(".zip") != (self.member is not None):
+        if self.file.lower().endswith(".zip") != (self.member is not None):
             raise ValueError("a .zip needs a member, the file inside it, and nothing else has one")
-        if not self.rows_file.endswith(FORMATS):
-            raise ValueError(f"{self.rows_file} must end in one of {', '.join(FORMATS)}")
+        if ending(self.rows_file) not in ENDINGS:
+            raise ValueError(f"{self.rows_file} must end in one of {', '.join(ENDINGS)}")
         return self
 
 

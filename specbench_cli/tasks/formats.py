@@ -1,15 +1,24 @@
-"""A file's bytes to rows: JSON lines, JSON, CSV, TSV or parquet, by the ending of its name."""
+"""A file's bytes to rows, by the ending of its name: JSON lines, JSON, CSV, TSV, parquet, lines."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import IO, Any
+
+ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
+"""What rows can be read from, by the ending of the file's name, in any letter case."""
+ZIPPED = ".gz"
+"""What may follow any of them."""
+
+PROMPT = "prompt"
+"""The column that a text without a name is in."""
 
 
 class Unreadable(Exception):
@@ -24,6 +33,18 @@ class Unreadable(Exception):
         self.place = place
 
 
+def ending(name: str) -> str:
+    """Return what a file's name says that it holds: its ending in small letters, without `.gz`."""
+    path = PurePosixPath(name.lower())
+    return PurePosixPath(path.stem).suffix if path.suffix == ZIPPED else path.suffix
+
+
+def stem(name: str) -> str:
+    """Return a file's name without its ending and `.gz`."""
+    path = PurePosixPath(name)
+    return PurePosixPath(path.stem).stem if path.suffix.lower() == ZIPPED else path.stem
+
+
 def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Rows, each with its place: the line for texts, the number from 1 for others.
 
@@ -34,22 +55,36 @@ def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[
     Raises:
         Unreadable: it holds something else, or ends too early.
     """
-    match PurePosixPath(name).suffix:
-        case ".jsonl":
+    match ending(name):
+        case ".jsonl" | ".ndjson":
             return _json_lines(data)
         case ".json":
             return _json(data)
         case ".parquet":
             return _parquet(data)
+        case ".txt":
+            return _lines(data)
         case suffix:
             return _table(data, suffix, columns)
+
+
+MOST_BYTES = 4 << 30
+"""Bytes that a compressed file may hold: some hold a thousand times their own size."""
+
+
+def limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """Return what a compressed file holds. Raises OSError where that is more than `MOST_BYTES`."""
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(f"it holds more than {MOST_BYTES >> 20:,} MiB")
+    return data
 
 
 def member(data: bytes, name: str) -> bytes:
     """A file inside a zip archive. Raises Unreadable: damaged, or not in it."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return archive.read(name)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(name) as file:
+            return limited(file)
     except KeyError as fault:
         raise Unreadable(f"it holds no {name}") from fault
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as fault:
@@ -64,10 +99,53 @@ def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _json(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Rows of a list, of an object that holds one list, or of an object that is a row itself.
+
+    Many files called .json hold JSON lines, which are read as such. A text in a list is a prompt.
+    """
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    if len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines):
+        yield from _json_lines(data)
+        return
     rows = _decoded(data, None)
+    if isinstance(rows, dict):
+        rows = _rows_of(rows)
     if not isinstance(rows, list):
         raise Unreadable(f"not a JSON list of rows but a {type(rows).__name__}")
-    yield from enumerate(rows, start=1)
+    for place, row in enumerate(rows, start=1):
+        yield place, {PROMPT: row} if isinstance(row, str) else row
+
+
+def _rows_of(found: dict[str, Any]) -> Any:
+    """Return the rows that a JSON object holds; the object itself where it holds none."""
+    columns = [name for name in (PROMPT, "question") if isinstance(found.get(name), list | dict)]
+    if columns:
+        raise Unreadable(
+            f"not a JSON list of rows but one of columns, of which {columns[0]} is one"
+        )
+    if found.keys() & {PROMPT, "question", "turns", "messages", "body"}:
+        return [found]
+    lists = [value for value in found.values() if _is_rows(value)]
+    return lists[0] if len(lists) == 1 else found
+
+
+def _is_rows(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and (all(isinstance(row, dict) for row in value) or all(isinstance(r, str) for r in value))
+    )
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
+    """A prompt for each line that is not blank."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise Unreadable(f"not UTF-8: {fault}") from fault
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, {PROMPT: line.strip()}
 
 
 def _decoded(raw: bytes, line: int | None) -> Any:
@@ -92,14 +170,26 @@ def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
     yield from enumerate(table.to_pylist(), start=1)
 
 
+def _delimiter(text: io.StringIO) -> str:
+    """Return what separates the columns of a CSV file: a semicolon where the heading has no comma,
+    as spreadsheets write it in countries with a decimal comma."""
+    heading = text.readline()
+    text.seek(0)
+    return ";" if ";" in heading and "," not in heading else ","
+
+
 def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """CSV as spreadsheets write it; in TSV a tab is a tab, and quotes mean nothing."""
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError as fault:
         raise Unreadable(f"not UTF-8: {fault}") from fault
+    # The limit of 131,072 characters a cell is for all of Python; long prompts have more.
+    csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     kind: dict[str, Any] = (
-        {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {"strict": True}
+        {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        if suffix == ".tsv"
+        else {"strict": True, "delimiter": _delimiter(text)}
     )
     reader = csv.reader(text, **kind)
     heading = list(columns)

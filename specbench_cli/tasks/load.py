@@ -11,10 +11,13 @@ from typing import Any, Literal
 import datasets_cfg
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.tasks.card import Card, Source, read_card
-from specbench_cli.tasks.formats import Unreadable, member
-from specbench_cli.tasks.rows import ACCEPTED, read_questions
+from specbench_cli.tasks.formats import ENDINGS, ZIPPED, Unreadable, ending, member, stem
+from specbench_cli.tasks.rows import accepted, read_questions
 from specbench_cli.tasks.schema import Question
-from specbench_cli.tasks.source import read_source, sha256
+from specbench_cli.tasks.source import read_file, read_source, sha256
+
+CARDS = (".yaml", ".yml")
+"""Endings of a task's YAML, in any letter case."""
 
 SHIPPED = Path(datasets_cfg.__path__[0])
 
@@ -58,7 +61,7 @@ def describe(name_or_path: str) -> dict[str, Any]:
 
 
 def load_task(name_or_path: str) -> Task:
-    """Load a shipped task by name, or one's own by the path of its `.yaml` or `.jsonl`.
+    """Load a shipped task by name, or a YAML or a file of questions by its path.
 
     Raises:
         UsageError: unknown name, wrong YAML, or a malformed row.
@@ -66,18 +69,21 @@ def load_task(name_or_path: str) -> Task:
             original, another number of rows than stated, or holds placeholders for questions.
     """
     card, path = _find(name_or_path)
-    bare = path.suffix == ".jsonl"
+    bare = path.suffix.lower() not in CARDS
     questions: list[Question] = []
     sums: list[str] = []
     for source in card.sources:
-        data = read_source(card.name, source, path.parent, card.obtain)
-        sums.append(sha256(data))
         label = name_or_path if bare else f"{card.name}: {source.file}"
         try:
+            if bare:
+                data = read_file(path)
+            else:
+                data = read_source(card.name, source, path.parent, card.obtain)
+            sums.append(sha256(data))
             rows = data if source.member is None else member(data, source.member)
             questions += read_questions(rows, card, source, label)
         except Unreadable as fault:
-            raise _damaged(label, fault, bare) from fault
+            raise _damaged(label, fault, bare, source) from fault
     held = len(questions) // card.samples
     if card.rows not in (None, held):
         files = " and ".join(dict.fromkeys(source.file for source in card.sources))
@@ -116,45 +122,63 @@ def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Que
     return [q for q in questions if q.category in wanted or q.family in wanted]
 
 
-def _damaged(label: str, fault: Unreadable, bare: bool) -> SpecbenchError:
-    """A person's own JSON lines are wrong; a data set's file is damaged."""
+def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> SpecbenchError:
+    """A person's own file is wrong; a data set's file is damaged."""
     place = "" if fault.place is None else f":{fault.place}"
     if bare:
-        return UsageError(f"{label}{place}: {fault}", ACCEPTED)
+        return UsageError(f"{label}{place}: {fault}", accepted(source.rows_file))
     return EnvironmentFault(
         f"{label}{place} cannot be read: {fault}", "replace it by the original file"
     )
 
 
 def _find(name_or_path: str) -> tuple[Card, Path]:
-    """The card, and the file (YAML or JSON lines) that it was made from."""
+    """The card, and the file (YAML or questions) that it was made from."""
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml", ".jsonl"):
-        if not _is_file(path):
-            raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
-        return (_own_card(path) if path.suffix == ".jsonl" else read_card(path)), path
     names = task_names()
     if name_or_path in names:
         path = SHIPPED / f"{name_or_path}.yaml"
         return read_card(path), path
+    is_card, is_rows = path.suffix.lower() in CARDS, ending(path.name) in ENDINGS
+    if is_card or is_rows:
+        if not _is_file(path):
+            raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
+        return (read_card(path) if is_card else _own_card(path)), path
+    if (what := _kind(path)) is not None:
+        raise UsageError(
+            f"{name_or_path} is {what}, which holds no questions that can be read",
+            f"give a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
+            " .yaml: docs/tasks.md",
+        )
     near = difflib.get_close_matches(name_or_path.lower().replace("-", "_"), names, n=1)
     raise UsageError(
         f"unknown task {name_or_path!r}" + (f", did you mean {near[0]!r}?" if near else ""),
-        f"one of {', '.join(names)}, or the path of a .jsonl or .yaml file",
+        f"one of {', '.join(names)}, or the path of a file that ends in {', '.join(ENDINGS)} or"
+        " .yaml",
     )
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # no file has so long a name
+    except (OSError, ValueError):  # no file has so long a name, or a name with a null
         return False
 
 
-def _own_card(path: Path) -> Card:
-    """The card of a bare JSON-lines file: named after the file."""
+def _kind(path: Path) -> str | None:
+    """Return what is there in words, if its name says nothing that can be read; None: nothing."""
+    if _is_file(path):
+        return f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending"
     try:
-        return Card(name=path.stem, version="file", source=Source(file=path.name))
+        return "a folder" if path.is_dir() else "no regular file" if path.exists() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _own_card(path: Path) -> Card:
+    """The card of a bare file of questions: named after the file."""
+    try:
+        return Card(name=stem(path.name), version="file", source=Source(file=path.name))
     except ValueError as fault:
         raise UsageError(
             f"{path}: the file's name becomes the task's name, so it must start with a letter or "

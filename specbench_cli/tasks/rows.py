@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.card import Card, Source
-from specbench_cli.tasks.formats import read_rows
+from specbench_cli.tasks.formats import ending, read_rows
 from specbench_cli.tasks.requests import MESSAGES, Asked, read_request, unwrapped
 from specbench_cli.tasks.schema import FAMILIES, Column, Family, Question
 
@@ -29,6 +30,20 @@ ACCEPTED = (
     'and optionally "question_id" or "id", "category", "family", "cluster", "reference"; or one of'
     ' OpenAI\'s requests with "messages", or a batch file\'s with such a "body"'
 )
+
+
+IN_COLUMNS = (
+    'the heading names the columns: "prompt" or "question" (or "turns", a JSON list of texts), and'
+    ' optionally "question_id" or "id", "category", "family", "cluster", "reference"; empty cells'
+    " count as absent"
+)
+IN_LINES = "each line that is not blank is a prompt; prompts of several lines go into a .jsonl file"
+
+
+def accepted(name: str) -> str:
+    """Return what a file may hold, by its name's ending, for a hint."""
+    kind = ending(name)
+    return IN_LINES if kind == ".txt" else IN_COLUMNS if kind in (".csv", ".tsv") else ACCEPTED
 
 
 class RowError(Exception):
@@ -55,12 +70,13 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
         try:
             if not isinstance(read, dict):
                 raise RowError(f"expected a JSON object, got {_short(read)}")
-            row = unwrapped(read)
+            table = ending(source.rows_file) in (".csv", ".tsv")
+            row = unwrapped(_of_cells(read) if table else read)
             if not _counts(row, card):
                 continue
             question = _question(row, card, source, index)
         except RowError as fault:
-            raise UsageError(f"{label}:{line}: {fault}", ACCEPTED) from fault
+            raise UsageError(f"{label}:{line}: {fault}", accepted(source.rows_file)) from fault
         if question.prompt_id in seen:
             first = seen[question.prompt_id]
             raise UsageError(
@@ -70,10 +86,21 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
         seen[question.prompt_id] = line
         questions += _samples(question, card.samples)
     if not questions:
-        raise UsageError(f"{label} holds no question", ACCEPTED)
+        raise UsageError(f"{label} holds no question", accepted(source.rows_file))
     if card.placeholder is not None:
         _refuse_placeholders(questions, card.placeholder, card, label)
     return questions
+
+
+def _of_cells(cells: dict[str, str]) -> dict[str, Any]:
+    """Return a table's row with empty cells as absent, and several turns where `turns` is a JSON
+    list."""
+    row: dict[str, Any] = {name: cell or None for name, cell in cells.items()}
+    turns = cells.get("turns", "")
+    if turns.startswith("["):
+        with suppress(ValueError, RecursionError):
+            row["turns"] = json.loads(turns)
+    return row
 
 
 def _samples(question: Question, n: int) -> list[Question]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.tasks.card import Hub, Source
+from specbench_cli.tasks.formats import Unreadable, limited
 
 TIMEOUT_S = 10.0
 """Longest silence of a server before a download is given up."""
@@ -102,6 +104,14 @@ def read_source(task: str, source: Source, folder: Path, obtain: str = "") -> by
     return data
 
 
+def read_file(path: Path) -> bytes:
+    """Return a person's own file, uncompressed if it is gzipped. Raises Unreadable: damaged."""
+    try:
+        return _uncompressed(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as fault:
+        raise Unreadable(f"it cannot be read: {fault}") from fault
+
+
 def _local(task: str, source: Source, path: Path) -> bytes:
     hint = "replace it by the original file, or unset SPECBENCH_DATA to download it"
     try:
@@ -117,7 +127,10 @@ def _local(task: str, source: Source, path: Path) -> bytes:
 
 def _uncompressed(data: bytes) -> bytes:
     """The data, or what was gzipped to it. Raises OSError, EOFError or zlib.error: damaged."""
-    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        return limited(file)
 
 
 def _download(task: str, source: Source, own: str | None, obtain: str) -> bytes:

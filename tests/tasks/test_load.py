@@ -1,13 +1,16 @@
 """Tasks by name, by YAML and by JSON lines, on small files made here."""
 
+import gzip
 import json
+import os
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks import describe, load, load_task, select, task_names
+from specbench_cli.tasks import describe, formats, load, load_task, select, task_names
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -222,7 +225,7 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
             "name: own\nversion: '1'\nsource: {file: a.jsonl}\nfields: {colour: red}",
             "fields.colour must be one of 'id'",
         ),
-        ("name: own\nversion: '1'\nsource: {file: a.txt}", "a.txt must end in one of .jsonl"),
+        ("name: own\nversion: '1'\nsource: {file: a.doc}", "a.doc must end in one of .jsonl"),
         ("name: own\nversion: '1'\nsource: {file: a.zip}", "a .zip needs a member"),
         (
             "name: own\nversion: '1'\nsource: {file: a.jsonl, hub: {id: a/b, revision: c}}",
@@ -372,3 +375,159 @@ def test_an_id_or_a_category_without_end_is_refused_with_its_length(tmp_path, co
     path = jsonl(tmp_path / "mine.jsonl", {"turns": ["a"], column: "x" * 5000})
     with pytest.raises(UsageError, match=f"{column}' must have at most 2000 characters, got 5000"):
         load_task(str(path))
+
+
+ROW = '{"id": "x", "prompt": "a, b", "category": "qa"}'
+TABLE = 'id,prompt,category,reference\r\nx,"a, b",qa,\r\n'
+SAME = {
+    "mine.JSONL": ROW,
+    "mine.ndjson": ROW + "\n",
+    "mine.json": f"[{ROW}]",
+    "mine.Json": ROW,
+    "mine.v2.json": f'{{"version": 1, "data": [{ROW}]}}',
+    "lines.json": f"{ROW}\n{ROW.replace('x', 'y')}\n",
+    "mine.csv": TABLE,
+    "mine.CSV": "\ufeff" + TABLE,
+    "semicolon.csv": "id;prompt;category\nx;a, b;qa\n",
+    "mine.tsv": "id\tprompt\tcategory\nx\ta, b\tqa\n",
+}
+"""Files that hold the same first question."""
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize(("name", "text"), SAME.items(), ids=SAME)
+def test_files_of_questions_are_read_by_their_ending(tmp_path, name, text, zipped):
+    path = tmp_path / (f"{name}.GZ" if zipped else name)
+    path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
+    task = load_task(str(path))
+    first = task.questions[0]
+    assert task.name == name.rpartition(".")[0]
+    assert first.prompt_id == f"{task.name}/x"
+    assert (first.turns, first.category, first.reference) == (("a, b",), "qa", None)
+
+
+def test_lines_of_a_text_file_are_prompts_and_blank_ones_do_not_count(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"\xef\xbb\xbfName a prime.\r\n\r\n  And { another } one?  \n")
+    questions = load_task(str(path)).questions
+    assert [(q.prompt_id, q.turns) for q in questions] == [
+        ("mine/0", ("Name a prime.",)),
+        ("mine/1", ("And { another } one?",)),
+    ]
+
+
+def test_texts_of_a_json_list_are_prompts(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('["a", {"turns": ["b", "c"]}]')
+    assert [q.turns for q in load_task(str(path)).questions] == [("a",), ("b", "c")]
+
+
+def test_a_request_alone_is_a_question(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}')
+    (question,) = load_task(str(path)).questions
+    assert (question.turns, question.max_new_tokens) == (("a",), 5)
+
+
+def test_turns_of_a_table_are_a_json_list_or_one_text(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text('turns\n"[""a"", ""b""]"\n[not a list\n')
+    assert [q.turns for q in load_task(str(path)).questions] == [("a", "b"), ("[not a list",)]
+
+
+def test_long_cell_of_a_table_is_read(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("prompt\n" + "word " * 60_000 + "\n")
+    assert len(load_task(str(path)).questions[0].turns[0]) == 300_000
+
+
+def test_parquet_file_is_read(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "mine.PARQUET"
+    rows = [{"turns": ["a", "b"], "id": 7}, {"turns": ["c"], "id": 8}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    questions = load_task(str(path)).questions
+    assert [(q.prompt_id, q.turns) for q in questions] == [
+        ("mine/7", ("a", "b")),
+        ("mine/8", ("c",)),
+    ]
+
+
+WRONG = {
+    "a.xlsx": (b"PK", "a.xlsx is a file that ends in .xlsx, which holds no questions"),
+    "a.md": (b"# a", "a.md is a file that ends in .md"),
+    "a.zip": (b"PK", "a.zip is a file that ends in .zip"),
+    "a": (b"x", "a is a file without an ending"),
+    "b.csv": (
+        b"text,label\nx,y\n",
+        "b.csv:2: no 'turns' or 'prompt' or 'question', only text, label",
+    ),
+    "c.csv": (b"prompt,id\nx\n", "c.csv:2: 1 columns instead of 2 (prompt, id)"),
+    "d.csv": (b"prompt\n\xff\n", "d.csv: not UTF-8"),
+    "e.csv": (b"prompt,id\n,7\n", "e.csv:2: no 'turns' or 'prompt' or 'question'"),
+    "f.csv": (b'prompt\n"x\n', "f.csv:2: not CSV: unexpected end of data"),
+    "g.txt": (b"\xff\xfe", "g.txt: not UTF-8"),
+    "h.txt": (b" \n", "h.txt holds no question"),
+    "i.json": (b'{"prompt": ["a", "b"]}', "one of columns, of which prompt is one"),
+    "j.json": (b'{"prompt": {"0": "a"}}', "one of columns, of which prompt is one"),
+    "k.json": (b'{"a": ["x"], "b": ["y"]}', "k.json: not a JSON list of rows but a dict"),
+    "l.json": (b"3", "l.json: not a JSON list of rows but a int"),
+    "m.json": (b"[[1]]", "m.json:1: expected a JSON object, got [1]"),
+    "n.json": (b"", "n.json: not JSON"),
+    "o.parquet": (b"PAR1", "o.parquet: not a whole parquet file"),
+    "p.jsonl.gz": (b"\x1f\x8b\x08", "p.jsonl.gz: it cannot be read: "),
+    "q.json": (b'{"prompt": "a"}\n{"prompt": ', "q.json:2: not JSON"),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "says"), [(n, *w) for n, w in WRONG.items()], ids=WRONG)
+def test_file_that_holds_no_questions_is_refused_as_what_it_is(
+    tmp_path, monkeypatch, name, data, says
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(data)
+    with pytest.raises(UsageError) as fault:
+        load_task(name)
+    assert says in fault.value.message
+    assert fault.value.hint
+
+
+def test_folder_and_pipe_are_refused_as_what_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("questions").mkdir()
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.jsonl")
+    for name, says in {
+        "questions": "questions is a folder",
+        "pipe": "pipe is no regular file",
+        "pipe.jsonl": "no such task file: pipe.jsonl",
+    }.items():
+        with pytest.raises(UsageError, match=says):
+            load_task(name)
+
+
+def test_shipped_task_comes_before_a_file_or_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mini").mkdir()
+    assert len(load_task("mini").questions) == 480
+
+
+def test_file_that_grows_without_end_when_uncompressed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "MOST_BYTES", 1 << 20)
+    bomb = gzip.compress(b" " * (2 << 20))
+    (tmp_path / "mine.jsonl.gz").write_bytes(bomb)
+    with pytest.raises(UsageError, match="it holds more than 1 MiB"):
+        load_task(str(tmp_path / "mine.jsonl.gz"))
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rows.jsonl", b" " * (2 << 20))
+    body = OWN.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
+    with pytest.raises(EnvironmentFault, match="it holds more than 1 MiB"):
+        load_task(str(card(tmp_path / "own.yaml", body)))
+
+
+def test_card_in_capital_letters_is_read(tmp_path):
+    (tmp_path / "rows.CSV").write_text("prompt\na\n")
+    path = card(tmp_path / "own.YAML", OWN.replace("rows.jsonl", "rows.CSV"))
+    assert load_task(str(path)).questions[0].turns == ("a",)
