@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
+from specbench_cli.errors import (
+    EnvironmentFault,
+    SpecbenchError,
+    UsageError,
+    is_foreign,
+    reason_of,
+)
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
 from specbench_cli.tasks.source import cache_folder, made_once
 
@@ -115,9 +121,12 @@ def converted(path: Path) -> Path:
             _write(path, part)
         except (SpecbenchError, OSError):
             raise
-        except Exception as fault:  # whatever numbers that fit nothing make numpy raise
+        except BaseException as fault:  # wrong numbers and tokens make the libraries raise anything
+            if not is_foreign(fault):
+                raise
             raise EnvironmentFault(
-                f"{path.name} is damaged: no model can be made of it, {fault}", "fetch it once more"
+                f"{path.name} is damaged: no model can be made of it, {reason_of(fault)}",
+                "fetch it once more",
             ) from fault
 
     try:

@@ -16,7 +16,7 @@ from specbench_cli.errors import PromptError, is_foreign, reason_of
 from specbench_cli.tasks.limits import OutOfTime, limited
 from specbench_cli.tasks.schema import Message
 
-TEMPLATE_S = 10.0
+TEMPLATE_S = 5.0
 """Seconds of processor time that a chat template may take for one prompt."""
 TEMPLATE_BYTES = 1 << 30
 """Memory that a chat template may allocate for one prompt."""

@@ -110,6 +110,7 @@ DAMAGED = {
     "key is a method's name": settings(decode="x"),
     "chat templates are numbers": chat([1]),
     "chat template without a text": chat([{"name": "default"}]),
+    "chat template in another encoding": written("chat_template.jinja", b"\xff\xfe{{ 1 }}"),
 }
 
 
@@ -267,6 +268,7 @@ FINE = {
         }
     ),
     "empty template": chat(""),
+    "chat template is a folder": lambda folder: (folder / "chat_template.jinja").mkdir(),
 }
 
 
