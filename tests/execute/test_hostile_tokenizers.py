@@ -167,6 +167,14 @@ def test_panic_of_a_tokenizer_library_is_its_fault_and_an_interrupt_is_the_users
         read_tokenizer(folder)
 
 
+def test_report_shows_ids_where_the_tokenizer_has_no_text():
+    class Sentences:
+        def decode(self, ids, **_):
+            raise IndexError("piece id is out of range")
+
+    assert viewer.text_of(Sentences(), [7, 4099]) == "<7> <4099>"
+
+
 REFUSED = {
     "must be a text, got 3": chat(3),
     "must be a text, got True": chat(True),

@@ -26,7 +26,7 @@ from specbench_cli.report.spec_bench.formulas import (
 )
 from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import Grid
-from specbench_cli.report.terminal.tokens import tokenizer_of
+from specbench_cli.report.terminal.tokens import text_of, tokenizer_of
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (
@@ -189,7 +189,7 @@ def _tokenizer(reading: Reading) -> tuple[Retokenised | None, Decode | None, lis
         notes.append(
             "the token that they take off is for a BOS, which this target's tokenizer does not add"
         )
-    return retokenised, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), notes
+    return retokenised, lambda ids: text_of(tokenizer, ids, skip_special_tokens=True), notes
 
 
 def _line(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:

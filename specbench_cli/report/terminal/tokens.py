@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import SpecbenchError
+from specbench_cli.errors import SpecbenchError, is_foreign
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
 from specbench_cli.models.resolve import resolve
@@ -24,10 +24,18 @@ def decoder_of(target: str) -> Decode | None:
     if tokenizer is None:
         return None
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids)))
+    return lambda ids: text_of(tokenizer, ids)
 
-    return decode
+
+def text_of(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
+    """Return the text of token ids; the ids in words where the tokenizer fails on one of them, as
+    some fail on those of padded rows."""
+    try:
+        return str(tokenizer.decode(list(ids), **options))
+    except BaseException as fault:
+        if not is_foreign(fault):
+            raise
+        return " ".join(f"<{token}>" for token in ids)
 
 
 def tokenizer_of(target: str) -> Any:
