@@ -86,7 +86,7 @@ def test_trees_on_a_recurrent_target_fail_by_name_and_nothing_else_does(specbenc
     outcome = specbench("sps-tree", **pair("mamba2"))
     errors = {record.error for record in outcome.by_label("sps-tree")}
     assert all("a tree for" in error and "reads chains alone" in error for error in errors)
-    assert [record.error for record in outcome.by_label("vanilla")] == [None] * 2
+    assert {record.error for record in outcome.by_label("vanilla")} == {None}
 
 
 def test_a_draft_with_an_encoder_for_a_target_without_is_refused(specbench, folder):
