@@ -45,7 +45,8 @@ class Weights(Mapping[str, Tensor]):
             file of another name.
 
     Raises:
-        EnvironmentFault: there are no safetensors, or a listed shard is missing.
+        EnvironmentFault: there are no safetensors, a listed shard is missing, or the folder holds
+            two sets of weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,6 +55,12 @@ class Weights(Mapping[str, Tensor]):
         self._headers: dict[str, dict[str, Any]] = {}
         for path in self.files:
             for name, header in _header(path).items():
+                if name in self._at:
+                    raise EnvironmentFault(
+                        f"{folder.name} holds the tensor {name} twice: in {self._at[name].name} and"
+                        f" in {path.name}",
+                        hint="delete the file that does not belong to these weights",
+                    )
                 self._at[name], self._headers[name] = path, header
         self._open: dict[Path, Any] = {}
 
@@ -76,6 +83,10 @@ class Weights(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's sizes."""
         return tuple(self._headers[name]["shape"])
+
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor's numbers, as safetensors names it ("F16")."""
+        return str(self._headers[name]["dtype"])
 
     def size(self, name: str) -> int:
         """Numbers in a tensor."""
@@ -457,6 +468,14 @@ def _eos(folder: Path, config: Any) -> frozenset[int]:
 def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = sorted(folder / name for name in _shards(index)) if index.is_file() else [single]
+    if single.is_file() and single not in files:
+        # transformers reads the first set, vLLM the second one.
+        raise EnvironmentFault(
+            f"{folder.name} holds two sets of weights: {single.name}, and"
+            f" {', '.join(path.name for path in files[:2])}{', ...' if len(files) > 2 else ''} of"
+            f" {index.name}",
+            hint="delete the set that config.json does not belong to",
+        )
     missing = [path.name for path in files if not path.is_file()]
     if missing and not index.is_file() and len(named := [*folder.glob("*.safetensors")]) == 1:
         return named  # as authors of heads call theirs: medusa_lm_head.safetensors

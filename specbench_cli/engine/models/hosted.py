@@ -36,6 +36,9 @@ from specbench_cli.engine.types import (
 )
 from specbench_cli.errors import UsageError
 
+TRIAL_WINDOW = 4
+"""Longest sliding window during the trial of a module, which reads nine tokens."""
+
 UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
 """What a module raises that is called in a way that it is not made for."""
 
@@ -385,7 +388,23 @@ class HostedDecoder(ModuleDecoder):
         return masks.get("", masks)
 
     def _trial(self, ids: Tensor) -> float:
-        """Finds out what the layers store, too."""
+        """Also find out what the layers store.
+
+        A sliding window is shortened for the trial, so that its few tokens show whether the module
+        has one.
+        """
+        window = getattr(self._config, "sliding_window", None)
+        if window is None:
+            return self._gap(ids)
+        kinds = self._kinds
+        try:
+            self._config.sliding_window = min(window, TRIAL_WINDOW)
+            self._kinds = _mask_kinds(self._config)
+            return self._gap(ids)
+        finally:
+            self._config.sliding_window, self._kinds = window, kinds
+
+    def _gap(self, ids: Tensor) -> float:
         cache = DynamicCache(config=self.module.config)
         expected = self.module(input_ids=ids, **{self._keeps: cache}, use_cache=True).logits
         self._shapes = shapes_of(cache)

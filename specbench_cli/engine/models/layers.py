@@ -158,7 +158,7 @@ class FusedWeights:
         self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = read.norm("model.norm")
         self.says = None if says is None else says.to(self.embedding.device)
-        tied = says is None and (config.tie_word_embeddings or "lm_head.weight" not in read)
+        tied = says is None and config.tie_word_embeddings
         on_cpu = self.embedding.device.type == "cpu"
         most = HEAD_COPY_UP_TO[read.form_of(self.embedding)]
         self._same = tied and (not on_cpu or self.embedding.numel() > most)
@@ -207,8 +207,8 @@ class FusedWeights:
 
 
 def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, ...]]:
-    """The shapes that a config gives the tensors of a Llama-like model, by transformers' names: of
-    all that there may be, biases and norms of heads among them.
+    """Return the shapes of all tensors that a config demands of a Llama-like model, by
+    transformers' names. A tied output matrix is one of them.
 
     Args:
         said: ids that the output matrix has rows for; default: all.
@@ -225,12 +225,10 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
         "mlp.up_proj": (mlp, hidden),
         "mlp.down_proj": (hidden, mlp),
     }
-    norms = {
-        "input_layernorm": hidden,
-        "post_attention_layernorm": hidden,
-        "self_attn.q_norm": d,
-        "self_attn.k_norm": d,
-    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.model_type == "qwen3":
+        norms |= {"self_attn.q_norm": d, "self_attn.k_norm": d}
+    biased = _biased(config)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),
@@ -239,10 +237,24 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
     for i in range(config.num_hidden_layers):
         for name, shape in projections.items():
             shapes[f"model.layers.{i}.{name}.weight"] = shape
-            shapes[f"model.layers.{i}.{name}.bias"] = shape[:1]
+            if name in biased:
+                shapes[f"model.layers.{i}.{name}.bias"] = shape[:1]
         for name, width in norms.items():
             shapes[f"model.layers.{i}.{name}.weight"] = (width,)
     return shapes
+
+
+def _biased(config: Any) -> set[str]:
+    """Return the projections of a layer that have a bias, as transformers' modules read configs."""
+    inputs = {f"self_attn.{part}_proj" for part in "qkv"}
+    if config.model_type == "qwen2":
+        return inputs
+    biased: set[str] = set()
+    if config.model_type in ("llama", "qwen3") and getattr(config, "attention_bias", False):
+        biased |= {*inputs, "self_attn.o_proj"}
+    if config.model_type == "llama" and getattr(config, "mlp_bias", False):
+        biased |= {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    return biased
 
 
 def spread(said: Tensor, ids: Tensor, size: int) -> Tensor:

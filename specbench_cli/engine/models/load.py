@@ -26,6 +26,7 @@ from specbench_cli.engine.models.checkpoint import (
     told_ids,
     weights_of,
 )
+from specbench_cli.engine.models.contents import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
 from specbench_cli.engine.models.layers import FusedWeights, spread, tensor_shapes
@@ -65,7 +66,7 @@ def load_decoder(
     config, weights = config_to_decode(folder), weights_of(folder)
     decoder: Decoder
     if fits(config) and not host_module:
-        _check_sizes(folder, config, _says(folder, config, weights), weights)
+        _check(folder, config, _says(folder, config, weights), weights)
         try:
             decoder = FusedDecoder(
                 config,
@@ -259,15 +260,11 @@ def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
     return module if says is None else cut(module, says)
 
 
-def _check_sizes(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
-    """Raise EnvironmentFault unless the weights have the sizes that their config says."""
-    for name, meant in tensor_shapes(config, None if says is None else len(says)).items():
-        if name in weights and weights.shape(name) != meant:
-            raise EnvironmentFault(
-                f"{folder.name}: {name} has the shape {list(weights.shape(name))}, and config.json"
-                f" says {list(meant)}",
-                hint="specbench list models",
-            )
+def _check(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
+    """Raise EnvironmentFault unless the weights of one of our families are those of the config."""
+    demanded = tensor_shapes(config, None if says is None else len(says))
+    check_contents(folder.name, weights, demanded, tied=says is None and config.tie_word_embeddings)
+    _check_attention(folder, config)
     heads, shared, eps = (
         *(config.num_attention_heads, config.num_key_value_heads),
         config.rms_norm_eps,
@@ -277,6 +274,23 @@ def _check_sizes(folder: Path, config: Any, says: Tensor | None, weights: Weight
             f"{folder.name}/config.json: {heads} heads over {shared} with rms_norm_eps {eps} are no"
             " model",
             hint="specbench list models",
+        )
+
+
+def _check_attention(folder: Path, config: Any) -> None:
+    """Raise EnvironmentFault for settings of the attention that are not computed here."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    wrong = None
+    if not getattr(config, "is_causal", True):
+        wrong = "is_causal false: only causal attention is computed here"
+    elif config.model_type == "llama" and window is not None:
+        wrong = f"sliding_window {window}: a Llama model has none (transformers ignores it)"
+    elif window is None and "sliding_attention" in (kinds or ()):
+        wrong = "layers of the kind sliding_attention, and no sliding_window"
+    if wrong:
+        raise EnvironmentFault(
+            f"{folder.name}/config.json has {wrong}",
+            hint="correct config.json, or take the one that the weights were published with",
         )
 
 
@@ -296,6 +310,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
                 f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
                 f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
             )
+        _check(folder, config, _says(folder, config, weights), weights)
         return _filled(folder, device, dtype, {})
     module, report = _kind_of(config).from_pretrained(
         folder,
@@ -305,8 +320,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         trust_remote_code=False,
         output_loading_info=True,
     )
-    if missing := sorted(report["missing_keys"]):  # transformers would draw them by chance
-        raise _lacks(folder, missing[0])
+    check_report(folder.name, weights, module, report)
     return _ready(module.to(device), folder)
 
 
