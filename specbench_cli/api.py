@@ -8,6 +8,8 @@ method needs to what few do.
 
 from __future__ import annotations
 
+import pathlib
+
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
 from pydantic import Field
@@ -128,7 +130,13 @@ from specbench_cli.engine.models.head import (
     SequentialHead,
     Trained,
 )
-from specbench_cli.engine.models.checkpoint import Weights, read_config, said_ids, told_ids
+from specbench_cli.engine.models.checkpoint import (
+    Weights,
+    pickled,
+    read_config,
+    said_ids,
+    told_ids,
+)
 from specbench_cli.engine.models.state import KVState, LayerShape
 
 # The fused path of heads and draft models: a stack of layers, their positions, how they are read, a
@@ -240,6 +248,7 @@ __all__ = [
     "WordList",
     "Worker",
     "best_tree",
+    "checked_weights",
     "config_of",
     "draft_chains",
     "expand",
@@ -254,6 +263,7 @@ __all__ = [
     "mean_log_prob",
     "merge",
     "most",
+    "pickled",
     "ranking",
     "read_config",
     "rows_of",
@@ -278,6 +288,14 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
+
+
+def checked_weights(folder: pathlib.Path, config: object) -> Weights:
+    """Return the tensors of a model of a family that `fits`; raise EnvironmentFault unless they are
+    those that its config demands."""
+    from specbench_cli.engine.models import load
+
+    return load.checked_weights(folder, config)
 
 
 def config_of(decoder: Decoder) -> dict[str, object]:

@@ -86,6 +86,9 @@ class AcceptanceHead(Artifact):
             last = _affine(weights, f"model.{depth}", draft)
         except KeyError as missing:
             raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+        places = [*(f"model.{at}.linear" for at in held), f"model.{depth}"]
+        known = {f"{place}.{part}" for place in places for part in ("weight", "bias")}
+        weights.check_names(known, _ANOTHER)
         if len(blocks) not in (1, depth):
             raise EnvironmentFault(
                 f"{folder.name} holds {len(blocks)} blocks of {depth}: neither one nor all",

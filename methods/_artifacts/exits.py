@@ -108,6 +108,7 @@ class ExitPredictors(Artifact):
             parts = [weights[name].to(target.device).float() for name in names]
         except KeyError as missing:
             raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+        weights.check_names(names, _ANOTHER)
         n, reads, width = parts[0].shape if parts[0].dim() == 3 else (0, 0, 0)
         due = [(target.n_layers - 1, reads, width), (n, width), (n, width), (n,)]
         if [part.shape for part in parts] != due or not reads or reads % 3:

@@ -55,11 +55,12 @@ class JudgeHead(Artifact):
             )
         if trained_for and sha256_of(target) not in (None, trained_for):
             raise EnvironmentFault(f"{folder.name} was trained with another target", _ANOTHER)
-        weights = Weights(folder)
+        weights, names = Weights(folder), ("weight", "bias")
         try:
-            parts = [weights[name].to(target.device).float() for name in ("weight", "bias")]
+            parts = [weights[name].to(target.device).float() for name in names]
         except KeyError as missing:
             raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+        weights.check_names(names, _ANOTHER)
         if [part.shape for part in parts] != [(target.hidden_size,), (1,)]:
             raise EnvironmentFault(f"{folder.name}: its tensors have other shapes", _ANOTHER)
         return cls(*parts)

@@ -18,6 +18,7 @@ from specbench_cli.api import (
     EnvironmentFault,
     Weights,
     config_of,
+    pickled,
     sha256_of,
 )
 
@@ -261,10 +262,7 @@ def config_in(folder: Path) -> dict[str, Any]:
         )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
-        raise EnvironmentFault(
-            f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
-            f"specbench train convert {folder} --out DIR --unpickle",
-        )
+        raise pickled(folder, pickles[0])
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if config.get("layernorms"):
         raise EnvironmentFault(

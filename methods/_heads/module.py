@@ -204,6 +204,9 @@ class DraftHead(nn.Module, ABC):
         lacking = next((name for name in names if name not in files.tensors), None)
         if lacking is not None:
             raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        known = {*names, "d2t", "t2d", "embed_tokens.weight"}
+        if odd := sorted(name for name in files.tensors if name not in known):
+            raise wrong_size(files, f"{odd[0]} has no place in it, and is not computed")
         wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
         if wild is not None:
             raise wrong_size(files, f"{wild} holds numbers that are not finite")

@@ -30,6 +30,7 @@ from specbench_cli.api import (
     RotaryEmbedding,
     UsageError,
     Weights,
+    checked_weights,
     fits,
     read_config,
 )
@@ -94,7 +95,9 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     due = {name: tuple(part.shape) for name, part in module.named_parameters()}
-    return checked(folder.name, weights, due, PardDraft.kind, whole=False)
+    found = checked(folder.name, weights, due, PardDraft.kind, whole=False)
+    checked_weights(folder, config)  # also refuse tensors that nothing reads
+    return found
 
 
 class Pard(ParallelHead):

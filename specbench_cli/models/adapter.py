@@ -36,10 +36,18 @@ PLAIN = {
     "rank_pattern": ({},),
     "alpha_pattern": ({},),
     "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "target_parameters": (None, []),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
 }
 """What adapter_config.json may say, where it says anything, of additions that are made here."""
 LARGEST = 1e6
 """The greatest rank or alpha of an adapter."""
+
+_FETCH = "fetch the folder again, or save the fine-tuning once more with peft (save_pretrained)"
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -73,7 +81,7 @@ def base_of(folder: Path) -> str:
                 'write {"target": MODEL} there, the model that the draft was made of',
             )
         return target
-    facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    facts = _facts(folder)
     odd = next((key for key, known in PLAIN.items() if facts.get(key, known[0]) not in known), None)
     if odd is not None:
         raise UsageError(
@@ -81,8 +89,28 @@ def base_of(folder: Path) -> str:
             f" added here ({odd} {PLAIN[odd][0]!r})",
             "merge it with peft (merge_and_unload, save_pretrained), and give the folder of that",
         )
-    base: str = facts["base_model_name_or_path"]
+    base = facts.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UsageError(
+            f"{folder.name}/{CONFIG} names no model (base_model_name_or_path is {base!r})",
+            "write there the hub id or the folder of the model that was fine-tuned",
+        )
     return base
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return a fine-tuning's adapter_config.json; raise UsageError if it is none."""
+    try:
+        facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as fault:
+        raise UsageError(f"{folder.name}/{CONFIG} cannot be read: {fault}", _FETCH) from fault
+    sizes = [facts.get(name) for name in ("r", "lora_alpha")] if isinstance(facts, dict) else []
+    if not all(isinstance(each, int | float) and each > 0 for each in sizes) or not sizes:
+        raise UsageError(f"{folder.name}/{CONFIG} has no r and lora_alpha above 0", _FETCH)
+    if not (folder / WEIGHTS).is_file():
+        raise UsageError(f"{folder.name} has a {CONFIG} and no {WEIGHTS}", _FETCH)
+    found: dict[str, Any] = facts
+    return found
 
 
 def merged(folder: Path, base: Path) -> Path:
@@ -120,12 +148,17 @@ def merged(folder: Path, base: Path) -> Path:
 
 def _add(folder: Path, model: Path) -> None:
     """Change the matrices in a model's files, where they stand."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    parts = load_file(folder / WEIGHTS)
-    facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    facts = _facts(folder)
+    try:
+        parts = load_file(folder / WEIGHTS)
+    except SafetensorError as fault:
+        raise UsageError(f"{folder.name}/{WEIGHTS} cannot be read: {fault}", _FETCH) from fault
     scale = _scale(folder, facts)
     left = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
+    _check_parts(folder, parts, left, facts["r"])
     for file in sorted(model.glob("*.safetensors")):
         held = _entries(file)
         for at in sorted(left):
@@ -165,6 +198,23 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
                 "ask whoever made the adapter for its config",
             )
     return float(alpha) / float(rank)
+
+
+def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: int) -> None:
+    """Raise UsageError unless the tensors of a fine-tuning are pairs A and B of its rank."""
+    pairs = {PREFIX + at + end for at in places for end in (A, B)}
+    wrong = [f"has {name}, which is no low-rank addition" for name in sorted(parts.keys() - pairs)]
+    wrong += [f"lacks {name}" for name in sorted(pairs - parts.keys())]
+    wrong += [
+        f"has {name} of rank {len(parts[name])}, and {CONFIG} says {rank}"
+        for name in sorted(pairs & parts.keys())
+        if name.endswith(A) and len(parts[name]) != rank
+    ]
+    if wrong:
+        raise UsageError(
+            f"{folder.name}/{WEIGHTS} {wrong[0]}",
+            "merge it with peft (merge_and_unload, save_pretrained), and give the folder of that",
+        )
 
 
 def _complete(folder: Path, base: Path, model: Path) -> None:

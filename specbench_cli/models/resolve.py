@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.models.adapter import base_of, is_adapter, is_draft, merged
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
+from specbench_cli.models.adapter import CONFIG, RECORD, base_of, is_adapter, is_draft, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
 from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
@@ -174,7 +174,14 @@ def _from_alias(name: str) -> Checkpoint:
 
 def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
     """A low-rank fine-tuning, whole, or a draft; a trained module beside it goes with it."""
-    base = resolve(base_of(folder))
+    named = base_of(folder)
+    try:
+        base = resolve(named)
+    except SpecbenchError as fault:
+        record = f"{folder.name}/{RECORD if is_draft(folder) else CONFIG}"
+        raise type(fault)(
+            f"{record} names {named} as its model: {fault.message}", fault.hint
+        ) from fault
     config = folder / "config.json"
     facts = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
     kind = facts.get("specbench", {}).get("kind")

@@ -135,6 +135,11 @@ def test_what_training_wrote_is_read(tmp_path, family):
             {"weight": torch.ones(31), "bias": torch.ones(1)},
             "its tensors have other shapes",
         ),
+        (
+            {"hidden_size": 32},
+            {"weight": torch.ones(32), "bias": torch.ones(1), "scale": torch.ones(1)},
+            "holds the tensor scale, which nothing reads",
+        ),
     ],
 )
 def test_what_is_no_judge_of_this_target_is_refused(tmp_path, family, config, tensors, why):

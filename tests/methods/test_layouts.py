@@ -436,3 +436,11 @@ def test_a_pickle_of_anything_but_tensors_is_not_read(tmp_path, capsys, content)
 def test_without_a_pickle_there_is_nothing_to_convert(tmp_path):
     with pytest.raises(UsageError, match=r"has no pytorch_model\*\.bin or \*_lm_head\.pt"):
         convert(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["norm.weight", "fc_norm.weight"])
+def test_a_tensor_that_a_kind_of_head_does_not_compute_is_refused(target, made, name):
+    files = made[EagleHead]
+    tensors = {**files.tensors, name: torch.ones(32)}
+    with pytest.raises(EnvironmentFault, match=f"{name} has no place"):
+        EagleHead.of(replace(files, tensors=tensors), target)

@@ -175,6 +175,19 @@ def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_fi
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "file"), [(MedusaHeads, "medusa_lm_head.pt"), (HydraHeads, "hydra_lm_head.pt")]
+)
+def test_pickled_heads_are_refused_with_the_command_that_converts_them(
+    tmp_path, target, kind, file
+):
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"0.0.linear.weight": torch.zeros(1)}, tmp_path / file)
+    with pytest.raises(EnvironmentFault, match=f"{file}, a pickle") as fault:
+        kind.load(tmp_path, {"target": target})
+    assert fault.value.hint == f"specbench train convert {tmp_path} --out DIR --unpickle"
+
+
 # ---- step by step: published folders, and what their authors' programs do with them -------------
 
 

@@ -112,6 +112,16 @@ def test_a_pard_draft_that_is_not_whole_is_refused(tmp_path, target, change, wha
         PardDraft.load(tmp_path, {"target": target})
 
 
+@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "mlp.up_proj.weight_scale"])
+def test_a_pard_draft_with_a_tensor_that_nothing_reads_is_refused(tmp_path, target, name):
+    published(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {f"model.layers.0.{name}": torch.ones(1)}, path, {"format": "pt"})
+    with pytest.raises(EnvironmentFault, match=f"{name}, which its config.json does not provide"):
+        PardDraft.load(tmp_path, {"target": target})
+
+
 def test_a_pard_draft_of_more_layers_than_its_file_holds_is_refused_at_once(tmp_path, target):
     published(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

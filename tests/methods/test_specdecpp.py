@@ -223,6 +223,14 @@ def test_a_tied_head_is_one_block_applied_three_times(tmp_path, decoders, copies
     torch.testing.assert_close(AcceptanceHead.load(tmp_path, decoders)(rows.clone()), expected)
 
 
+HEAD = {
+    "model.0.linear.weight": torch.zeros(32, 32),
+    "model.0.linear.bias": torch.zeros(32),
+    "model.1.weight": torch.zeros(2, 32),
+    "model.1.bias": torch.zeros(2),
+}
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -244,6 +252,10 @@ def test_a_tied_head_is_one_block_applied_three_times(tmp_path, decoders, copies
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), num_layers=2**31),
             "num_layers is 2147483648; a head has 0 to 64",
+        ),
+        (
+            lambda f: stored(f, [Block(32)], nn.Linear(32, 2), {**HEAD, "scale": torch.ones(1)}),
+            "holds the tensor scale, which nothing reads",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],

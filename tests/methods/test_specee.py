@@ -270,6 +270,11 @@ def tensors(**other):
         ({"n_layers": 2, "layers": [1]}, tensors(down=None), "lacks the tensor 'down'"),
         ({"n_layers": 2, "layers": [1]}, tensors(up=(1, 11, 8)), "tensors have other shapes"),
         ({"n_layers": 2, "layers": [1]}, tensors(up_bias=(2, 8)), "tensors have other shapes"),
+        (
+            {"n_layers": 2, "layers": [1]},
+            tensors(norm=(8,)),
+            "the tensor norm, which nothing reads",
+        ),
     ],
 )
 def test_what_is_no_predictor_of_this_target_is_refused(tmp_path, family, config, weights, why):

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -102,6 +102,15 @@ class Weights(Mapping[str, Tensor]):
         """Kinds of these numbers, as safetensors calls them ("F16")."""
         kinds = {header["dtype"] for name, header in self._headers.items() if name not in CUT}
         return tuple(sorted(kinds))
+
+    def check_names(self, known: Collection[str], hint: str) -> None:
+        """Raise EnvironmentFault if there is a tensor that is not among the known names."""
+        if odd := sorted(name for name in self if name not in known):
+            raise EnvironmentFault(
+                f"{self.files[0].parent.name} holds the tensor {odd[0]}, which nothing reads"
+                f" ({len(odd)} such)",
+                hint,
+            )
 
     def check_layers(self, config: Any) -> None:
         """Raise EnvironmentFault unless the layers of a config can be: each has a tensor of its
@@ -482,12 +491,25 @@ def _weight_files(folder: Path) -> list[Path]:
     if not missing:
         return files
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if heads := sorted(path.name for path in folder.glob("*_lm_head.pt")):
+        raise pickled(folder, heads[0])
     if pickles:
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
             hint="convert once: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
         )
-    raise EnvironmentFault(f"{folder} lacks {', '.join(missing)}", hint="specbench list models")
+    raise EnvironmentFault(
+        f"{folder} lacks {', '.join(missing)}",
+        hint="needed: a folder with config.json and *.safetensors; specbench list models",
+    )
+
+
+def pickled(folder: Path, file: str) -> EnvironmentFault:
+    """Return the error for a head whose weights are a pickle."""
+    return EnvironmentFault(
+        f"{folder} has its weights as {file}, a pickle; only safetensors are read",
+        f"specbench train convert {folder} --out DIR --unpickle",
+    )
 
 
 def _shards(index: Path) -> set[str]:

@@ -260,6 +260,17 @@ def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
     return module if says is None else cut(module, says)
 
 
+def checked_weights(folder: Path, config: Any) -> Weights:
+    """Return the tensors of a checkpoint of one of our families, as read.
+
+    Raises:
+        EnvironmentFault: They are not the tensors that the config demands.
+    """
+    weights = weights_of(folder)
+    _check(folder, config, _says(folder, config, weights), weights)
+    return weights
+
+
 def _check(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
     """Raise EnvironmentFault unless the weights of one of our families are those of the config."""
     demanded = tensor_shapes(config, None if says is None else len(says))
@@ -310,7 +321,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
                 f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
                 f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
             )
-        _check(folder, config, _says(folder, config, weights), weights)
+        checked_weights(folder, config)
         return _filled(folder, device, dtype, {})
     module, report = _kind_of(config).from_pretrained(
         folder,

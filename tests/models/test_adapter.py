@@ -1,0 +1,107 @@
+"""A low-rank fine-tuning is added whole, or refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from specbench_cli.errors import SpecbenchError, UsageError
+from specbench_cli.models import resolve
+from specbench_cli.models.adapter import CONFIG, RECORD, WEIGHTS, A, B
+from specbench_cli.models.resolve import Checkpoint
+
+PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write a fine-tuning of the shipped draft model with other tensors or settings."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    width = json.loads((resolve("embedded-1m").path / "config.json").read_text())["hidden_size"]
+
+    def make(tensors: dict[str, Any] | None = None, **settings: Any) -> Path:
+        folder = tmp_path / "tuned"
+        folder.mkdir()
+        facts = {"base_model_name_or_path": "embedded-1m", "r": 2, "lora_alpha": 4}
+        (folder / CONFIG).write_text(json.dumps({**facts, "peft_type": "LORA", **settings}))
+        parts = {PLACE + A: np.ones((2, width)), PLACE + B: np.ones((width, 2))}
+        parts |= tensors or {}
+        held = {name: part.astype("f4") for name, part in parts.items() if part is not None}
+        save_file(held, folder / WEIGHTS)
+        return folder
+
+    return make
+
+
+def test_a_whole_fine_tuning_is_taken(tuned: Callable[..., Path]) -> None:
+    assert isinstance(resolve(str(tuned())), Checkpoint)
+
+
+@pytest.mark.parametrize("base", ["nobody/model-that-is-not-here", "./no-such-folder", "llama-9"])
+def test_a_base_that_is_missing_is_said_to_be_named_by_the_adapter(
+    tuned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tuned(base_model_name_or_path=base)
+    with pytest.raises(SpecbenchError) as fault:
+        resolve(str(folder))
+    assert fault.value.message.startswith(f"tuned/{CONFIG} names {base} as its model: ")
+
+
+def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_path: Path) -> None:
+    (tmp_path / "layers.safetensors").touch()
+    (tmp_path / RECORD).write_text(json.dumps({"target": "./gone"}))
+    with pytest.raises(UsageError, match=rf"{RECORD} names \./gone as its model: no such folder"):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"base_model.model.lm_head.weight": np.ones((4, 4))}, "lm_head.weight, which is no low"),
+        ({f"{PLACE}.lora_magnitude_vector": np.ones(4)}, "magnitude_vector, which is no low-rank"),
+        ({f"{PLACE}.lora_B.bias": np.ones(4)}, "lora_B.bias, which is no low-rank"),
+        ({PLACE + B: None}, "lacks .*q_proj.lora_B.weight"),
+        ({PLACE + A: np.ones((3, 128)), PLACE + B: np.ones((128, 3))}, "of rank 3, .* says 2"),
+    ],
+)
+def test_tensors_that_would_not_be_added_are_named(
+    tuned: Callable[..., Path], tensors: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        resolve(str(tuned(tensors)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"base_model_name_or_path": None}, "names no model"),
+        ({"r": 0}, "no r and lora_alpha above 0"),
+        ({"lora_alpha": "x"}, "no r and lora_alpha above 0"),
+    ],
+)
+def test_settings_that_are_not_computed_are_named(
+    tuned: Callable[..., Path], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        resolve(str(tuned(**settings)))
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+def test_an_adapter_without_its_files_is_refused(tuned: Callable[..., Path], text: str) -> None:
+    folder = tuned()
+    if text is None:
+        (folder / WEIGHTS).unlink()
+    else:
+        (folder / CONFIG).write_text(text)
+    with pytest.raises(UsageError, match=r"tuned"):
+        resolve(str(folder))
