@@ -290,9 +290,14 @@ class Bench:
         """Raise PromptError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
             models = " and ".join(each.label for each in self._plan.checkpoints.values())
+            why = [
+                f" ({self._plan.checkpoints[role].label}: {decoder.limit})"
+                for role, decoder in self.workspace.decoders.items()
+                if decoder.max_positions == self.context and decoder.limit
+            ]
             raise PromptError(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is more than the"
-                f" {self.context} positions of {models}",
+                f" {self.context} positions of {models}{''.join(why[:1])}",
                 hint="lower --max-new-tokens, leave the question out (--category, --limit, or a"
                 " .jsonl file of your own), or choose models with a longer context",
             )

@@ -286,6 +286,23 @@ def test_output_longer_than_the_context_is_refused(run):
     assert not Path("here").exists()
 
 
+def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run, pair):
+    """Frequencies change there (Phi-3, Phi-4-mini), and with them those of all tokens before."""
+    pair("long")
+    config = json.loads(Path("long/config.json").read_text())
+    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, **factors}
+    config["rope_parameters"] = rope | {"original_max_position_embeddings": 40}
+    Path("long/config.json").write_text(json.dumps(config))
+    code, _, err = run(f"run -t own.jsonl {SMALL} --target ./long".replace("tokens 4", "tokens 39"))
+    assert code == 2
+    assert told(err)[0].endswith(
+        "more than the 40 positions of long (long: its rotary scaling (longrope) changes beyond"
+        " them)"
+    )
+    assert not Path("here").exists()
+
+
 @pytest.fixture
 def pair(tiny_checkpoint):
     """Copies a tiny model with the embedded tokenizer to a folder, changed if need be."""

@@ -378,8 +378,42 @@ def _is_plain(folder: Path) -> bool:
 
 
 def max_positions(config: Any) -> int:
-    """Positions a model is made for; sys.maxsize where its family sets no limit."""
-    return int(getattr(config, "max_position_embeddings", sys.maxsize))
+    """Return how many positions a model can be read at; sys.maxsize if its family sets no limit."""
+    most = int(getattr(config, "max_position_embeddings", sys.maxsize))
+    fixed = fixed_rotary(config)
+    return most if fixed is None else min(most, fixed.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRotary:
+    """The part of a context in which rotary frequencies do not change as the text grows.
+
+    Attributes:
+        kind: transformers' name of the scaling.
+        positions: How many positions it has.
+    """
+
+    kind: str
+    positions: int
+
+
+def fixed_rotary(config: Any) -> FixedRotary | None:
+    """Return where rotary frequencies begin to change; None if they never do.
+
+    Beyond that place the keys of the whole text would have to be computed again, and a draft that
+    reaches over it changes the tokens before it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    found = [
+        FixedRotary(kind, int(each["original_max_position_embeddings"]))
+        if kind == "longrope"
+        else FixedRotary(kind, int(config.max_position_embeddings))
+        for each in (rope, *rope.values())  # some families have parameters by kind of layer
+        if isinstance(each, dict)
+        and isinstance(kind := each.get("rope_type"), str)
+        and (kind == "longrope" or "dynamic" in kind)
+    ]
+    return min(found, key=lambda each: each.positions, default=None)
 
 
 def text_config(config: Any) -> Any:

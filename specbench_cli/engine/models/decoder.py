@@ -82,6 +82,7 @@ class Decoder(ABC):
         vocab_size: width V of the logits.
         n_layers: number of layers L.
         max_positions: positions the model is made for.
+        limit: Why there are no more of them, for messages; empty if the model has no more.
         device, dtype: where and in what it computes.
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
@@ -97,6 +98,7 @@ class Decoder(ABC):
     n_layers: int
     hidden_size: int
     max_positions: int
+    limit: str = ""
     device: torch.device
     dtype: torch.dtype
     weight_bytes: int

@@ -20,7 +20,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import visible
-from specbench_cli.engine.models.checkpoint import layer_count, max_positions, text_config
+from specbench_cli.engine.models.checkpoint import (
+    fixed_rotary,
+    layer_count,
+    max_positions,
+    text_config,
+)
 from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
@@ -67,6 +72,9 @@ class ModuleDecoder(Decoder):
         self.device, self.dtype = module.device, module.dtype
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.n_layers, self.max_positions = layer_count(config), max_positions(config)
+        self._rotary = fixed_rotary(config)
+        if self._rotary is not None:
+            self.limit = f"its rotary scaling ({self._rotary.kind}) changes beyond them"
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
         self._config = config
         self._accepted = set(inspect.signature(module.forward).parameters)
@@ -303,6 +311,9 @@ class HostedDecoder(ModuleDecoder):
             steps = torch.arange(n, device=self.device)
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
             positions = host.ids(first, self.device)[:, None] + steps
+        if self._rotary is not None:
+            # Rows of a draft beyond the longest text must not change the frequencies of the others.
+            positions = positions.clamp(max=self.max_positions - 1)
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,
