@@ -104,9 +104,11 @@ class Osd(DraftModelMethod):
         missed = sum(len(places) for _, places, _ in waiting)
         for ids, places, laws in waiting:
             if places:
-                rows = model.module(torch.tensor([ids], device=session.device)).logits[0]
-                q = rows[[place - 1 for place in places]].float().log_softmax(-1)
-                p = torch.stack(laws).float().log_softmax(-1)
+                read = model.decoder.known(torch.tensor([ids], device=session.device))
+                rows, wanted = model.module(read).logits[0], torch.stack(laws)
+                shared = min(rows.shape[-1], wanted.shape[-1])  # ids that both models have
+                q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)
+                p = wanted[:, :shared].float().log_softmax(-1)
                 says = q[0].isfinite()  # of a draft whose output is cut
                 far = functional.kl_div(q[:, says], p[:, says], reduction="sum", log_target=True)
                 (far / missed).backward()

@@ -52,6 +52,12 @@ class Workspace:
     )
     _artifacts: dict[Trained, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        target = self.decoders.get("target")
+        for decoder in self.decoders.values():
+            if target is not None and decoder is not target:
+                decoder.reads = target.vocab_size
+
     def artifact(self, wanted: Trained) -> Any:
         """A trained module, made at first use and kept."""
         if wanted not in self._artifacts:
@@ -77,7 +83,8 @@ class Workspace:
             self.words = Vocabulary.of_ids(self.decoders["target"].vocab_size)
         elif self.words is None:
             try:
-                self.words = Vocabulary.of(self.tokenizer)
+                size = self.decoders["target"].vocab_size
+                self.words = Vocabulary.of(self.tokenizer).sized(size)
             except ValueError as unknown:
                 raise MethodFault(
                     f"the method reads what tokens say, and of the target's tokenizer {unknown}",

@@ -143,6 +143,7 @@ class Bench:
                     dtype=dtype,
                     imposed=imposed,
                     graphs=self._graphs,
+                    reads=self.facts["target"].vocab_size,
                 )
             }
         self.unfit: dict[str, SpecbenchError] = {}
@@ -209,7 +210,8 @@ class Bench:
                 f" bytes, {error}",
                 hint="choose a --draft with the target's tokenizer (specbench list models)",
             ) from error
-        return Translation(ours, own, self.device)
+        sizes = [self.facts[each].vocab_size for each in ("target", role)]
+        return Translation(ours.sized(sizes[0]), own.sized(sizes[1]), self.device)
 
     def _make(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""
@@ -381,14 +383,17 @@ def loaded(
     dtype: torch.dtype,
     imposed: tuple[float, int] | None,
     graphs: bool = False,
+    reads: int = 0,
 ) -> Decoder:
     """A decoder of a checkpoint.
 
     Args:
+        reads: See `Decoder`.
         imposed: the acceptance and the ids that it is to say.
         graphs: whether its forwards are replayed from CUDA graphs where they can be.
     """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
+    decoder.reads = reads
     if graphs:
         recorded(decoder)
     return decoder if imposed is None else impose(decoder, *imposed)

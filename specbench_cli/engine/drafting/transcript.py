@@ -31,8 +31,8 @@ class Transcript:
         """Read a session's prompt, for a draft model of the run."""
         words, prompt = model.decoder.translation, session.tokens()
         if words is None:
-            own = Vocabulary.of_ids(session.target.vocab_size)
-            words = Translation(own, own, session.device)
+            sizes = session.target.vocab_size, model.decoder.vocab_size
+            words = Translation(*map(Vocabulary.of_ids, sizes), session.device)
         self.translation = words
         self.ids = words.draft.encode(words.target.spelt(prompt))
         begins = words.draft.begins

@@ -87,6 +87,16 @@ class Vocabulary:
             first[0] if first and first[0] == tokenizer.bos_token_id else None,
         )
 
+    def sized(self, n: int) -> Vocabulary:
+        """Return the part of it that a model with n ids has; further ids stand for nothing.
+
+        A model's matrices may have more rows than its tokenizer has tokens (padding), or fewer
+        (tokens that were added to the tokenizer alone).
+        """
+        pieces = [*self.pieces[:n], *[b""] * (n - len(self.pieces))]
+        begins = None if self.begins is None or self.begins >= n else self.begins
+        return Vocabulary(pieces, self.cut, begins)
+
     @cached_property
     def ids(self) -> dict[bytes, int]:
         """The id of each piece; the first, where several are spelt alike."""

@@ -193,7 +193,7 @@ class ChainDecoder(ModuleDecoder):
         lines = range(len(x.ids)) if seqs is None else seqs
         found = [
             self._line(ids, state, seq, logits_at, wanted)
-            for ids, seq in zip(x.ids.split(1), lines, strict=True)
+            for ids, seq in zip(self.known(x.ids).split(1), lines, strict=True)
         ]
         left = {at: torch.cat([rows[at] for rows, _ in found]) for at in wanted}
         logits = [each for _, each in found if each is not None]
@@ -293,7 +293,7 @@ class HostedDecoder(ModuleDecoder):
         run = [at for at in range(low, high) if at not in over] if over else range(low, high)
         if isinstance(x, Hidden) != (low > 0):
             raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
-        rows = x.ids if isinstance(x, Tokens) else x.rows
+        rows = self.known(x.ids) if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
         lines = range(b) if seqs is None else seqs
         starts = [state.length(seq, run[0] if run else low) for seq in lines]

@@ -179,6 +179,7 @@ class FusedCopy(FusedDecoder):
             device=source.device,
             dtype=source.dtype,
         )
+        self.reads = source.reads
         self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
 
     def publish(self) -> None:
