@@ -51,7 +51,7 @@ class PardDraft(FusedDecoder, Artifact):
         """The model of a transformers config, computing where its target does, in its dtype."""
         rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
-        draft.mask, draft.reads = config.pard_token, target.vocab_size
+        draft.mask, draft.input_vocab_size = config.pard_token, target.vocab_size
         return draft
 
     @classmethod

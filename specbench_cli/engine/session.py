@@ -271,15 +271,14 @@ class Session:
         processor = sampling.processor
         self._processing = None if processor is None else processor.begin()
         self._weakened: Weakened | None = None
-        self._noise = Noise(
-            sampling.seed, request.prompt_id, request.turn, decoder.vocab_size, self.device
-        )
+        size = workspace.committed_ids or decoder.vocab_size
+        self._noise = Noise(sampling.seed, request.prompt_id, request.turn, size, self.device)
         self._chooser = Chooser(
             sampling,
             random
             or SeededRandom(sampling.seed, request.prompt_id, request.turn, pass_, self.device),
             self._noise,
-            decoder.vocab_size,
+            size,
         )
         meter = Meter(self.device) if shared is None else shared.meter
         self._text = Text(request.ids, request.stop, self.device, meter.clock.now)
@@ -752,6 +751,7 @@ class Session:
     def _decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         drafters = self.harness.meter.greatest(self._place)
+        rows = self._chooser.align(rows)
         rows = self._processed(draft, rows)  # where tokens are replayed too: it takes its time
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)

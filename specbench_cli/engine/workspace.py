@@ -33,6 +33,8 @@ class Workspace:
     role: what the forwards of its target count as, prefill apart.
     synthetic: what of its models is made up, in words; None: nothing.
     words: what the target's ids stand for; None: what the tokenizer says, if there is one.
+    committed_ids: Number of ids that an output may hold, of a draft that decodes alone: those of
+        the run's target, which judges it. None: all of its target's.
     """
 
     decoders: Mapping[str, Decoder]
@@ -46,6 +48,7 @@ class Workspace:
     role: Role = "verify"
     synthetic: str | None = None
     words: Vocabulary | None = None
+    committed_ids: int | None = None
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
@@ -56,7 +59,7 @@ class Workspace:
         target = self.decoders.get("target")
         for decoder in self.decoders.values():
             if target is not None and decoder is not target:
-                decoder.reads = target.vocab_size
+                decoder.input_vocab_size = target.vocab_size
 
     def artifact(self, wanted: Trained) -> Any:
         """A trained module, made at first use and kept."""
@@ -71,7 +74,10 @@ class Workspace:
         states, and nothing verifies; of the target it is itself."""
         if model == "target":
             return self
-        return replace(self, decoders={"target": self.decoders[model]}, role="draft")
+        size = self.decoders["target"].vocab_size
+        return replace(
+            self, decoders={"target": self.decoders[model]}, role="draft", committed_ids=size
+        )
 
     def vocabulary(self) -> Vocabulary:
         """What the target's ids stand for; where there is no tokenizer, themselves.

@@ -143,7 +143,7 @@ class Bench:
                     dtype=dtype,
                     imposed=imposed,
                     graphs=self._graphs,
-                    reads=self.facts["target"].vocab_size,
+                    input_vocab_size=self.facts["target"].vocab_size,
                 )
             }
         self.unfit: dict[str, SpecbenchError] = {}
@@ -383,17 +383,17 @@ def loaded(
     dtype: torch.dtype,
     imposed: tuple[float, int] | None,
     graphs: bool = False,
-    reads: int = 0,
+    input_vocab_size: int = 0,
 ) -> Decoder:
     """A decoder of a checkpoint.
 
     Args:
-        reads: See `Decoder`.
+        input_vocab_size: See `Decoder`.
         imposed: the acceptance and the ids that it is to say.
         graphs: whether its forwards are replayed from CUDA graphs where they can be.
     """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
-    decoder.reads = reads
+    decoder.input_vocab_size = input_vocab_size
     if graphs:
         recorded(decoder)
     return decoder if imposed is None else impose(decoder, *imposed)

@@ -343,6 +343,23 @@ def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
     assert "(96 of 4096 tokens have another id or none)" in told(err)[0]
 
 
+def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run, pair):
+    pair("short", vocab=4096)
+    tokenizer = Path("short", "tokenizer.json")
+    tokens = json.loads(tokenizer.read_text())
+    tokens["added_tokens"].append(dict(tokens["added_tokens"][0], id=4096, content="<mark>"))
+    tokenizer.write_text(json.dumps(tokens))
+    Path("marked.jsonl").write_text('{"id": "m", "prompt": "What is <mark>?"}\n')
+    code, _, err = run(f"run --target ./short -t marked.jsonl {SMALL}")
+    assert code == 2
+    message, hint = told(err)
+    assert message.endswith(
+        "holds the token 4096 ('<mark>'), and short has embeddings of 4096: ids 0 to 4095"
+    )
+    assert hint.startswith("tokens were added to the tokenizer and not to the model")
+    assert not Path("here").exists()
+
+
 def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair):
     pair("longer", vocab=4112)
     tokenizer = Path("longer", "tokenizer.json")

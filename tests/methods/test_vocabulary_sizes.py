@@ -132,6 +132,18 @@ def test_a_hosted_draft_reads_ids_that_it_does_not_have(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_draft_that_decodes_alone_says_ids_that_the_target_has(
+    decoder: Made, target: int, draft: int, rule: str
+) -> None:
+    pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
+    workspace = Workspace(pair, CAPACITY).alone("draft")
+    found = decoded(workspace, "draft-alone", RULES[rule], (3, target - 1, 5, 40))
+    assert len(found) == BUDGET
+    assert max(found) < min(target, draft)
+
+
 # ---- tokenizers of their own, with more or fewer tokens than the models have rows ---------------
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())

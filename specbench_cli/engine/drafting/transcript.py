@@ -32,7 +32,8 @@ class Transcript:
         words, prompt = model.decoder.translation, session.tokens()
         if words is None:
             sizes = session.target.vocab_size, model.decoder.vocab_size
-            words = Translation(*map(Vocabulary.of_ids, sizes), session.device)
+            ours, own = map(Vocabulary.of_ids, sizes)
+            words = Translation(ours, own, session.device)
         self.translation = words
         self.ids = words.draft.encode(words.target.spelt(prompt))
         begins = words.draft.begins

@@ -88,7 +88,8 @@ class Decoder(ABC):
         first: index in the text of the token that row 0 of a state holds.
         trees: whether new rows may be branches, at positions and under a mask of their own.
         translation: between the target's vocabulary and a draft's own; None where they are one.
-        reads: Size of the vocabulary whose ids it is given. A draft's own one may be smaller.
+        input_vocab_size: Size of the vocabulary whose ids it is given. A draft's own may be
+            smaller.
         ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
             trace that tells fewer leaves some out.
         recorded: how many it has recorded so far, to be replayed (`graphs`).
@@ -106,7 +107,7 @@ class Decoder(ABC):
     first: int = 0
     trees: bool = True
     translation: Translation | None = None
-    reads: int = 0
+    input_vocab_size: int = 0
     ran: int = 0
     recorded: int = 0
 
@@ -116,7 +117,9 @@ class Decoder(ABC):
         The target may choose an id of its padding that a draft of the same tokenizer does not have.
         What a draft reads changes what it proposes, and never what the target accepts.
         """
-        return ids if self.reads <= self.vocab_size else ids.clamp(max=self.vocab_size - 1)
+        return (
+            ids if self.input_vocab_size <= self.vocab_size else ids.clamp(max=self.vocab_size - 1)
+        )
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:

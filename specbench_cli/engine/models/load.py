@@ -179,7 +179,7 @@ class FusedCopy(FusedDecoder):
             device=source.device,
             dtype=source.dtype,
         )
-        self.reads = source.reads
+        self.input_vocab_size = source.input_vocab_size
         self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
 
     def publish(self) -> None:
@@ -324,14 +324,24 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
             )
         checked_weights(folder, config)
         return _filled(folder, device, dtype, {})
-    module, report = _kind_of(config).from_pretrained(
-        folder,
-        dtype=dtype,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    quantised = getattr(config, "quantization_config", None)
+    try:
+        module, report = _kind_of(config).from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except ImportError as error:
+        if quantised is None:
+            raise
+        raise EnvironmentFault(
+            f"{folder.name} is quantised, and transformers cannot read it here:"
+            f" {str(error).strip().splitlines()[0]}",
+            hint="install what it names, or give the checkpoint in float16 or bfloat16",
+        ) from error
     check_report(folder.name, weights, module, report)
     return _ready(module.to(device), folder)
 

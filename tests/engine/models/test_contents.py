@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from specbench_cli.engine.models import load
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, SpecbenchError
@@ -141,6 +142,19 @@ def test_eight_bits_beside_a_scale_that_nothing_reads_are_refused(
     with pytest.raises(EnvironmentFault, match=f"tensor .*{scale} and 20 more") as fault:
         load_decoder(changed("llama", quantise), name="target")
     assert "float16 or bfloat16" in (fault.value.hint or "")
+
+
+def test_a_quantisation_whose_package_is_missing_is_named(
+    changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loader:
+        def from_pretrained(self, *_: object, **__: object) -> None:
+            raise ImportError("some-package is required")
+
+    monkeypatch.setattr(load, "_kind_of", lambda _: Loader())
+    folder = changed("llama", quantization_config={"quant_method": "awq"})
+    with pytest.raises(EnvironmentFault, match=r"is quantised, .*: some-package is required"):
+        load_decoder(folder, name="target")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
