@@ -120,8 +120,12 @@ class ModuleDecoder(Decoder):
 
     @torch.inference_mode()
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`; caps on logits included."""
+        """See `Decoder`; scales of logits (Granite, Cohere) and caps on them included."""
         logits: Tensor = self.module.get_output_embeddings()(rows)
+        if self.family.startswith("granite"):
+            logits = logits / self._config.logits_scaling
+        elif self.family.startswith("cohere"):
+            logits = logits * self._config.logit_scale
         cap = getattr(self._config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -306,3 +307,25 @@ def test_settings_of_other_families_are_not_refused(changed: Callable[..., Path]
     folder = changed("llama", logits_scaling=3.0, sliding_window=None, embedding_multiplier=2.0)
     decoder = load_decoder(folder, name="target")
     assert module_of(decoder).config.logits_scaling == 3.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Granite", {"logits_scaling": 3.0, "embedding_multiplier": 2.0}),
+        ("Cohere", {"logit_scale": 0.5}),
+        ("Gemma2", {"final_logit_softcapping": 2.0, "head_dim": 16}),
+    ],
+)
+def test_the_output_matrix_that_heads_speak_through_scales_as_the_model_does(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **heads, **settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    decoder = load_decoder(tmp_path, name="target")
+    state, ids = decoder.new_state(9), IDS[:, :9] % 97
+    out = decoder.forward(Tokens(ids), state, logits_at="all")
+    said = decoder.unembed(decoder.norm(out.hidden))
+    torch.testing.assert_close(said, out.logits, rtol=0, atol=1e-5)
