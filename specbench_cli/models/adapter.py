@@ -104,9 +104,8 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as fault:
         raise UsageError(f"{folder.name}/{CONFIG} cannot be read: {fault}", _FETCH) from fault
-    sizes = [facts.get(name) for name in ("r", "lora_alpha")] if isinstance(facts, dict) else []
-    if not all(isinstance(each, int | float) and each > 0 for each in sizes) or not sizes:
-        raise UsageError(f"{folder.name}/{CONFIG} has no r and lora_alpha above 0", _FETCH)
+    if not isinstance(facts, dict):
+        raise UsageError(f"{folder.name}/{CONFIG} holds no object", _FETCH)
     if not (folder / WEIGHTS).is_file():
         raise UsageError(f"{folder.name} has a {CONFIG} and no {WEIGHTS}", _FETCH)
     found: dict[str, Any] = facts

@@ -298,7 +298,7 @@ def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run,
     assert code == 2
     assert told(err)[0].endswith(
         "more than the 40 positions of long (long: its rotary scaling (longrope) changes beyond"
-        " them)"
+        " them) (and 1 more cannot be asked: own/1)"
     )
     assert not Path("here").exists()
 
@@ -353,10 +353,11 @@ def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run,
     code, _, err = run(f"run --target ./short -t marked.jsonl {SMALL}")
     assert code == 2
     message, hint = told(err)
-    assert message.endswith(
-        "holds the token 4096 ('<mark>'), and short has embeddings of 4096: ids 0 to 4095"
+    assert message == (
+        "prompt marked/m has the token 4096, and short has 4096 tokens, 0 to 4095: its tokenizer does"
+        " not fit its weights"
     )
-    assert hint.startswith("tokens were added to the tokenizer and not to the model")
+    assert hint.startswith("compare added_tokens in its tokenizer.json")
     assert not Path("here").exists()
 
 

@@ -85,8 +85,8 @@ def test_tensors_that_would_not_be_added_are_named(
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
         ({"lora_bias": True}, "lora_bias"),
         ({"base_model_name_or_path": None}, "names no model"),
-        ({"r": 0}, "no r and lora_alpha above 0"),
-        ({"lora_alpha": "x"}, "no r and lora_alpha above 0"),
+        ({"r": 0}, "has r 0; it must be a number from 1"),
+        ({"lora_alpha": "x"}, "has lora_alpha 'x'; it must be a number"),
     ],
 )
 def test_settings_that_are_not_computed_are_named(
