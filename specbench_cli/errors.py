@@ -97,6 +97,10 @@ class WorkerLost(EnvironmentFault):
     """A worker that computes beside the target died or hangs; no fault of the method's (exit 3)."""
 
 
+class Disturbed(EnvironmentFault):
+    """Another program changed a run's files while they were written (exit 3)."""
+
+
 class BadAnswer(SpecbenchError):
     """Outputs that are not what their method claims, where only proved ones are taken (exit 1)."""
 

@@ -11,21 +11,51 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from specbench_cli.errors import UsageError
+from specbench_cli import files
+from specbench_cli.errors import Disturbed, UsageError
+
+try:
+    import fcntl
+except ImportError:  # a system without such locks
+    fcntl = None  # type: ignore[assignment]
 
 _CHUNK = 1 << 16
 
 
-def append(path: Path, lines: Iterable[str]) -> None:
-    """Write all lines at once and wait until the disk has them."""
+def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int:
+    """Write all lines at once and wait until the disk has them.
+
+    Args:
+        expected: the file's size in bytes; None does not check it.
+
+    Returns:
+        The new size.
+
+    Raises:
+        UsageError: the path is a link, a folder or a device.
+        Disturbed: the file has another size, so another program changed it; nothing is written.
+        OSError: the file cannot be written.
+    """
     data = "".join(f"{line}\n" for line in lines).encode()
-    with naming(path), path.open("ab", buffering=0) as file:
-        _drop_half_line(path, file.tell())
-        rest = memoryview(data)
-        while rest:  # a disk that gets full takes a part
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
+    with naming(path):
+        fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(fd, "rb+", buffering=0) as file:
+            if fcntl is not None:  # held until the file is closed
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            size = os.fstat(fd).st_size
+            if expected not in (None, size):
+                raise Disturbed(
+                    f"{path} has {size} bytes and this run left {expected}: another program changed"
+                    " it"
+                )
+            _drop_half_line(file, size)
+            rest = memoryview(data)
+            while rest:  # a disk that gets full takes a part
+                rest = rest[file.write(rest) :]
+            os.fsync(fd)
+            return os.fstat(fd).st_size
 
 
 @contextmanager
@@ -84,17 +114,15 @@ def read(
             yield number, text
 
 
-def _drop_half_line(path: Path, size: int) -> None:
+def _drop_half_line(file: IO[bytes], size: int) -> None:
     """Cut the file after its last newline."""
-    with path.open("rb+") as file:
-        end = size
-        while end:
-            start = max(0, end - _CHUNK)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+    end = size
+    while end:
+        start = max(0, end - _CHUNK)
+        newline = os.pread(file.fileno(), end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)

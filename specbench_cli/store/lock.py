@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import UsageError
+from specbench_cli import files
+from specbench_cli.errors import Disturbed, UsageError
 
 try:
     import fcntl
@@ -23,6 +24,8 @@ LOCK = ".lock"
 PATIENCE_S = 0.2
 """How long the processes of a writer that was killed may take to be gone."""
 _LOOK_S = 0.01
+_MOST = 4096
+"""Bytes of the file that are read; specbench's has fewer."""
 
 
 class Lock:
@@ -33,7 +36,8 @@ class Lock:
         fd: the descriptor that holds the lock.
 
     Raises:
-        UsageError: another process holds it. OSError: the folder cannot be written to.
+        UsageError: another process holds it, or the file is not specbench's. OSError: the folder
+            cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,27 +45,46 @@ class Lock:
         end = time.monotonic() + PATIENCE_S
         while (fd := self._take()) is None:
             if time.monotonic() >= end:
-                raise _held(folder, _holder(self._path))
+                raise _held(folder, self._path)
             time.sleep(_LOOK_S)
         self.fd = fd
-        os.ftruncate(fd, 0)
-        with suppress(OSError):  # a full disk: the lock holds without a name
-            os.write(fd, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+
+    def check(self) -> None:
+        """Raise Disturbed unless the locked file is still the one in the folder: where it was
+        removed, another process could have locked a new one."""
+        if not _leads_to(self._path, self.fd):
+            raise _lost(self._path.parent)
 
     def release(self) -> None:
         """Let others write; a second call does nothing."""
         if self.fd >= 0:
-            self._path.unlink(missing_ok=True)
+            if _leads_to(self._path, self.fd):
+                self._path.unlink(missing_ok=True)
             os.close(self.fd)
             self.fd = -1
 
     def _take(self) -> int | None:
-        """The locked file; None while another process holds it, or has just removed it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        """Return the locked file; None while another process holds it or has just made or removed
+        it, and if it is not specbench's."""
+        own = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
+        try:
+            fd = files.open_own(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            with suppress(OSError):  # a full disk: the lock holds without a name
+                os.write(fd, own)
+        except FileExistsError:
+            try:
+                fd = files.open_own(self._path, os.O_RDWR)
+            except FileNotFoundError:
+                return None
         try:
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_ino == self._path.stat().st_ino:
+            found = os.pread(fd, _MOST, 0)
+            if os.fstat(fd).st_ino == self._path.stat().st_ino and (found == own or _is_own(found)):
+                if found != own:
+                    os.ftruncate(fd, 0)
+                    with suppress(OSError):
+                        os.pwrite(fd, own, 0)
                 return fd
         except (BlockingIOError, FileNotFoundError):
             pass
@@ -72,18 +95,81 @@ class Lock:
         return None
 
 
-def _holder(path: Path) -> dict[str, Any]:
-    """What the lock's file says of who holds it; empty where it says nothing."""
+class SharedLock:
+    """The lock that a run's process holds for the processes it starts, as one of them sees it.
+
+    Raises:
+        Disturbed: the parent process does not hold it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        try:
+            self._fd = files.open_own(self._path, os.O_RDONLY)
+        except (OSError, UsageError) as error:
+            raise _lost(folder) from error
+        holder = _named(os.pread(self._fd, _MOST, 0)).get("pid")
+        if holder not in (None, os.getppid(), os.getpid()):
+            os.close(self._fd)
+            raise _lost(folder)
+
+    def check(self) -> None:
+        """Raise Disturbed where `Lock.check` would in the parent process."""
+        if not _leads_to(self._path, self._fd):
+            raise _lost(self._path.parent)
+
+
+def is_lock(path: Path) -> bool:
+    """Return True if a file is a lock that specbench wrote, be its process alive or not."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _is_own(files.read_own(path) or b"")
+    except (OSError, UsageError):
+        return False
+
+
+def _is_own(content: bytes) -> bool:
+    """Return True if a process of specbench wrote this, or was killed while it did."""
+    return _named(content).keys() == {"pid", "host"}
+
+
+def _named(content: bytes) -> dict[str, Any]:
+    """Return what the lock's file says of its holder; empty if it says nothing."""
+    try:
+        found = json.loads(content)
+    except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
-def _held(folder: Path, holder: dict[str, Any]) -> UsageError:
+def _leads_to(path: Path, fd: int) -> bool:
+    """Return True if the path is the name of an open file."""
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _held(folder: Path, path: Path) -> UsageError:
+    """Return the error for a folder whose lock cannot be had."""
+    content = files.read_own(path) or b""
+    if content and not _is_own(content):
+        return UsageError(
+            f"{path} was not written by specbench, which needs a file of that name",
+            hint="move it away, or give another --out",
+        )
+    holder = _named(content)
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
     return UsageError(
         f"{folder} is being written to by {who}, and a run has one writer",
         hint=f"wait until that process ends, or end it; then specbench run --resume {folder}",
+    )
+
+
+def _lost(folder: Path) -> Disturbed:
+    return Disturbed(
+        f"{folder / LOCK} was removed or replaced while the run was going, so that another process"
+        " may write there: nothing more is written",
+        hint=f"end the other process if there is one; then specbench run --resume {folder}",
     )

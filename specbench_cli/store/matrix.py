@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.errors import FULL, UsageError
-from specbench_cli.store import jsonl
 
 MATRIX = "matrix.json"
 """The file that makes a folder a matrix's; it names its runs, in their order."""
@@ -42,13 +42,16 @@ def members(path: Path) -> list[Path]:
     file = path / MATRIX
     try:
         names = json.loads(file.read_text(encoding="utf-8"))["runs"]
-        if not names or not all(Path(name).name == name for name in names):
+        if not names or not all(name and Path(name).name == name != ".." for name in names):
             raise ValueError("runs: no list of folders in this one")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{file} is damaged: {error}", "take one of the runs in the folder by itself"
         ) from error
-    return [path / name for name in names]
+    found = [path / name for name in names]
+    for each in found:
+        files.refuse_link(each)
+    return found
 
 
 def create(path: Path, order: Order) -> None:
@@ -93,18 +96,35 @@ def ordered(path: Path) -> Order | None:
 
 def done(path: Path) -> None:
     """Say that all runs are finished."""
-    (path / _ORDER).unlink(missing_ok=True)
+    files.remove_own(path / _ORDER, _is_order)
+
+
+def _is_order(content: bytes) -> bool:
+    """Return True if this is what `create` wrote of an order."""
+    return _keys(content) == {"runs", "sources"}
+
+
+def _is_matrix(content: bytes) -> bool:
+    """Return True if this is what `create` wrote of a matrix."""
+    return _keys(content) == {"runs"}
+
+
+def _keys(content: bytes) -> set[str]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return set()
+    return set(found) if isinstance(found, dict) else set()
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    with jsonl.naming(file):
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    files.replace(file, json.dumps(content, indent=2) + "\n")
 
 
 def discard(path: Path) -> None:
     """Remove a matrix none of whose runs was begun, and its folder."""
     if not any(each.exists() for each in members(path)):
-        for name in (MATRIX, _ORDER):
-            (path / name).unlink(missing_ok=True)
+        files.remove_own(path / MATRIX, _is_matrix)
+        files.remove_own(path / _ORDER, _is_order)
         with suppress(OSError):
             path.rmdir()

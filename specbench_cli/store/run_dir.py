@@ -17,11 +17,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from specbench_cli import files
 from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import FULL, UsageError
+from specbench_cli.errors import FULL, Disturbed, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
-from specbench_cli.store.lock import LOCK, Lock
+from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
 from specbench_cli.store.manifest import damaged, parse
 from specbench_cli.store.pieces import Reader, mend, no_record
 from specbench_cli.store.schema import STRICT, Count, Family, Key, Name, Record, from_json, to_json
@@ -35,9 +36,6 @@ _ELSEWHERE = ".elsewhere"
 """The file in `RUNS` that says where runs are that were given a folder, a path a line."""
 
 _MANIFEST = "manifest.json"
-
-_DRAFT = f".{_MANIFEST}.new"
-"""What becomes the manifest; a process that was killed may leave it."""
 
 ORDER = ".resume.json"
 COSTS = "costs-{}.json"
@@ -119,6 +117,8 @@ class RunDir:
         self.path = path
         self.manifest = manifest
         self.lock: Lock | None = None
+        self._watched: Lock | SharedLock | None = None
+        self._sizes: dict[str, int] = {}  # of the files that are appended to, in bytes
         self._answered: dict[Key, list[int] | None] | None = None
 
     @classmethod
@@ -137,6 +137,7 @@ class RunDir:
         run = cls(path, {**manifest, "status": "running"})
         try:
             path.mkdir(parents=True, exist_ok=True)
+            run._check_empty()  # before the lock is made: nothing is written beside other files
             if order is not None:
                 run.hold()
             run._begin(order)
@@ -158,14 +159,17 @@ class RunDir:
                 f"{self.path} already holds a run",
                 hint=f"specbench run --resume {self.path}, or give another --out",
             )
-        if any(file.name not in (LOCK, ORDER, _DRAFT) for file in self.path.iterdir()):
+        self._check_empty()
+        if order is not None:  # first: a run that there is can be resumed
+            files.replace(self.path / ORDER, order)
+        self._write_manifest()
+
+    def _check_empty(self) -> None:
+        """Raise UsageError if the folder holds what is neither a run nor left of one."""
+        if not self.holds_run(self.path) and not all(map(_is_left_behind, self.path.iterdir())):
             raise UsageError(
                 f"{self.path} is not empty and holds no run", hint="give a new or empty --out"
             )
-        if order is not None:  # first: a run that there is can be resumed
-            with jsonl.naming(self.path / ORDER):
-                (self.path / ORDER).write_text(order, encoding="utf-8")
-        self._write_manifest()
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -192,12 +196,33 @@ class RunDir:
         Raises:
             UsageError: another process is. OSError: the folder cannot be written to.
         """
-        self.lock = Lock(self.path)
+        self.lock = self._watched = Lock(self.path)
+        for file in self.path.iterdir():
+            if _is_draft(file):  # of a writer that was killed
+                file.unlink(missing_ok=True)
+
+    def hold_with_parent(self) -> None:
+        """Write only while the process that started this one holds the folder.
+
+        Raises:
+            Disturbed: it does not.
+        """
+        self._watched = SharedLock(self.path)
+
+    def hold_with(self, run: RunDir) -> None:
+        """Write only while another run holds its folder, in which this one is."""
+        self._watched = run._watched
+
+    def check_held(self) -> None:
+        """Raise Disturbed if another process may write to a folder that this one holds."""
+        if self._watched is not None:
+            self._watched.check()
 
     def release(self) -> None:
         """Let other processes write into the folder."""
         if self.lock is not None:
             self.lock.release()
+            self.lock = self._watched = None
 
     @staticmethod
     def holds_run(path: Path) -> bool:
@@ -217,26 +242,35 @@ class RunDir:
         self.manifest |= facts
         self._write_manifest()
 
+    def forget_order(self) -> None:
+        """Remove what is only needed to resume the run."""
+        files.remove_own(self.path / ORDER, _is_order)
+
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
         """Write the manifest a last time, with what is only known at the end."""
         self.update(**facts, status=status)
 
     def discard(self) -> None:
         """Remove a run that holds no record, and its folder if nothing else is in it."""
+        self.check_held()
         for name in ("prompts.jsonl", "records.jsonl", ORDER, _MANIFEST):
-            (self.path / name).unlink(missing_ok=True)
+            files.remove_own(self.path / name)
         self.release()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add records, on disk when this returns. Raises ValueError on an invalid record."""
+        """Add records, on disk when this returns.
+
+        Raises:
+            ValueError: an invalid record. Disturbed: another program wrote to the file, or may.
+        """
         records, lines = list(records), []
         for record in records:
             line = to_json(record)
             validate(from_json(line))  # what could not be read shall not be written
             lines.append(line)
-        jsonl.append(self.path / "records.jsonl", lines)
+        self._append("records.jsonl", lines)
         if self._answered is not None:
             self._answered |= {record.key: record.output_ids for record in records}
 
@@ -250,6 +284,8 @@ class RunDir:
         """
         if self._answered is None:
             file, found = self.path / "records.jsonl", dict[Key, list[int] | None]()
+            # Known before reading: what another process adds meanwhile is then noticed.
+            self._sizes[file.name] = file.stat().st_size if file.exists() else 0
             for number, line in jsonl.read(file):
                 try:
                     slim = _slims().validate_json(line)
@@ -264,6 +300,11 @@ class RunDir:
                 found[key] = slim["output_ids"]
             self._answered = found
         return self._answered
+
+    def answered_anew(self) -> Mapping[Key, list[int] | None]:
+        """Return `answered` as the file has it now, other processes' records included."""
+        self._answered = None
+        return self.answered()
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
         """All complete records, in the order written; or those of some prompts, five times as fast:
@@ -316,7 +357,16 @@ class RunDir:
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Add prompts, on disk when this returns."""
         lines = (json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts)
-        jsonl.append(self.path / "prompts.jsonl", lines)
+        self._append("prompts.jsonl", lines)
+
+    def _append(self, name: str, lines: Iterable[str]) -> None:
+        """Add lines to a file. While the folder is held, the file is as this process left it."""
+        self.check_held()
+        expected = self._sizes.pop(name, None) if self._watched is not None else None
+        try:
+            self._sizes[name] = jsonl.append(self.path / name, lines, expected)
+        except Disturbed as error:
+            raise Disturbed(error.message, hint=f"specbench run --resume {self.path}") from error
 
     def prompts(self) -> Iterator[Prompt]:
         """All complete prompts, in the order written.
@@ -391,13 +441,35 @@ class RunDir:
 
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
-        draft = self.path / _DRAFT
-        with jsonl.naming(self.path / _MANIFEST), draft.open("w", encoding="utf-8") as file:
-            json.dump(self.manifest, file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / _MANIFEST)
+        self.check_held()
+        text = json.dumps(self.manifest, indent=2, allow_nan=False)
+        files.replace(self.path / _MANIFEST, f"{text}\n")
+
+
+def _is_left_behind(file: Path) -> bool:
+    """Return True if a process that was killed while it began a run left this file."""
+    if file.name == LOCK:
+        return is_lock(file)
+    if file.name != ORDER:
+        return _is_draft(file)
+    try:
+        return _is_order(files.read_own(file) or b"")
+    except (OSError, UsageError):
+        return False
+
+
+def _is_draft(file: Path) -> bool:
+    """Return True if a file is what a killed process left of writing a manifest or an order."""
+    return file.name.startswith((f".{_MANIFEST}.", f"{ORDER}.")) and files.is_draft(file)
+
+
+def _is_order(content: bytes) -> bool:
+    """Return True if this is the configuration of a run, as `ORDER` holds it."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"methods", "tasks", "target"} <= found.keys()
 
 
 @cache
@@ -441,11 +513,12 @@ def remember(path: Path, root: Path = RUNS) -> None:
     nothing can be noted, it goes without."""
     if path.resolve().parent == root.resolve():
         return
-    with contextlib.suppress(OSError, ValueError):  # another drive
+    with contextlib.suppress(OSError, ValueError, UsageError):  # another drive, or a link
         place = os.path.relpath(path.resolve(), root.resolve())
         root.mkdir(parents=True, exist_ok=True)
         if place not in _elsewhere(root):
-            with (root / _ELSEWHERE).open("a", encoding="utf-8") as file:
+            fd = files.open_own(root / _ELSEWHERE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with os.fdopen(fd, "a", encoding="utf-8") as file:
                 file.write(f"{place}\n")
 
 

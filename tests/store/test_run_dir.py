@@ -316,15 +316,27 @@ def test_lock_of_a_process_that_died_hinders_nobody(run):
     run.release()
 
 
+ORDERED = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
+"""The beginning of what `.resume.json` holds."""
+
+
 def test_folder_that_a_killed_start_left_can_be_begun_in(tmp_path):
-    for name in (".manifest.json.new", ".resume.json", ".lock"):
-        (tmp_path / name).write_text('{"cut')
-    run = RunDir.create(tmp_path, {}, order="{}")
+    (child := os.fork()) or killed_while_it_begins(tmp_path)
+    os.waitpid(child, 0)
+    (tmp_path / ".manifest.json.0123abcd.new").write_text('{"cut')  # by a kill while it is written
+    (tmp_path / ".resume.json.0123abcd.new").write_text("")
+    assert {".lock", ".resume.json"} < {file.name for file in tmp_path.iterdir()}
+    run = RunDir.create(tmp_path, {}, order=ORDERED)
     assert run.manifest["status"] == "running"
     with pytest.raises(UsageError, match="written to by process"):
-        RunDir.create(tmp_path, {}, order="{}")
+        RunDir.create(tmp_path, {}, order=ORDERED)
     run.discard()
     assert not tmp_path.exists()
+
+
+def killed_while_it_begins(path):
+    RunDir._write_manifest = lambda self: os._exit(9)
+    RunDir.create(path, {}, order=ORDERED)
 
 
 @pytest.mark.parametrize(

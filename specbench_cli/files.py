@@ -1,0 +1,266 @@
+"""Writing files without touching those of others.
+
+Every file that specbench appends to, replaces, removes or delivers passes through this module. No
+link inside an output folder is followed, nothing is half written, and a file that specbench did not
+write is left alone unless the user asked to replace it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from specbench_cli.errors import UsageError
+
+OVERWRITE = "--overwrite"
+"""The option that permits replacing files that specbench did not write."""
+
+WRITTEN = ".specbench.json"
+"""The file in an output folder that lists what specbench wrote there, with SHA-256."""
+
+_ABOUT = "files that specbench wrote in this folder"
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.new")
+"""Names of files that `replace` writes; a process that was killed may leave one."""
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""O_NONBLOCK: opening a named pipe must not wait for its other end."""
+_NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
+"""What `os.open` fails with at a link, a folder or a socket."""
+_MOST_READ = 1 << 24
+"""Bytes read of a file to recognise it; those that can be recognised are smaller."""
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a regular file that has no second name, without following a link.
+
+    Args:
+        flags: as for `os.open`.
+
+    Raises:
+        UsageError: the path is a link, a folder or a device, or the file has a second name.
+        OSError: the file cannot be opened for another reason.
+    """
+    try:
+        fd = os.open(path, flags | _SAFE, 0o666)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise _refused(path) from error
+        raise
+    held = os.fstat(fd)
+    if not stat.S_ISREG(held.st_mode) or held.st_nlink > 1:
+        os.close(fd)
+        raise _refused(path)
+    return fd
+
+
+def read_own(path: Path) -> bytes | None:
+    """Return the content of a small file that `open_own` opens; None if there is no file.
+
+    Raises:
+        UsageError: as `open_own`.
+    """
+    try:
+        fd = open_own(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        return file.read(_MOST_READ)
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Write a file in one go: a reader sees the old content or the new one. A link at the path is
+    replaced, and the file that it leads to stays as it is.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}.new")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def is_draft(path: Path) -> bool:
+    """Return True if the path is what a killed process left of `replace`."""
+    return _DRAFT.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+
+
+def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> None:
+    """Remove a file that specbench wrote; leave anything else.
+
+    Args:
+        own: returns True if the content is specbench's.
+    """
+    with suppress(UsageError):
+        content = read_own(path)
+        if content is not None and own(content):
+            path.unlink(missing_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise UsageError if a path that specbench is about to write to is a link."""
+    if path.is_symlink():
+        raise _refused(path)
+
+
+def write_own(
+    path: Path, content: str | bytes, own: Callable[[bytes], bool], *, overwrite: bool = False
+) -> None:
+    """Write a file in one go, in place of one that specbench wrote, or of none.
+
+    Args:
+        own: returns True if the content of the present file is specbench's.
+        overwrite: replace whatever file is there.
+
+    Raises:
+        UsageError: the file is not specbench's. OSError: it cannot be written.
+    """
+    check_own(path, own, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, content)
+
+
+def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool = False) -> None:
+    """Raise UsageError if `write_own` would; call this before long work whose result it writes."""
+    if path.is_dir() and not path.is_symlink():
+        raise UsageError(f"{path} is a folder, and a file is to be written", "give another --out")
+    if overwrite:
+        return
+    try:
+        content = read_own(path)
+    except UsageError:
+        raise _foreign([path]) from None
+    if content is not None and not own(content):
+        raise _foreign([path])
+
+
+def check_empty(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise UsageError if a folder that is to be filled holds anything, unless the user permits
+    that files in it are replaced."""
+    if overwrite or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise UsageError(
+            f"{folder} is not empty, and files in it could be replaced",
+            f"give a new or empty --out, or permit it: {OVERWRITE}",
+        )
+
+
+@contextmanager
+def delivery(
+    folder: Path, *, overwrite: bool = False, kept: list[Path] | None = None
+) -> Iterator[Path]:
+    """Provide a temporary folder; move the files that were written there into `folder` at the end.
+
+    A file in `folder` is replaced if specbench wrote it and nobody changed it since (`WRITTEN` says
+    so), or if it has the same content. All files are moved, or none.
+
+    Args:
+        overwrite: replace whatever files are there.
+        kept: takes the files that are not replaced, so that the others are moved all the same; None
+            makes such a file an error.
+
+    Raises:
+        UsageError: a file, or a link, is in the way. OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".specbench-") as name:
+        made = Path(name)
+        yield made
+        known, hashes = _known(folder), dict[str, str]()
+        new = sorted(file for file in made.rglob("*") if not file.is_dir())
+        wrong = []
+        for file in new:
+            place = file.relative_to(made).as_posix()
+            hashes[place] = sha256(file.read_bytes()).hexdigest()
+            if not _may_replace(folder, place, {known.get(place), hashes[place]}, overwrite):
+                wrong.append(folder / place)
+        if wrong and kept is None:
+            raise _foreign(wrong)
+        for file in new:
+            there = folder / file.relative_to(made)
+            if there in wrong:
+                del hashes[there.relative_to(folder).as_posix()]
+                continue
+            there.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(there)
+        if kept is not None:
+            kept += wrong
+        if hashes and not (folder / WRITTEN).is_dir():
+            listed = {"about": _ABOUT, "files": {**known, **hashes}}
+            replace(folder / WRITTEN, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+
+
+def _known(folder: Path) -> dict[str, str]:
+    """Return the files that specbench wrote in a folder, each with its SHA-256.
+
+    Raises:
+        UsageError: the file that lists them is something else.
+    """
+    file = folder / WRITTEN
+    content = read_own(file)
+    if content is None:
+        return {}
+    try:
+        listed = json.loads(content)
+        if listed["about"] == _ABOUT:
+            return {str(name): str(value) for name, value in listed["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise _foreign([file])
+
+
+def _may_replace(folder: Path, place: str, hashes: set[str | None], overwrite: bool) -> bool:
+    """Return True if a file of a folder is absent, is specbench's, or may be replaced anyway."""
+    there = folder / place
+    for parent in there.relative_to(folder).parents:
+        above = folder / parent
+        if above != folder and (above.is_symlink() or (above.exists() and not above.is_dir())):
+            return False
+    try:
+        held = there.lstat()
+    except FileNotFoundError:
+        return True
+    if stat.S_ISDIR(held.st_mode):
+        return False
+    if overwrite:
+        return True
+    return stat.S_ISREG(held.st_mode) and sha256(there.read_bytes()).hexdigest() in hashes
+
+
+def _refused(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is a link, has a second name or is no file: specbench writes to files of its own"
+        " alone",
+        "copy the folder, so that it holds the file itself, or give another --out",
+    )
+
+
+def _foreign(paths: list[Path]) -> UsageError:
+    more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return UsageError(
+        f"{paths[0]}{more}: specbench did not write this, or it was changed since",
+        f"give another --out, move it away, or replace it: {OVERWRITE}",
+    )

@@ -1,0 +1,333 @@
+"""A run leaves files that it did not write as they are, and follows no link out of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.errors import Disturbed, ExitCode, UsageError
+from specbench_cli.store import matrix
+from specbench_cli.store.run_dir import Prompt, RunDir, remember
+
+ORDER = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
+OURS = (".lock", ".resume.json", ".manifest.json.new", ".manifest.json.0123abcd.new")
+MINE = "a user's own words\n"
+PROMPT = Prompt("mini/1", "mini/1", "mini", "qa", "lexicon", 1, "Why?", [1])
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir.create(tmp_path / "run", {}, order=ORDER)
+    yield run
+    run.release()
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file outside the run, without a line break at its end."""
+    file = tmp_path / "victim.txt"
+    file.write_text("precious")
+    return file
+
+
+def snapshot(folder):
+    return {
+        file.name: file.readlink() if file.is_symlink() else file.read_bytes()
+        for file in folder.iterdir()
+        if file.is_symlink() or file.is_file()
+    }
+
+
+# A new run
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != OURS[-1]])
+@pytest.mark.parametrize(
+    "content",
+    [MINE, "", "{}", '{"pid": 1}', '{"cut', "[]", "\x00\xff", '{"pid": 1, "host": "a", "b": 1}'],
+)
+def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match="not empty and holds no run"):
+        RunDir.create(tmp_path, {}, order=ORDER)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("link", ["symbolic", "dangling", "hard"])
+def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
+    tmp_path, victim, name, link
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = json.dumps({"pid": 1, "host": "a"}) if name == ".lock" else ORDER
+    victim.write_text(content)
+    if link == "hard":
+        os.link(victim, folder / name)
+    else:
+        target = victim if link == "symbolic" else tmp_path / "not there"
+        (folder / name).symlink_to(target)
+    if name == OURS[-1] and link == "hard":
+        return  # the other name keeps the content, whatever becomes of this one
+    with pytest.raises(UsageError, match="not empty and holds no run"):
+        RunDir.create(folder, {}, order=ORDER)
+    assert victim.read_text() == content
+    assert not (tmp_path / "not there").exists()
+    assert (folder / name).is_symlink() or link == "hard"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_folder_with_a_folder_a_pipe_or_a_socket_of_such_a_name_is_refused(tmp_path, name):
+    for place, make in enumerate((os.mkdir, os.mkfifo, _socket)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        make(folder / name)
+        with pytest.raises(UsageError, match="not empty and holds no run"):
+            RunDir.create(folder, {}, order=ORDER)
+        assert [file.name for file in folder.iterdir()] == [name]
+
+
+def _socket(path):
+    before = Path.cwd()
+    os.chdir(path.parent)  # a socket's path has 108 bytes at most
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(before)
+
+
+# A run that is resumed
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "prompts.jsonl"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_file_outside_is_not_appended_to_through_a_link(run, victim, make_record, name, link):
+    link(victim, run.path / name)
+    with pytest.raises(UsageError, match=f"{name} is a link"):
+        run.append([make_record()]) if name[0] == "r" else run.append_prompts([PROMPT])
+    assert victim.read_text() == "precious"
+
+
+def test_no_file_is_made_through_a_link_that_leads_nowhere(run, tmp_path, make_record):
+    (run.path / "records.jsonl").symlink_to(tmp_path / "made")
+    with pytest.raises(UsageError, match="is a link"):
+        run.append([make_record()])
+    assert not (tmp_path / "made").exists()
+
+
+def test_pipe_in_place_of_the_records_is_no_hang(run, make_record):
+    os.mkfifo(run.path / "records.jsonl")
+    with pytest.raises(UsageError, match="is no file"):
+        run.append([make_record()])
+
+
+def test_manifest_that_is_a_link_is_replaced_and_its_target_kept(run, victim):
+    shutil.copy(run.path / "manifest.json", victim)
+    before = victim.read_text()
+    (run.path / "manifest.json").unlink()
+    (run.path / "manifest.json").symlink_to(victim)
+    run.close("finished")
+    assert victim.read_text() == before
+    assert not (run.path / "manifest.json").is_symlink()
+
+
+def test_user_s_file_where_drafts_of_the_manifest_were_is_kept(run):
+    (run.path / ".manifest.json.new").write_text(MINE)
+    run.close("finished")
+    assert (run.path / ".manifest.json.new").read_text() == MINE
+
+
+@pytest.mark.parametrize("content", [MINE, "", "{}"])
+def test_user_s_file_in_place_of_the_order_is_kept(run, content):
+    (run.path / ".resume.json").write_text(content)
+    run.forget_order()
+    assert (run.path / ".resume.json").read_text() == content
+
+
+def test_order_of_a_finished_run_goes(run):
+    run.forget_order()
+    assert not (run.path / ".resume.json").exists()
+
+
+@pytest.mark.parametrize("content", [MINE, "", '{"pid": 1}'])
+def test_user_s_lock_in_a_run_is_kept_and_named(run, content):
+    run.release()
+    (run.path / ".lock").write_text(content)
+    with pytest.raises(UsageError, match=r"\.lock was not written by|written to by process unkn"):
+        run.hold()
+    assert (run.path / ".lock").read_text() == content
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_lock_that_is_a_link_is_refused_and_its_target_kept(run, victim, link):
+    run.release()
+    link(victim, run.path / ".lock")
+    with pytest.raises(UsageError, match="is a link"):
+        run.hold()
+    assert victim.read_text() == "precious"
+    assert (run.path / ".lock").exists()
+
+
+def test_run_that_fails_at_once_removes_its_own_files_alone(run, victim):
+    (run.path / ".resume.json").unlink()
+    os.link(victim, run.path / ".resume.json")
+    (run.path / "notes.md").write_text(MINE)
+    run.discard()
+    assert {file.name for file in run.path.iterdir()} == {".resume.json", "notes.md"}
+    assert victim.read_text() == "precious"
+
+
+def test_list_of_runs_elsewhere_is_not_written_through_a_link(tmp_path, victim):
+    root = tmp_path / "results/runs"
+    root.mkdir(parents=True)
+    (root / ".elsewhere").symlink_to(victim)
+    remember(tmp_path / "mine", root)
+    assert victim.read_text() == "precious"
+
+
+# A matrix
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "/tmp", ""])
+def test_run_of_a_matrix_is_a_folder_inside(tmp_path, name):
+    (tmp_path / "matrix.json").write_text(json.dumps({"runs": [name]}))
+    with pytest.raises(UsageError, match="is damaged"):
+        matrix.members(tmp_path)
+
+
+def test_run_of_a_matrix_is_no_link_to_another_folder(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "matrix").mkdir()
+    (tmp_path / "matrix/a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "matrix/matrix.json").write_text('{"runs": ["a"]}')
+    with pytest.raises(UsageError, match="is a link"):
+        matrix.members(tmp_path / "matrix")
+
+
+@pytest.mark.parametrize("end", [matrix.done, matrix.discard])
+def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
+    matrix.create(tmp_path / "m", matrix.Order({"a": ORDER}, {}))
+    (tmp_path / "m/.matrix.resume.json").write_text(MINE)
+    end(tmp_path / "m")
+    assert (tmp_path / "m/.matrix.resume.json").read_text() == MINE
+
+
+# One writer, though somebody removes the lock
+
+
+def second(run):
+    """Another process' view of the run, once the lock was removed by hand."""
+    (run.path / ".lock").unlink()
+    other = RunDir.open(run.path)
+    other.hold()
+    return other
+
+
+def test_writer_whose_lock_was_removed_writes_no_more(run, make_record):
+    run.append([make_record()])
+    (run.path / ".lock").unlink()
+    with pytest.raises(Disturbed, match=r"\.lock was removed or replaced") as caught:
+        run.append([make_record(turn=2)])
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+    assert f"--resume {run.path}" in caught.value.hint
+    assert [record.turn for record in run.records()] == [1]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run, record: run.append([record]),
+        lambda run, record: run.update(noisy=True),
+        lambda run, record: run.close("interrupted"),
+        lambda run, record: run.discard(),
+        lambda run, record: run.check_held(),
+    ],
+)
+def test_first_writer_leaves_all_files_to_a_second_one(run, make_record, write):
+    other = second(run)
+    other.append([make_record()])
+    before = snapshot(run.path)
+    with pytest.raises(Disturbed):
+        write(run, make_record(turn=2))
+    run.release()
+    assert snapshot(run.path) == before
+    other.release()
+
+
+def test_lock_that_was_replaced_by_a_copy_or_a_rename_is_noticed(run, make_record, tmp_path):
+    content = (run.path / ".lock").read_bytes()
+    (tmp_path / "copy").write_bytes(content)
+    (tmp_path / "copy").replace(run.path / ".lock")
+    with pytest.raises(Disturbed):
+        run.append([make_record()])
+
+
+def test_lock_that_was_moved_away_and_linked_back_is_noticed(run, make_record, tmp_path):
+    (run.path / ".lock").rename(tmp_path / "kept")
+    (run.path / ".lock").symlink_to(tmp_path / "kept")
+    with pytest.raises(Disturbed):
+        run.append([make_record()])
+
+
+def test_what_a_second_writer_added_before_it_ended_is_noticed(run, make_record):
+    run.append([make_record()])
+    lock = (run.path / ".lock").rename(run.path.parent / "kept")
+    other = RunDir.open(run.path)
+    other.hold()
+    other.append([make_record(turn=2)])
+    other.release()
+    lock.rename(run.path / ".lock")  # as if nothing had been
+    with pytest.raises(Disturbed, match="another program changed it"):
+        run.append([make_record(turn=2)])
+    assert [record.turn for record in RunDir.open(run.path).records()] == [1, 2]
+
+
+def test_second_writer_notices_what_the_first_added_after_it_had_read(run, make_record):
+    other = RunDir.open(run.path)
+    other._watched = run.lock  # the moment between the first one's look and its writing
+    other.answered()
+    run.append([make_record()])
+    with pytest.raises(Disturbed, match="another program changed it"):
+        other.append([make_record()])
+    assert len(list(run.records())) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_records_that_vanish_while_a_run_goes_on_are_noticed_at_the_next(run, make_record, keep):
+    run.append([make_record(turn=1), make_record(turn=2)])
+    file = run.path / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)[:keep]
+    file.write_text("".join(lines)) if keep else file.unlink()
+    with pytest.raises(Disturbed, match="another program changed it"):
+        run.append([make_record(turn=3)])
+
+
+def test_process_of_a_pass_writes_only_while_its_parent_holds_the_folder(run, make_record):
+    own = RunDir.open(run.path)
+    own.hold_with_parent()
+    own.append([make_record()])
+    (run.path / ".lock").unlink()
+    with pytest.raises(Disturbed):
+        own.append([make_record(turn=2)])
+    with pytest.raises(Disturbed):
+        RunDir.open(run.path).hold_with_parent()
+
+
+def test_process_of_a_pass_does_not_write_for_a_stranger(run):
+    (run.path / ".lock").write_text('{"pid": 1, "host": "elsewhere"}')
+    with pytest.raises(Disturbed):
+        RunDir.open(run.path).hold_with_parent()
+
+
+def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
+    trial = RunDir.create(run.path / "tuning", {})
+    trial.hold_with(run)
+    trial.append([make_record()])
+    (run.path / ".lock").unlink()
+    with pytest.raises(Disturbed):
+        trial.append([make_record(turn=2)])
