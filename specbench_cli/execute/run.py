@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import ExitCode, SpecbenchError, UsageError, WorkerLost
+from specbench_cli.errors import Disturbed, ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import is_placed, manifest, now, program, rows
@@ -22,6 +22,7 @@ from specbench_cli.execute.shown import without_folders
 from specbench_cli.execute.turns import own as own_turns
 from specbench_cli.execute.view import RunView
 from specbench_cli.execute.window import noisy
+from specbench_cli.files import refuse_link
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.numbers.standing import broken
 from specbench_cli.store.run_dir import COSTS, ORDER, RunDir, new_path
@@ -117,7 +118,9 @@ def reopen(
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
         return None, run_dir
-    if not part:
+    if part:
+        run_dir.hold_with_parent()
+    else:
         run_dir.hold()
     try:
         run_dir.read()  # whoever held the folder until now may have finished the run
@@ -198,7 +201,7 @@ def run(
     are given the same file `in_turn` measure in turn. Of `force` see `reopen`.
     """
     if plan is None:
-        (run_dir.path / ORDER).unlink(missing_ok=True)  # it was killed on its last steps
+        run_dir.forget_order()  # it was killed on its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return _result(run_dir)
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
@@ -230,16 +233,19 @@ def run(
             _run_pass(plan, run_dir, view, only_pass, in_turn, force)
         run_dir.read()  # what other processes wrote
         if only_pass is None:
+            _check_complete(plan, run_dir)
             records = run_dir.records()
             loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
             run_dir.close("finished", finished_utc=now(), noisy=loud)
-            (run_dir.path / ORDER).unlink(missing_ok=True)
+            run_dir.forget_order()
     except BaseException as fault:
         empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
+        empty = empty and not isinstance(fault, Disturbed)
         if empty and not _measured(run_dir):
             run_dir.discard()
         else:
-            with suppress(OSError):  # a full disk: "running" will do
+            # A full disk, or a folder that is another process' by now: "running" will do.
+            with suppress(OSError, Disturbed):
                 run_dir.read()
                 run_dir.close("interrupted")
         raise
@@ -282,11 +288,14 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     assert tuning is not None
     rehearsal = tune.rehearsal(plan, tuning)
     path = run_dir.path / tune.FOLDER
+    refuse_link(path)
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
+        trial.hold_with(run_dir)
         trial.resume()
     else:
         trial = RunDir.create(path, manifest(rehearsal, {}))
+        trial.hold_with(run_dir)
     view.note(
         f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
         f" {len(tuning.development)} development questions"
@@ -295,12 +304,13 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     try:
         _run_pass(rehearsal, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
-        with suppress(OSError):
+        with suppress(OSError, Disturbed):
             trial.close("interrupted")
             if not trial.answered():
                 trial.discard()
         raise
     free_memory()
+    _check_complete(rehearsal, trial, resumed=run_dir.path)
     trial.close("finished", finished_utc=now())
     models = {**trial.manifest["models"], **trial.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
@@ -313,6 +323,35 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         step_costs=trial.manifest.get("step_costs"),  # what methods chose by then and choose by now
     )
     return chosen
+
+
+def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> None:
+    """Count a run's records against its plan before the run is called finished.
+
+    Args:
+        resumed: the folder of the run that is resumed to measure what is missing; None: this one.
+
+    Raises:
+        Disturbed: records are missing that the run measured.
+    """
+    if plan.config.tune is not None:
+        plan = tune.tuned(plan, run_dir.manifest)
+    answered = run_dir.answered_anew()
+    asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
+    if lost := [key for key in answered if key[:2] not in asked]:
+        raise Disturbed(
+            f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]}, which this"
+            " run decoded: it was removed or overwritten while the run was going",
+            hint=_ANEW,
+        )
+    if missing := plan.missing_from(answered, run_dir.manifest):
+        prompt, turn, label, pass_ = missing[0]
+        raise Disturbed(
+            f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
+            f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
+            " or overwritten while the run was going",
+            hint=f"{resumption(resumed or run_dir.path)} measures them again",
+        )
 
 
 def _measured(run_dir: RunDir) -> bool:

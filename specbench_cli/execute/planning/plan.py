@@ -25,7 +25,7 @@ from specbench_cli.execute.planning.order import balanced
 from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.scoring.code import check_containment, compiles
-from specbench_cli.store.schema import GUARANTEES, LOSSLESS, PASSES_APART
+from specbench_cli.store.schema import GUARANTEES, LOSSLESS, PASSES_APART, Key
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -203,6 +203,36 @@ class Plan:
         orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
+
+    def missing_from(
+        self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
+    ) -> list[Key]:
+        """Return the outputs that a run which did all it could should hold, and does not.
+
+        Methods that were left out or dropped may lack outputs, and so may prompts that --stop-after
+        left out, and turns that follow one on which vanilla failed.
+
+        Args:
+            answered: the run's outputs, each with its token ids.
+            manifest: the run's.
+        """
+        absent = {*(manifest.get("left_out") or {}), *(manifest.get("dropped") or {})}
+        labels = [arm.label for arm in self.arms if arm.label not in absent]
+        begun = {(prompt_id, pass_) for prompt_id, _, _, pass_ in answered}
+        missing: list[Key] = []
+        processes = range(1, self.config.repeats + 1)
+        for pass_ in (pass_ for process in processes for pass_ in self.passes(process)):
+            for question in self.questions:
+                own = question.prompt_id
+                if self.config.stop_after is not None and (own, pass_) not in begun:
+                    continue
+                for turn in range(1, len(question.turns) + 1):
+                    before = (own, turn - 1, REFERENCE, pass_)
+                    if turn > 1 and answered.get(before) is None:
+                        break
+                    keys = [(own, turn, label, pass_) for label in labels]
+                    missing += [key for key in keys if key not in answered]
+        return missing
 
     def facts(self) -> dict[str, Any]:
         """The plan for a person or a program to read."""
