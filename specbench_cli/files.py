@@ -126,13 +126,17 @@ def refuse_link(path: Path) -> None:
 
 
 def write_own(
-    path: Path, content: str | bytes, own: Callable[[bytes], bool], *, overwrite: bool = False
+    path: Path,
+    content: str | bytes,
+    own: Callable[[bytes], bool],
+    *,
+    overwrite: bool | None = None,
 ) -> None:
     """Write a file in one go, in place of one that specbench wrote, or of none.
 
     Args:
         own: returns True if the content of the present file is specbench's.
-        overwrite: replace whatever file is there.
+        overwrite: replace whatever file is there; None: the command has no such option.
 
     Raises:
         UsageError: the file is not specbench's. OSError: it cannot be written.
@@ -142,7 +146,7 @@ def write_own(
     replace(path, content)
 
 
-def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool = False) -> None:
+def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
     """Raise UsageError if `write_own` would; call this before long work whose result it writes."""
     if path.is_dir() and not path.is_symlink():
         raise UsageError(f"{path} is a folder, and a file is to be written", "give another --out")
@@ -151,9 +155,9 @@ def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool = Fal
     try:
         content = read_own(path)
     except UsageError:
-        raise _foreign([path]) from None
+        raise _foreign([path], overwrite) from None
     if content is not None and not own(content):
-        raise _foreign([path])
+        raise _foreign([path], overwrite)
 
 
 def check_empty(folder: Path, *, overwrite: bool = False) -> None:
@@ -258,9 +262,10 @@ def _refused(path: Path) -> UsageError:
     )
 
 
-def _foreign(paths: list[Path]) -> UsageError:
+def _foreign(paths: list[Path], overwrite: bool | None = False) -> UsageError:
     more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+    away = "give another --out, move it away"
     return UsageError(
         f"{paths[0]}{more}: specbench did not write this, or it was changed since",
-        f"give another --out, move it away, or replace it: {OVERWRITE}",
+        f"{away} or remove it" if overwrite is None else f"{away}, or replace it: {OVERWRITE}",
     )

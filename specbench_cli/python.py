@@ -44,6 +44,7 @@ def run(
     out: Named | None = None,
     config: Named | None = None,
     progress: bool = True,
+    trust: bool = False,
     **settings: Any,
 ) -> Run:
     """Measure methods on prompts, as `specbench run` does; without arguments its short run.
@@ -55,6 +56,7 @@ def run(
         out: the run's folder, which must be new; default: one in results/runs.
         config: a YAML file with settings.
         progress: whether it is said on stderr how far the run is.
+        trust: permit plug-ins that ./specbench.yaml names.
         settings: all others, by the names of a config file's keys, which are those of the options:
             `draft`, `limit` (questions), `temperature`, `seed`, `max_new_tokens` (tokens a turn),
             `timeout_per_prompt` (seconds), `set={"sps": {"length": 7}}`,
@@ -71,6 +73,7 @@ def run(
     """
     from specbench_cli.commands._progress import RunProgress, make_progress
     from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
+    from specbench_cli.config import permission
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
     from specbench_cli.execute.isolation.rooms import vet
@@ -89,6 +92,7 @@ def run(
         env=os.environ,
         folder=Path(),
         vet=vet,
+        check=permission.trusting if trust else permission.check,
     )
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute import run as execute

@@ -184,6 +184,11 @@ def entries() -> dict[str, Entry]:
     return {**ours(), **_installed(), **_plugged_in}
 
 
+def without_plugins() -> Mapping[str, Entry]:
+    """Return the methods that need no plug-in file: ours, and those of other distributions."""
+    return {**METHODS, **_installed()}
+
+
 @cache
 def _installed() -> dict[str, Entry]:
     """Other distributions' methods; looked up once, as that reads every distribution's metadata."""

@@ -70,6 +70,14 @@ def _no_idling() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _permissions_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests permit out of the user's cache."""
+    folder = tmp_path_factory.mktemp("permitted")
+    with patch("specbench_cli.config.permission._folder", lambda: folder):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _seldom_thawed() -> Iterator[None]:
     """What all tests are made of is no garbage, and no collection goes through it.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.commands import OUTPUT, OVERWRITE
+from specbench_cli.commands._trust import checked
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -244,6 +245,10 @@ def predict(
             rich_help_panel=PROBE,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=PROBE)
+    ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST.help, rich_help_panel=PROBE)] = False,
     json: Annotated[
         bool, typer.Option("--json", help="JSON on stdout.", rich_help_panel=OUTPUT)
     ] = False,
@@ -288,7 +293,8 @@ def predict(
             )
         from specbench_cli.commands.predicting.probe import probe as measure
 
-        return measure(given, method or [], set_ or [], rounds, batch, out, json)
+        check = checked(trust)
+        return measure(given, method or [], set_ or [], rounds, batch, out, json, check, overwrite)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.commands.predicting import scripted
@@ -299,7 +305,7 @@ def predict(
         hardware, shape, dtype=dtype, context=context, overhead=overhead, batch=batch
     )
     _refuse({f"--{name.replace('_', '-')}": value for name, value in given.items()}, "RUN")
-    _refuse({"--rounds": rounds, "--out": out}, "RUN")
+    _refuse({"--rounds": rounds, "--out": out, "--overwrite": overwrite, "--trust": trust}, "RUN")
     if compare is not None:
         _refuse(others | lines, "--compare")
         return _compare(*compare, json)

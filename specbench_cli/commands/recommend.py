@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench_cli import output, registry
-from specbench_cli.config import options
+from specbench_cli.commands._trust import checked
+from specbench_cli.config import options, permission
 from specbench_cli.config.sources import BLOCKS, option
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 
@@ -103,7 +104,7 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             "specbench recommend --resume DIR --force",
         )
     else:
-        asked = _asked(given, how.config)
+        asked = _asked(given, how)
     return _recommended(asked, how)
 
 
@@ -116,6 +117,10 @@ def _recommended(asked: tuple[RunConfig, dict[str, str]] | None, how: Recommenda
     from specbench_cli.execute.recommending.search import prepare
     from specbench_cli.store.run_dir import new_path
 
+    if how.resume is not None and kept.finished(how.resume) is None:
+        file = how.resume / kept.FILE
+        requests = permission.requests(kept.Journal.read(how.resume).config, file)
+        checked(how.trust)(requests, str(file))
     with make_progress(json=how.as_json, start_s=0.0) as view:
         if asked is None:
             place = Path(str(how.resume))
@@ -192,7 +197,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
         output.note(f"in {place}")
 
 
-def _asked(given: Mapping[str, Any], file: Path | None) -> tuple[RunConfig, dict[str, str]]:
+def _asked(given: Mapping[str, Any], how: Recommendation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raises UsageError."""
     from specbench_cli.config.load import load
     from specbench_cli.execute.isolation.rooms import vet
@@ -201,11 +206,12 @@ def _asked(given: Mapping[str, Any], file: Path | None) -> tuple[RunConfig, dict
         {"methods": registry.lossless()}
         | {name: value for name, value in given.items() if name not in BLOCKS},
         given.get("set", []),
-        file,
+        how.config,
         methods=registry,
         env=os.environ,
         folder=Path(),
         vet=vet,
+        check=checked(how.trust),
     )
     foreign = {
         "--targets or --drafts": asked.targets or asked.drafts,

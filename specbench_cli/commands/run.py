@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench_cli import output, registry
+from specbench_cli.commands._trust import checked
 from specbench_cli.commands.running.matrix import begin, carry_out
 from specbench_cli.commands.running.one import NOISE, measured, told_how_to_go_on, written
 from specbench_cli.config import options
@@ -115,6 +116,7 @@ def _composed(given: dict[str, Any], how: Invocation) -> tuple[RunConfig, dict[s
         folder=Path(),
         sweeps=given.get("sweep", []),
         vet=_vet,
+        check=checked(how.trust),
     )
 
 
@@ -152,6 +154,8 @@ def _measured(
         plan, run_dir = execute.start(asked, sources, how.out, view)
     else:
         begun = folder(str(how.resume))
+        if not part:
+            checked(how.trust)(execute.asked_by(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
             return _matrix(begun, how, view)
         plan, run_dir = execute.reopen(begun, view, part=part, force=how.force)

@@ -6,7 +6,7 @@ Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > prof
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import isfinite
 from operator import or_
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specbench_cli.config import sweep
+from specbench_cli.config import permission, sweep
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import DEFAULT_METHODS, MethodChoice, RunConfig
@@ -70,6 +70,7 @@ def load(
     folder: Path,
     sweeps: Sequence[str] = (),
     vet: Callable[[str], None] | None = None,
+    check: permission.Check = permission.check,
 ) -> tuple[RunConfig, dict[str, str]]:
     """Compose the configuration of a run.
 
@@ -83,6 +84,7 @@ def load(
         sweeps: `METHOD.PARAM=VALUES` texts.
         vet: looks at a plug-in before this process imports it; not asked where `isolation` is
             "none".
+        check: refuses what `specbench.yaml` asks for and the user did not permit.
 
     Returns:
         The configuration, and where each of its values came from.
@@ -91,7 +93,7 @@ def load(
         UsageError: a value, key, method or file is not right.
     """
     asked = from_sweeps(sweeps) | from_sets(sets) | from_flags(flags)
-    return compose(asked, file, methods=methods, env=env, folder=folder, vet=vet)
+    return compose(asked, file, methods=methods, env=env, folder=folder, vet=vet, check=check)
 
 
 def compose(
@@ -102,6 +104,7 @@ def compose(
     env: Mapping[str, str],
     folder: Path,
     vet: Callable[[str], None] | None = None,
+    check: permission.Check = permission.check,
 ) -> tuple[RunConfig, dict[str, str]]:
     """The configuration of a run that is `asked` for by a command line or a call: `load` says what
     else is looked at, what is returned and what is raised."""
@@ -112,6 +115,17 @@ def compose(
     # Plug-ins first: the names of their methods may stand in any layer.
     first = reduce(or_, layers).fields
     plugins = _split(first.get("plugins", Sourced([], "")).value)
+    # The working folder's file is read without being named: it may be anybody's.
+    found = layers[0] if own.is_file() and file != own else Given()
+    foreign = partial(_is_of, found)
+    if isinstance(plugins, list):
+        wanted = permission.plugins(map(str, plugins))
+        if foreign("plugins", first):
+            check(wanted, str(own))
+        else:
+            permission.permit(wanted)
+    if foreign("uncontained", first) and permission.is_given(first["uncontained"].value):
+        check([permission.uncontained(own, own.read_text(encoding="utf-8"))], str(own))
     if vet is not None and first.get("isolation", Sourced("", "")).value != "none":
         for path in plugins:
             vet(str(path))
@@ -128,7 +142,15 @@ def compose(
     together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
     given.fields.setdefault("methods", Sourced(named or list(usual), "default"))
-    return _validated(given, methods)
+    config, sources = _validated(given, methods)
+    if "methods" in found.fields or found.params:
+        check(permission.keys(config.methods), str(own))
+    return config, sources
+
+
+def _is_of(source: Given, name: str, fields: Mapping[str, Sourced]) -> bool:
+    """Return True if the value of a field is the one that a source gives."""
+    return name in fields and fields[name] is source.fields.get(name)
 
 
 def _profile(given: Given, asked: Sequence[str], methods: Methods) -> Given:

@@ -57,6 +57,12 @@ class Option:
     hidden: bool = False
 
 
+TRUST = Option(
+    OUTPUT, None, "Permit plug-ins that ./specbench.yaml or the folder of --resume names."
+)
+"""The option of every command that may import a plug-in which a folder names."""
+
+
 class Setting(NamedTuple):
     """A field of a config model together with its option."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from specbench_cli.config.options import OUTPUT, WHAT, Option
+from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
 
 ELSEWHERE = "Elsewhere"
 """Heading of the options about modelled batches and other machines."""
@@ -80,3 +80,4 @@ class Recommendation(BaseModel):
             "With --resume: continue although the program, the machine or the data changed.",
         ),
     ] = False
+    trust: Annotated[bool, TRUST] = False

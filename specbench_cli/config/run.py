@@ -23,7 +23,7 @@ from pydantic import (
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
-from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, WHAT, Option
+from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, TRUST, WHAT, Option
 from specbench_cli.errors import LONGEST_TEXT
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
@@ -647,5 +647,6 @@ class Invocation(BaseModel):
             " label the run.",
         ),
     ] = False
+    trust: Annotated[bool, TRUST] = False
     only_pass: Annotated[int | None, Option(OUTPUT, "N", "One repeat.", hidden=True)] = None
     parent: Annotated[int | None, Option(OUTPUT, "PID", "Its process.", hidden=True)] = None

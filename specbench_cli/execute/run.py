@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench_cli import registry
+from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import Disturbed, ExitCode, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.execute.apart import TUNING, resumption, run_apart
@@ -25,6 +27,7 @@ from specbench_cli.execute.window import noisy
 from specbench_cli.files import refuse_link
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.numbers.standing import broken
+from specbench_cli.store import matrix
 from specbench_cli.store.run_dir import COSTS, ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
 
@@ -55,6 +58,7 @@ def start(
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
     from specbench_cli.execute.planning.placement import check_places
 
+    ordered = config
     config, left_out = fitting(config, fetch=True)
     config = controlled(config)
     config, memory = _within(config)
@@ -68,7 +72,10 @@ def start(
     path = out or new_path(names, config.model_dump(mode="json"))
     why = {label: without_folders(words) for label, words in left_out.items()}
     told = {**manifest(plan, sources), "left_out": why, "memory_budget": memory}
-    return plan, RunDir.create(path, told, order=config.model_dump_json())
+    run_dir = RunDir.create(path, told, order=config.model_dump_json())
+    # The user ordered this run: resuming it needs no further permission.
+    permission.permit(permission.requests(ordered, path / ORDER))
+    return plan, run_dir
 
 
 def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
@@ -127,18 +134,20 @@ def reopen(
         if run_dir.manifest.get("status") == "finished":
             run_dir.release()
             return None, run_dir
-        return _replanned(run_dir, view, force), run_dir
+        return _replanned(run_dir, view, force, part=part), run_dir
     except BaseException:
         run_dir.release()
         raise
 
 
-def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
+def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Plan:
     """The plan of a run that was begun, which is marked as running again."""
     path = run_dir.path
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = _ordered(path)
+    if not part:  # of which the process that started this one asked
+        _check_programs(run_dir, config, force)
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
@@ -150,6 +159,47 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool) -> Plan:
     _same(run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force)
     run_dir.update(status="running", program=going_on | theirs)
     return plan
+
+
+def asked_by(path: Path, force: bool) -> list[permission.Request]:
+    """Return what resuming a run, or the runs of a matrix, asks the user's permission for.
+
+    Raises:
+        UsageError: a plug-in was changed since, or the run cannot be resumed.
+    """
+    if not matrix.is_matrix(path):
+        run_dir = RunDir.open(path)
+        if run_dir.manifest.get("status") == "finished":
+            return []
+        config = _ordered(path)
+        _check_plugins(run_dir, config, force)
+        return permission.requests(config, path / ORDER)
+    found, order = list[permission.Request](), matrix.ordered(path)
+    for each in matrix.members(path):
+        if RunDir.holds_run(each):
+            found += asked_by(each, force)
+        elif order is not None:
+            config = RunConfig.model_validate_json(order.runs[each.name])
+            found += permission.requests(config, matrix.order_file(path))
+    return found
+
+
+def _check_programs(run_dir: RunDir, config: RunConfig, force: bool) -> None:
+    """Raise UsageError, before anything of a plug-in is run, if it was changed or the user did not
+    permit it."""
+    _check_plugins(run_dir, config, force)
+    place = run_dir.path / ORDER
+    permission.check(permission.requests(config, place), str(place))
+
+
+def _check_plugins(run_dir: RunDir, config: RunConfig, force: bool) -> None:
+    """Raise UsageError unless plug-ins are the files that the run was begun with."""
+    held = run_dir.manifest.get("method_files") or {}
+    theirs = {name: each for name, each in held.items() if name not in registry.without_plugins()}
+    changed = permission.same_plugins(theirs, config.plugins)
+    if changed and not force:
+        then = {f"the file of {name}": theirs[name][:12] for name, _ in changed}
+        _same(run_dir, then, {f"the file of {name}": now[:12] for name, now in changed}, force)
 
 
 def _same(run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool) -> None:
@@ -454,7 +504,10 @@ def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -
     """Keep what was probed between a pass's prompts; say so if it is worth nothing."""
     costs = between.costs()
     if costs is not None:
-        costs.save(run_dir.path / COSTS.format(number))
+        try:
+            costs.save(run_dir.path / COSTS.format(number))
+        except UsageError as fault:  # a file of the user's: the run itself is whole
+            view.note(f"no costs were kept: {fault.message}")
     elif between.done:
         view.note("probe: other programs took too much of this machine: no costs were kept")
 

@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 SCHEMA = 4
@@ -297,17 +298,18 @@ class Costs(_Frozen):
             "noisy": self.quietness.noisy,
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, overwrite: bool = False) -> None:
         """Write the file whole or not at all.
 
+        Args:
+            overwrite: replace a file that holds no costs.
+
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or holds something else.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
-        part = path.with_name(f".{path.name}.new")
         with _written(path):
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(path)
+            files.write_own(path, text + "\n", _is_costs, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -363,6 +365,15 @@ def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
     return [(context, sorted(lines[context].items())) for context in sorted(lines)]
 
 
+def _is_costs(content: bytes) -> bool:
+    """Return True if this is what `Costs.save` wrote, by this version or another one."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"schema", "machine", "curves", "host"} <= found.keys()
+
+
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
     """Makes the folder of a file to be written, and says in our words what goes wrong."""
@@ -376,12 +387,13 @@ def _written(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, overwrite: bool = False) -> None:
     """Find out before a probe whether its costs can be saved. Raises UsageError if not."""
     with _written(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         tempfile.TemporaryFile(dir=path.parent).close()
+        files.check_own(path, _is_costs, overwrite=overwrite)
 
 
 class Difference(_Frozen):

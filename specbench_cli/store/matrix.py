@@ -80,6 +80,11 @@ def create(path: Path, order: Order) -> None:
         ) from error
 
 
+def order_file(path: Path) -> Path:
+    """Return the file that holds what was asked for."""
+    return path / _ORDER
+
+
 def ordered(path: Path) -> Order | None:
     """What was asked for; None where all of it is done. Raises UsageError where it is damaged."""
     try:

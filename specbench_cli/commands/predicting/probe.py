@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli import output, registry
 from specbench_cli.commands._progress import count_rounds
+from specbench_cli.config import permission
 from specbench_cli.config.load import load
 from specbench_cli.errors import EnvironmentFault, ExitCode
 
@@ -27,6 +28,8 @@ def probe(
     batch: int | None,
     out: Path | None,
     json: bool,
+    check: permission.Check = permission.check,
+    overwrite: bool = False,
 ) -> ExitCode:
     """Measure the costs and keep them.
 
@@ -35,8 +38,10 @@ def probe(
         methods: whose heads are probed; none stands for those whose heads are shipped.
         sets: `METHOD.PARAM=VALUE` texts.
         batch: most sequences that are decoded together.
+        check: refuses what `specbench.yaml` asks for and the user did not permit.
+        overwrite: write the costs in place of any file.
     """
-    asked = _asked(given, methods, sets)
+    asked = _asked(given, methods, sets, check)
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.execute.bench import Bench
     from specbench_cli.execute.costs import costs_of, models_of, sessions, sizes, together
@@ -54,7 +59,8 @@ def probe(
     machine = fingerprint()
     setup = Setup(dtype=asked.dtype, **bench.resolved())
     file = out or kept_at(machine["id"], models_of(bench), setup)
-    check_writable(file)
+    overwrite = overwrite or out is None  # the cache is specbench's
+    check_writable(file, overwrite=overwrite)
     wanted = rounds or ROUNDS
     with count_rounds(wanted, json=json) as progress:
         probe = Probe(
@@ -79,7 +85,7 @@ def probe(
             "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
         )
     costs = costs_of(found, bench, plan, machine)
-    costs.save(file)
+    costs.save(file, overwrite=overwrite)
     if json:
         facts = costs.model_dump(mode="json", by_alias=True)
         output.json_line({"event": "done", "file": file, "costs": facts})
@@ -89,7 +95,12 @@ def probe(
     return ExitCode.OK
 
 
-def _asked(given: dict[str, Any], methods: Sequence[str], sets: Sequence[str]) -> RunConfig:
+def _asked(
+    given: dict[str, Any],
+    methods: Sequence[str],
+    sets: Sequence[str],
+    check: permission.Check,
+) -> RunConfig:
     """The configuration of a run on the models to be probed, by a run's own rules of precedence."""
     from specbench_cli.models.resolve import resolve
 
@@ -104,6 +115,7 @@ def _asked(given: dict[str, Any], methods: Sequence[str], sets: Sequence[str]) -
             methods=registry,
             env=os.environ,
             folder=Path(),
+            check=check,
         )[0]
 
     asked = ask(("vanilla", "sps", "sps-tree", *methods), sets)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.commands.running import one
+from specbench_cli.config import permission
 from specbench_cli.errors import SpecbenchError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Pat
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.Order(order, sources))
+    for each in runs.values():
+        permission.permit(permission.requests(each, matrix.order_file(path)))
     return path
 
 
@@ -52,6 +55,8 @@ def carry_out(
             fresh = not RunDir.holds_run(path)
             if fresh and order is not None:
                 config = RunConfig.model_validate_json(order.runs[path.name])
+                place = matrix.order_file(whole)
+                permission.check(permission.requests(config, place), str(place))
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:
                 plan, run_dir = execute.reopen(path, view, force=force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specbench_cli import output
+from specbench_cli import files, output
+from specbench_cli.config import permission
 from specbench_cli.config.problems import first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
 from specbench_cli.execute.shown import without_folders
-from specbench_cli.store import jsonl
 
 FILE = ".recommendation.resume.json"
 """What was ordered and how far it came, word for word: it may name folders of this machine, so it
@@ -72,12 +71,8 @@ class Journal(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Replace what is kept, in one go. Raises OSError where that cannot be."""
-        file, draft = folder / FILE, folder / f".{FILE}.new"
-        with jsonl.naming(file), draft.open("w", encoding="utf-8") as stream:
-            stream.write(output.escaped_json(self.model_dump_json(indent=2, by_alias=True)) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(file)
+        document = self.model_dump_json(indent=2, by_alias=True)
+        files.replace(folder / FILE, output.escaped_json(document) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
@@ -112,6 +107,8 @@ def create(folder: Path, journal: Journal) -> None:
                 else "give a new or empty --out",
             )
         journal.write(folder)
+        # The user ordered this: resuming it needs no further permission.
+        permission.permit(permission.requests(journal.config, folder / FILE))
     except OSError as error:
         if error.errno in FULL:
             raise
@@ -123,11 +120,9 @@ def create(folder: Path, journal: Journal) -> None:
 def finish(folder: Path, result: Mapping[str, Any]) -> None:
     """Keep the result, with names in place of this machine's folders; nothing is left to resume.
     Raises OSError where it cannot be written."""
-    file = folder / RESULT
-    with jsonl.naming(file):
-        text = json.dumps(_public(result), indent=2, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
-    (folder / FILE).unlink(missing_ok=True)
+    text = json.dumps(_public(result), indent=2, allow_nan=False)
+    files.write_own(folder / RESULT, text + "\n", _is_result)
+    files.remove_own(folder / FILE, _is_journal)
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -145,9 +140,27 @@ def finished(folder: Path) -> dict[str, Any] | None:
 def discard(folder: Path) -> None:
     """Remove the folder of a recommendation none of whose rounds was begun."""
     if [each.name for each in folder.iterdir()] == [FILE]:
-        (folder / FILE).unlink()
+        files.remove_own(folder / FILE, _is_journal)
         with suppress(OSError):
             folder.rmdir()
+
+
+def _is_journal(content: bytes) -> bool:
+    """Return True if a recommendation wrote this to go on from."""
+    try:
+        Journal.model_validate_json(content)
+    except ValidationError:
+        return False
+    return True
+
+
+def _is_result(content: bytes) -> bool:
+    """Return True if this is the result of a recommendation."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "header" in found
 
 
 def _public(value: Any) -> Any:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from specbench_cli import __version__, registry
+from specbench_cli.config import permission
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.execute import run as execute
@@ -26,8 +27,9 @@ from specbench_cli.execute.recommending.halving import (
     Measured,
     halve,
 )
-from specbench_cli.execute.recommending.journal import Journal, Round
+from specbench_cli.execute.recommending.journal import FILE, Journal, Round
 from specbench_cli.execute.view import Progress, RunView
+from specbench_cli.files import refuse_link
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS, Record
 from specbench_cli.tasks import Question, sample
@@ -162,6 +164,8 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
     Raises:
         UsageError, EnvironmentFault: as `halve`, and as a run does.
     """
+    place = folder / FILE
+    permission.check(permission.requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     plug_in(journal.config)  # a resumed one knows none of its plug-ins yet
     candidates = _candidates(journal)
@@ -212,6 +216,7 @@ class Rounds:
     ) -> Measured:
         """See `halving.Measure`."""
         journal, path = self._journal, self._folder / name
+        refuse_link(path)
         round_ = journal.rounds.get(name)
         if round_ is None:
             round_ = Round(rows=list(rows), prompts=list(prompts), limit_s=limit_s)

@@ -1,0 +1,158 @@
+"""Permission to run what a folder asks for.
+
+A plug-in that the user names on the command line is the user's choice. One that the folder of a run
+or a `specbench.yaml` in the working folder names may be anybody's program: it runs only if the user
+ran the same file before, or permits it. What was permitted is remembered in the user's cache, by
+path and content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench_cli.errors import UsageError
+from specbench_cli.tasks.source import cache_folder
+
+if TYPE_CHECKING:
+    from specbench_cli.config.run import MethodChoice, RunConfig
+
+TRUST = "--trust"
+"""The option that permits what a folder asks for."""
+
+SERVER = "engine:http"
+"""The method that sends an API key to a server."""
+
+_permitted: set[str] = set()
+"""Digests that were permitted in this process; the cache may not be writable."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a folder asks for.
+
+    Attributes:
+        what: for a person.
+        digest: of what is permitted: another file, or another content, needs another permission.
+    """
+
+    what: str
+    digest: str
+
+    @property
+    def granted(self) -> bool:
+        """Return True if the user permitted this before."""
+        return self.digest in _permitted or (_folder() / self.digest).is_file()
+
+
+Check = Callable[[Sequence[Request], str], None]
+"""Takes what is asked for and the file that asks. Raises UsageError unless it is permitted."""
+
+
+def plugins(paths: Iterable[str]) -> list[Request]:
+    """Return a request for each plug-in file that exists."""
+    found = []
+    for path in map(Path, paths):
+        if path.is_file():
+            digest = _digest("plug-in", path.resolve(), sha256(path.read_bytes()).hexdigest())
+            found.append(Request(f"the plug-in {path.resolve()}", digest))
+    return found
+
+
+def uncontained(place: Path, content: str) -> Request:
+    """Return the request to run the code of answers, and of their tests, without containment.
+
+    Args:
+        place: the file that asks for it.
+        content: its settings.
+    """
+    what = "code of answers and tests to be run without containment (uncontained)"
+    return Request(what, _digest("uncontained", place.resolve(), content))
+
+
+def keys(rows: Iterable[MethodChoice]) -> list[Request]:
+    """Return a request for each environment variable that methods send to a server."""
+    found = []
+    for row in rows:
+        if row.name == SERVER and row.params.get("key"):
+            url, key = row.params.get("url"), row.params["key"]
+            what = f"the environment variable {key} to be sent to {url}"
+            found.append(Request(what, _digest("key", url, key)))
+    return found
+
+
+def requests(config: RunConfig, place: Path) -> list[Request]:
+    """Return all that a configuration asks for.
+
+    Args:
+        place: the file that holds it.
+    """
+    loose = config.run_code and config.uncontained
+    answers = [uncontained(place, config.model_dump_json())] if loose else []
+    return [*plugins(config.plugins), *answers, *keys(config.methods)]
+
+
+def permit(asked: Iterable[Request]) -> None:
+    """Remember that the user permits what is asked for."""
+    for request in asked:
+        _permitted.add(request.digest)
+        with suppress(OSError):
+            _folder().mkdir(parents=True, exist_ok=True)
+            (_folder() / request.digest).touch()
+
+
+def check(asked: Sequence[Request], source: str) -> None:
+    """Raise UsageError unless the user permitted everything that is asked for.
+
+    Args:
+        source: the file that asks.
+    """
+    lacking = [request.what for request in asked if not request.granted]
+    if lacking:
+        raise UsageError(
+            f"{source} asks for {', '.join(lacking)}, which you did not permit before",
+            hint=f"read it first; then permit it by adding {TRUST} to the command, or name it on"
+            " the command line yourself",
+        )
+
+
+def trusting(asked: Sequence[Request], source: str) -> None:
+    """Permit what is asked for: the user gave `TRUST`."""
+    permit(asked)
+
+
+def is_given(value: Any) -> bool:
+    """Return True if a setting, as a file writes it, may mean yes."""
+    return value not in (None, False, 0, "", "0", "false", "no", "off")
+
+
+def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the methods of plug-ins whose files are no longer what they were, each with the
+    checksum that its file has now, or "another".
+
+    Args:
+        method_files: SHA-256 of each plug-in method's file then.
+        paths: the plug-ins now.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    now = []
+    for path in paths:
+        if not Path(path).is_file():
+            raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
+        now.append(sha256(Path(path).read_bytes()).hexdigest())
+    seen = now[0] if len(now) == 1 else "another"
+    return [(name, seen) for name, then in method_files.items() if then not in now]
+
+
+def _folder() -> Path:
+    return cache_folder() / "permitted"
+
+
+def _digest(*words: object) -> str:
+    return sha256("\0".join(map(str, words)).encode()).hexdigest()

@@ -1,0 +1,378 @@
+"""A folder's own programs run only if the user permitted them; a changed one never runs unseen."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import textwrap
+
+import pytest
+
+from specbench_cli import app, python, registry
+from specbench_cli.commands._progress import RunProgress
+from specbench_cli.config import permission
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.execute import run as execute
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+SMALL = {"limit": 1, "max_new_tokens": 4, "allow_noise": True, "isolation": "none"}
+PLUGIN = """
+    from pathlib import Path
+    with (Path(__file__).parent / "RAN").open("a") as file:
+        file.write("{word}")
+    from specbench_cli.api import Method
+    class Own(Method):
+        name = "own"
+        def generate(self, session):
+            yield from vanilla(session)
+    from methods.vanilla import Vanilla
+    def vanilla(session):
+        yield from Vanilla(Vanilla.Params()).generate(session)
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """Nothing was permitted yet, and no terminal is there to ask at."""
+    monkeypatch.setattr(permission, "_permitted", set())
+    monkeypatch.setattr(permission, "_folder", lambda: tmp_path / "cache/permitted")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    forget()
+
+
+def forget():
+    """Have files of plug-ins imported anew."""
+    for name in [name for name in sys.modules if name.startswith("specbench_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def cli(capsys):
+    def call(*args):
+        code = app._run([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a plug-in, with a word that it leaves behind when it runs."""
+
+    def make(path, word="x"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(PLUGIN.format(word=word)))
+        return path
+
+    return make
+
+
+def ran(folder):
+    file = folder / "RAN"
+    return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture
+def stranger(tmp_path, write, monkeypatch):
+    """A run's folder with its plug-in inside, as it comes from another machine."""
+    begin(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
+    place = tmp_path / "here"
+    shutil.copytree(tmp_path / "there/run", place)
+    shutil.copy(tmp_path / "there/evil.py", place)
+    change(place, plugins=[str(place / "evil.py")])
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(permission, "_permitted", set())
+    return place
+
+
+def begin(plugin, folder):
+    """Begin a run that the user orders, and leave it."""
+    config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
+    registry.load_plugin(str(plugin))
+    execute.start(config, {}, folder, RunProgress())[1].release()
+
+
+def change(folder, **order):
+    """Change what a run was ordered with."""
+    file = folder / ".resume.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | order))
+
+
+def without_plugin(folder, **order):
+    """Have a run use none, and something else instead."""
+    change(folder, plugins=[], **{"methods": [{"name": "vanilla"}], **order})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["method_files"]["own"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+# A run that is resumed
+
+
+def test_strange_plug_in_does_not_run_unless_it_is_permitted(stranger, cli):
+    code, _, err = cli("run", "--resume", stranger)
+    assert code == 2
+    assert f"asks for the plug-in {stranger / 'evil.py'}" in err
+    assert "--trust" in err
+    assert ran(stranger) == ""
+
+
+def test_permitted_plug_in_runs_and_is_remembered(stranger, cli, monkeypatch):
+    assert cli("run", "--resume", stranger, "--trust")[0] == 0
+    assert ran(stranger) == "x"
+    monkeypatch.setattr(permission, "_permitted", set())
+    assert all(each.granted for each in permission.plugins([str(stranger / "evil.py")]))
+
+
+@pytest.mark.parametrize("flags", [[], ["--trust"]])
+def test_plug_in_that_was_changed_since_is_refused_before_it_runs(stranger, write, cli, flags):
+    write(stranger / "evil.py", word="other")
+    code, _, err = cli("run", "--resume", stranger, *flags)
+    assert code == 2
+    assert "was begun with something else" in err
+    assert "the file of own (" in err
+    assert ran(stranger) == ""
+
+
+def test_force_alone_permits_no_strange_plug_in(stranger, cli):
+    assert cli("run", "--resume", stranger, "--force")[0] == 2
+    assert ran(stranger) == ""
+
+
+def test_changed_plug_in_runs_if_it_is_both_forced_and_permitted(stranger, write, cli):
+    write(stranger / "evil.py", word="other")
+    assert cli("run", "--resume", stranger, "--force", "--trust")[0] == 0
+    assert ran(stranger) == "other"
+
+
+def test_manifest_that_names_the_changed_plug_in_s_checksum_is_no_permission(stranger, write, cli):
+    file = write(stranger / "evil.py", word="other")
+    manifest = json.loads((stranger / "manifest.json").read_text())
+    manifest["method_files"]["own"] = permission.sha256(file.read_bytes()).hexdigest()
+    (stranger / "manifest.json").write_text(json.dumps(manifest))
+    assert cli("run", "--resume", stranger)[0] == 2
+    assert ran(stranger) == ""
+
+
+def test_plug_in_permitted_elsewhere_is_another_one_in_a_strange_folder(stranger, tmp_path, cli):
+    permission.permit(permission.plugins([str(tmp_path / "there/evil.py")]))
+    assert cli("run", "--resume", stranger)[0] == 2
+    assert ran(stranger) == ""
+
+
+def test_plug_in_behind_a_link_is_the_file_that_it_leads_to(stranger, tmp_path, cli, write):
+    permitted = stranger / "evil.py"
+    permission.permit(permission.plugins([str(permitted)]))
+    other = write(tmp_path / "other/evil.py")
+    permitted.unlink()
+    permitted.symlink_to(other)
+    assert cli("run", "--resume", stranger)[0] == 2
+    assert ran(other.parent) == ""
+
+
+def test_further_plug_in_that_the_folder_adds_is_asked_for(stranger, cli, write):
+    permission.permit(permission.plugins([str(stranger / "evil.py")]))
+    write(stranger / "more/second.py")
+    change(stranger, plugins=[str(stranger / name) for name in ("evil.py", "more/second.py")])
+    code, _, err = cli("run", "--resume", stranger)
+    assert (code, "second.py" in err) == (2, True)
+    assert ran(stranger / "more") == ran(stranger) == ""
+
+
+def test_call_that_resumes_without_the_command_line_is_refused_too(stranger):
+    with pytest.raises(UsageError, match="did not permit"):
+        execute.reopen(stranger, RunProgress())
+    assert ran(stranger) == ""
+    assert not (stranger / ".lock").exists()
+
+
+def test_person_at_a_terminal_is_asked(stranger, cli, monkeypatch):
+    monkeypatch.setattr("specbench_cli.commands._trust.sys", _Terminal)
+    for answer, code, word in ((False, 2, ""), (True, 0, "x")):
+        monkeypatch.setattr("typer.confirm", lambda *_, answer=answer, **__: answer)
+        forget()
+        assert cli("run", "--resume", stranger)[0] == code
+        assert ran(stranger) == word
+
+
+class _Terminal:
+    class stdin:  # noqa: N801
+        isatty = staticmethod(lambda: True)
+
+    stderr = stdin
+
+
+def test_run_that_the_user_ordered_is_resumed_without_a_question(tmp_path, cli, write):
+    begin(write(tmp_path / "mine.py"), tmp_path / "run")
+    assert cli("run", "--resume", tmp_path / "run")[0] == 0
+
+
+def test_strange_run_of_answers_without_containment_is_refused(stranger, cli):
+    without_plugin(stranger, run_code=True, uncontained=True)
+    code, _, err = cli("run", "--resume", stranger)
+    assert (code, "without containment" in err) == (2, True)
+
+
+def test_strange_run_that_sends_a_variable_to_a_server_is_refused(stranger, cli, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "secret")
+    params = {"url": "https://127.0.0.1:9", "key": "MY_SECRET"}
+    server = {"name": "engine:http", "params": params}
+    without_plugin(stranger, methods=[{"name": "vanilla"}, server])
+    code, _, err = cli("run", "--resume", stranger)
+    assert (code, "MY_SECRET to be sent to https://127.0.0.1:9" in err) == (2, True)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_strange_matrix_is_refused_too(stranger, tmp_path, cli, begun):
+    whole = tmp_path / "matrix"
+    whole.mkdir()
+    if begun:
+        shutil.move(stranger, whole / "a")
+        stranger = whole / "a"
+    text = (stranger / ".resume.json").read_text()
+    (whole / "matrix.json").write_text('{"runs": ["a"]}')
+    order = {"runs": {"a": text.replace(str(tmp_path / "here"), str(stranger))}, "sources": {}}
+    (stranger / ".resume.json").write_text(order["runs"]["a"])
+    (whole / ".matrix.resume.json").write_text(json.dumps(order))
+    code, _, err = cli("run", "--resume", whole)
+    assert (code, "did not permit" in err) == (2, True)
+    assert ran(stranger) == ""
+
+
+def test_strange_recommendation_is_refused_too(tmp_path, cli, write):
+    from specbench_cli.execute.recommending.journal import FILE, Journal
+
+    place = tmp_path / "picked"
+    plugin = write(place / "evil.py")
+    journal = Journal(
+        version="0.1.0",
+        created_utc="2026-11-27T00:00:00+00:00",
+        minutes=1,
+        config=RunConfig(methods=["vanilla"], plugins=[str(plugin)]),
+        sources={},
+        waves=[["own"]],
+        left_out={},
+        search=["mini/qa-001"],
+        held_out=["mini/qa-002"],
+    )
+    (place / FILE).write_text(journal.model_dump_json(by_alias=True))
+    code, _, err = cli("recommend", "--resume", place)
+    assert (code, "did not permit" in err) == (2, True)
+    assert ran(place) == ""
+
+
+# A `specbench.yaml` that lies in the working folder
+
+
+@pytest.fixture
+def found(tmp_path, write):
+    """The plug-in that a config file names which nobody named."""
+    write(tmp_path / "evil.py")
+    (tmp_path / "specbench.yaml").write_text("plugins: [evil.py]\nisolation: none\n")
+    return tmp_path
+
+
+COMMANDS = [
+    ["run", "--dry-run"],
+    ["run", "--dry-run", "--isolation", "process"],
+    ["run", "--limit", "1", "--out", "r"],
+    ["recommend", "--minutes", "1"],
+    ["predict", "--probe"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_plug_in_of_a_config_file_that_nobody_named_does_not_run(found, cli, words):
+    code, _, err = cli(*words)
+    assert code == 2
+    assert f"specbench.yaml asks for the plug-in {found / 'evil.py'}" in err
+    assert ran(found) == ""
+
+
+def test_call_does_not_run_it_either(found):
+    with pytest.raises(UsageError, match="did not permit"):
+        python.run(limit=1)
+    assert ran(found) == ""
+
+
+def test_it_runs_if_permitted_or_named(found, cli, monkeypatch):
+    for words in (["--trust"], ["--plugin", "evil.py"], ["--config", "specbench.yaml"]):
+        monkeypatch.setattr(permission, "_permitted", set())
+        shutil.rmtree(found / "cache", ignore_errors=True)
+        forget()
+        (found / "RAN").unlink(missing_ok=True)
+        assert cli("run", "--dry-run", *words)[0] == 0
+        assert ran(found) == "x"
+
+
+def test_it_runs_no_longer_once_it_was_changed(found, cli, write):
+    assert cli("run", "--dry-run", "--trust")[0] == 0
+    assert cli("run", "--dry-run")[0] == 0
+    (found / "RAN").unlink()
+    write(found / "evil.py", word="other")
+    assert cli("run", "--dry-run")[0] == 2
+    assert ran(found) == ""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "plugins: evil.py",
+        "plugins: [./evil.py]",
+        "plugins: [../{name}/evil.py]",
+        "plugins: [nothing.py, evil.py]",
+        "plugins: ['evil.py']\ntrust: true",
+        "plugins: [link.py]",
+    ],
+)
+def test_other_ways_to_name_it_are_no_permission(found, cli, lines):
+    (found / "link.py").symlink_to(found / "evil.py")
+    text = lines.format(name=found.name) + "\nisolation: none\n"
+    (found / "specbench.yaml").write_text(text)
+    assert cli("run", "--dry-run")[0] == 2
+    assert ran(found) == ""
+
+
+def test_config_file_that_nobody_named_takes_no_containment_away(tmp_path, cli):
+    (tmp_path / "specbench.yaml").write_text("uncontained: true\n")
+    code, _, err = cli("run", "--dry-run", "--run-code", "-t", "humaneval")
+    assert (code, "without containment" in err) == (2, True)
+
+
+def test_config_file_that_nobody_named_sends_no_variable_away(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "secret")
+    (tmp_path / "specbench.yaml").write_text(
+        "methods: ['engine:http']\nset: {'engine:http': {url: 'https://x.test', key: MY_SECRET}}\n"
+    )
+    code, _, err = cli("run", "--dry-run")
+    assert (code, "MY_SECRET to be sent to https://x.test" in err) == (2, True)
+
+
+# Commands that read a run alone
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "RUN"],
+        ["report", "RUN", "--to", "md", "--out", "r"],
+        ["compare", "RUN", "RUN"],
+        ["predict", "RUN"],
+        ["predict", "RUN", "--sweep", "sps.length=1:3:1"],
+        ["publish", "RUN", "--to", "g"],
+        ["export", "RUN", "--lm-eval", "--out", "e"],
+        ["list", "runs"],
+        ["audit", "own"],
+    ],
+    ids=" ".join,
+)
+def test_command_that_reads_a_run_imports_none_of_its_plug_ins(stranger, cli, words):
+    cli(*(str(stranger) if word == "RUN" else word for word in words))
+    assert ran(stranger) == ""
