@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks.source import cache_folder
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import MethodChoice, RunConfig
@@ -151,6 +150,8 @@ def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[
 
 
 def _folder() -> Path:
+    from specbench_cli.tasks.source import cache_folder  # which reads all tasks' cards
+
     return cache_folder() / "permitted"
 
 
