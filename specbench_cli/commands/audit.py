@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specbench_cli import output, registry
+from specbench_cli import files, output, registry
 from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -88,6 +88,8 @@ def audit(
     from specbench_cli.audit.audit import audit_all
     from specbench_cli.report.numbers.standing import CERTIFICATES
 
+    for name in names:
+        files.check_own(_file(name, out or CERTIFICATES), _is_certificate)
     done = []
     for certificate in audit_all(names, plugin or []):
         done.append(certificate)
@@ -128,11 +130,26 @@ def _write(certificate: Certificate, folder: Path) -> None:
     import json
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{certificate.method.replace(':', '-')}.json"
-        file.write_text(json.dumps(certificate.facts(), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(certificate.facts(), indent=2) + "\n"
+        files.write_own(_file(certificate.method, folder), text, _is_certificate)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _file(method: str, folder: Path) -> Path:
+    """Return the file of a method's certificate."""
+    return folder / f"{method.replace(':', '-')}.json"
+
+
+def _is_certificate(content: bytes) -> bool:
+    """Return True if this is a certificate, of whatever version."""
+    import json
+
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"schema", "method", "sha256", "checks"} <= found.keys()
 
 
 def _show(certificates: list[Certificate]) -> None:

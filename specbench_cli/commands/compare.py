@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli import files, output
+from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -104,6 +104,9 @@ def compare(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
+    ] = False,
     form: Annotated[
         Literal["table", "tsv", "json"],
         typer.Option(
@@ -132,12 +135,12 @@ def compare(
     printed = {"--format": form != "table"}
     gated = {"--tolerance": tolerance != TOLERANCE, "--fail-on": fail_on != GATE}
     if save is not None:
-        _alone("--save", {**gated, **printed, "--to": to, "--out": out})
+        _alone("--save", {**gated, **printed, "--to": to, "--out": out, "--overwrite": overwrite})
         return _save(save, given)
     if over_time:
         _alone("--over-time", {**gated, "--to": to})
-        return _over_time(given, out, form)
-    return _compare(given, tolerance, fail_on, to, out, form)
+        return _over_time(given, out, form, overwrite)
+    return _compare(given, tolerance, fail_on, to, out, form, overwrite)
 
 
 def _compare(
@@ -147,6 +150,7 @@ def _compare(
     to: str | None,
     out: Path | None,
     form: output.Format,
+    overwrite: bool,
 ) -> ExitCode:
     """Both gates over BASE and NEW."""
     if len(given) != 2:
@@ -178,11 +182,14 @@ def _compare(
         gc.freeze()  # as in report: what was read has no cycles
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
         failed = failed or bool(found.failed)
-        _told(found, form, formats, out / name if name and out is not None else out)
+        place = out / name if name and out is not None else out
+        _told(found, form, formats, place, overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
 
 
-def _told(found: Comparison, form: output.Format, formats: list[str], out: Path | None) -> None:
+def _told(
+    found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
+) -> None:
     """Print a comparison, or write it."""
     from specbench_cli.comparison.pages.words import headline
 
@@ -197,7 +204,7 @@ def _told(found: Comparison, form: output.Format, formats: list[str], out: Path 
     elif out is None:
         output.data(_rendered(found, formats[0]).rstrip("\n"))
     else:
-        _write(found, formats, out)
+        _write(found, formats, out, overwrite)
     if form == "json" or formats:
         output.note(headline(found))
 
@@ -225,20 +232,39 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
     return {name: (held[0][name], held[1][name]) for name in shared}
 
 
-def _write(found: Comparison, formats: list[str], out: Path) -> None:
+def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
     """One format into the file `out`, or into that folder where there is one; several into it."""
     several = len(formats) > 1 or out.is_dir()
-    files = {out / FILES[name] if several else out: name for name in formats}
-    for file, name in files.items():
-        text = _rendered(found, name)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {file}: {error.strerror}", f"{SIDES} --to {name} -o FILE"
-            ) from error
+    places = {name: out / FILES[name] if several else out for name in formats}
+    texts = {name: _rendered(found, name) for name in formats}
+    try:
+        for name, file in places.items():
+            files.check_own(file, _OWN[name], overwrite=overwrite)
+        for name, file in places.items():
+            files.write_own(file, texts[name], _OWN[name], overwrite=overwrite)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {out}: {error.strerror}", f"{SIDES} --to {formats[0]} -o FILE"
+        ) from error
+    for file in places.values():
         output.data(str(file))
+
+
+def _is_document(content: bytes) -> bool:
+    """Return True if this is a comparison that was written as JSON."""
+    try:
+        found = loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"passed", "headline", "counts", "rows"} <= found.keys()
+
+
+_OWN: dict[str, Callable[[bytes], bool]] = {
+    "markdown": lambda content: content.startswith(b"### specbench compare: "),
+    "junit": lambda content: b'<testsuites name="specbench compare"' in content[:200],
+    "json": _is_document,
+}
+"""By format: True for the content of a file that this command wrote."""
 
 
 def _rendered(found: Comparison, name: str) -> str:
@@ -271,7 +297,7 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     return ExitCode.OK
 
 
-def _over_time(runs: list[str], out: Path | None, form: output.Format) -> ExitCode:
+def _over_time(runs: list[str], out: Path | None, form: output.Format, overwrite: bool) -> ExitCode:
     """Print trends; draw them into a folder."""
     from specbench_cli.comparison.trend import over_time
 
@@ -288,13 +314,14 @@ def _over_time(runs: list[str], out: Path | None, form: output.Format) -> ExitCo
         from specbench_cli.comparison.pages.figure import write
 
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            with files.delivery(out, overwrite=overwrite) as room:
+                written = write(trends, room)
         except OSError as error:
             raise UsageError(
                 f"cannot write to {out}: {error.strerror}", "specbench compare --over-time -o DIR"
             ) from error
-        for file in write(trends, out):
-            output.note(str(file))
+        for file in written:
+            output.note(str(out / file.relative_to(room)))
     return ExitCode.OK
 
 

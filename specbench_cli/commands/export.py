@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli import files, output
+from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.errors import ExitCode, UsageError
 
 EXAMPLES = (
@@ -75,6 +75,9 @@ def export(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
+    ] = False,
 ) -> ExitCode:
     """Write outputs, verdicts and scores for readers of other evaluations, figures for trackers.
 
@@ -97,12 +100,14 @@ def export(
     run_dir = RunDir.open(folder(run))
     place = out or run_dir.path / "export"
     try:
-        files = write(run_dir, place, formats) if formats else []
+        if formats:
+            with files.delivery(place, overwrite=overwrite) as room:
+                written = write(run_dir, room, formats)
+            for file in written:
+                output.data(str(place / file.relative_to(room)))
         further = [line for name in trackers for line in track(run_dir, place, name)]
     except OSError as error:
         raise UsageError(f"cannot write to {place}: {error.strerror}") from error
-    for file in files:
-        output.data(str(file))
     for line in further:
         output.note(f"next: {line}")
     return ExitCode.OK

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli import files, output
+from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -116,6 +118,9 @@ def report(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
+    ] = False,
     form: Annotated[
         Literal["table", "tsv", "json"],
         typer.Option(
@@ -150,7 +155,7 @@ def report(
                 "--scaling takes neither --to, --also, --prompt, --method nor --force",
                 hint=f"specbench report {runs[0]} --scaling",
             )
-        return _scaling(runs, at or [], "json" if json else form, out)
+        return _scaling(runs, at or [], "json" if json else form, out, overwrite)
     if at:
         raise UsageError(
             "--at needs --scaling", hint=f"specbench report {runs[0]} --scaling --at {at[0]}"
@@ -161,7 +166,7 @@ def report(
                 "--prompt shows one run and takes neither --to nor --also",
                 hint=f"specbench report {runs[0]} --prompt {prompt}",
             )
-        return _compare(runs[0], prompt, method, json or form == "json", out)
+        return _compare(runs[0], prompt, method, json or form == "json", out, overwrite)
     if method is not None:
         raise UsageError(
             "--method needs --prompt",
@@ -200,8 +205,10 @@ def report(
         if reading.spec_bench is not None:
             spec_bench_table.show(reading.spec_bench, form)
         return ExitCode.OK
-    folder = _made(out or (whole or sources[0].path) / "report")
-    for file in outputs.write(reading, folder, formats):
+    folder = out or (whole or sources[0].path) / "report"
+    with _writable(folder):
+        found = outputs.write(reading, folder, formats, overwrite=overwrite)
+    for file in found:
         output.data(str(file))
     if "latex" in formats:
         output.note(f"on paper: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
@@ -233,7 +240,9 @@ def _sources(words: list[str]) -> list[Source]:
     return [*runs, Imported(answers)] if answers else runs
 
 
-def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | None) -> ExitCode:
+def _compare(
+    run: str, prompt: str, method: str | None, json: bool, out: Path | None, overwrite: bool
+) -> ExitCode:
     """Show the outputs on one prompt, or write who computed when."""
     from specbench_cli.report.numbers.comparison import compare
     from specbench_cli.report.numbers.facts import Facts
@@ -248,8 +257,10 @@ def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | 
     decode = decoder_of(target)
     found = compare(run_dir, prompt, labels, decode)
     if out is not None:
-        for file in write_lanes(run_dir, found, _made(out)):
-            output.data(str(file))
+        with _writable(out), files.delivery(out, overwrite=overwrite) as room:
+            written = write_lanes(run_dir, found, room)
+        for file in written:
+            output.data(str(out / file.relative_to(room)))
         return ExitCode.OK
     if decode is None:
         output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
@@ -261,7 +272,9 @@ def _compare(run: str, prompt: str, method: str | None, json: bool, out: Path | 
     return ExitCode.OK
 
 
-def _scaling(runs: list[str], at: list[str], form: output.Format, out: Path | None) -> ExitCode:
+def _scaling(
+    runs: list[str], at: list[str], form: output.Format, out: Path | None, overwrite: bool
+) -> ExitCode:
     """Fit laws and show them, or write them too."""
     from specbench_cli.config.numbers import number
     from specbench_cli.report.scaling import shown
@@ -284,8 +297,10 @@ def _scaling(runs: list[str], at: list[str], form: output.Format, out: Path | No
         asked += predictions(laws, size, wanted)
     shown.show(laws, asked, form)
     if out is not None:
-        for file in shown.write(points, laws, asked, _made(out)):
-            output.note(str(file))
+        with _writable(out), files.delivery(out, overwrite=overwrite) as room:
+            written = shown.write(points, laws, asked, room)
+        for file in written:
+            output.note(str(out / file.relative_to(room)))
     return ExitCode.OK
 
 
@@ -300,10 +315,10 @@ def _formats(to: str, known: list[str]) -> list[str]:
     return words
 
 
-def _made(folder: Path) -> Path:
-    """The folder, made if need be."""
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Raise UsageError where a folder cannot be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-    return folder

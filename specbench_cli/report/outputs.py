@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specbench_cli import files, output
 from specbench_cli.report.export import write_csv, write_json
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
@@ -22,37 +23,70 @@ Figures = Sequence[Path]
 
 def write_outputs(run: RunDir) -> Reading:
     """Write what belongs into a run's folder at its end: summary.csv, records.parquet, report.md
-    and figures/."""
-    reading = read(run)
-    write(reading, run.path, ("csv", "md"))
-    write_parquet(run.records(), run.path / "records.parquet")
+    and figures/. Files of these names that specbench did not write are kept, and named."""
+    reading, kept = read(run), list[Path]()
+    with files.delivery(run.path, kept=kept) as room:
+        _write(reading, room, ("csv", "md"))
+        write_parquet(run.records(), room / "records.parquet")
+    _name(kept)
     return reading
 
 
-def write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a reading in some of `FORMATS` into a folder that exists.
+def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> None:
+    """Write a reading into the folder of the runs that it is of, as `write_outputs` does."""
+    kept = list[Path]()
+    with files.delivery(folder, kept=kept) as room:
+        _write(reading, room, formats)
+    _name(kept)
+
+
+def _name(kept: Sequence[Path]) -> None:
+    """Say which files were not replaced."""
+    if kept:
+        names = ", ".join(file.name for file in kept)
+        output.note(
+            f"kept as they are, since specbench did not write them or they were changed: {names}"
+        )
+
+
+def write(
+    reading: Reading, folder: Path, formats: Sequence[str], *, overwrite: bool = False
+) -> list[Path]:
+    """Write a reading in some of `FORMATS` into a folder.
+
+    Args:
+        overwrite: replace files that specbench did not write.
 
     Returns:
         The files; figures, which several formats show, once.
+
+    Raises:
+        UsageError: such a file is there; nothing is written.
     """
+    with files.delivery(folder, overwrite=overwrite) as room:
+        found = _write(reading, room, formats)
+    return [folder / file.relative_to(room) if room in file.parents else file for file in found]
+
+
+def _write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:
     figures = []
     if _PICTURED & set(formats):
         figures = _figures(reading, folder / "figures", paper="latex" in formats)
-    files = [file for name in formats for file in FORMATS[name](reading, folder, figures)]
+    found = [file for name in formats for file in FORMATS[name](reading, folder, figures)]
     if reading.spec_bench is not None:
-        files += spec_bench_table.write(reading.spec_bench, folder)
-    return files + figures
+        found += spec_bench_table.write(reading.spec_bench, folder)
+    return found + figures
 
 
 def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
-    files = write_figures(reading, place, paper=paper)
+    found = write_figures(reading, place, paper=paper)
     sweep = sweep_of(reading.summary, reading.run.manifest)
     if sweep is not None:
-        files.append(write_points(sweep, place / "pareto.csv"))
+        found.append(write_points(sweep, place / "pareto.csv"))
     if loads := load_rows(reading.records):
         place.mkdir(exist_ok=True)
-        files.append(write_loads(loads, place / "load.csv"))
-    return files
+        found.append(write_loads(loads, place / "load.csv"))
+    return found
 
 
 def _html(reading: Reading, folder: Path, figures: Figures) -> list[Path]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault
+from specbench_cli.files import refuse_link
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
@@ -34,6 +35,8 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
     Raises:
         EnvironmentFault: its package is not installed.
     """
+    for place in (folder / tracker, folder / tracker / "mlflow.db"):
+        refuse_link(place)
     rows = read(run).summary.rows
     return TRACKERS[tracker](run, rows, folder / tracker)
 

@@ -53,6 +53,7 @@ def test_end_of_a_run_leaves_csv_parquet_figures_and_a_report_with_settings_and_
         "records.parquet",
         "report.md",
         "figures",
+        ".specbench.json",
     }
     assert reading.where == "last"
     assert len(pd.read_parquet(run.path / "records.parquet")) == 12 * 6
@@ -116,6 +117,7 @@ def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
         "figures",
         "summary.csv",
         "summary.json",
+        ".specbench.json",
     }
     whole = json.loads((folder / "summary.json").read_text())
     assert whole["prompts"] == {"mini": 12}

@@ -69,5 +69,5 @@ def carry_out(
         raise
     matrix.done(whole)
     reading = read_matrix(whole)
-    outputs.write(reading, whole, ("csv", "md"))
+    outputs.write_into_run(reading, whole, ("csv", "md"))
     return results, reading

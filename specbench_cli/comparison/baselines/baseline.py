@@ -6,12 +6,14 @@ no paths. Several runs of one program are several processes of one baseline.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from specbench_cli import files
 from specbench_cli.comparison.baselines.file import dump, parse
 from specbench_cli.comparison.cell import Cell
 from specbench_cli.comparison.join import join
@@ -58,16 +60,22 @@ def save(
             hint="run it anew: specbench run",
         )
     path = root / name / f"{side.machine}.json"
-    draft = path.with_suffix(".json.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(dump(side), encoding="utf-8")
-        draft.replace(path)
+        files.write_own(path, dump(side), _is_baseline)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     for sentence in side.left_out:
         tell(sentence)
     return path
+
+
+def _is_baseline(content: bytes) -> bool:
+    """Return True if this is a baseline, of whatever version."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"schema", "machine", "rows", "prompts"} <= found.keys()
 
 
 def load(path: Path) -> Side:

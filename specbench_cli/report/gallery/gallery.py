@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.report import figures
 from specbench_cli.report.gallery import entry as entries
@@ -64,7 +65,7 @@ def publish(reading: Reading, folder: Path) -> Published:
         known[target.name] = own
         places = [Place(each, link(at)) for at, each in known.items()]
         index = folder / INDEX
-        index.write_text(index_page(places), encoding="utf-8")
+        files.replace(index, index_page(places))
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
@@ -75,6 +76,7 @@ def publish(reading: Reading, folder: Path) -> Published:
 def _begin(folder: Path) -> None:
     """Make sure of a folder that is a gallery or may become one."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
+    files.refuse_link(folder / _RUNS)
     index = folder / INDEX
     if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace"):
         raise UsageError(
@@ -100,9 +102,9 @@ def _free(name: str, folder: Path) -> str:
 def _write(reading: Reading, entry: Entry, folder: Path) -> None:
     """All files of a run."""
     with tempfile.TemporaryDirectory() as drawn:
-        files = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
-        write_html(reading, folder, figures=files)
-        first = [file for file in files if file.name == PICTURE]
+        pictures = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
+        write_html(reading, folder, figures=pictures)
+        first = [file for file in pictures if file.name == PICTURE]
         picture = next(inlined(first), None)
         for file in first:
             shutil.copy(file, folder / PICTURE)

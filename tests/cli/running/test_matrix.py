@@ -57,7 +57,7 @@ def test_a_matrix_that_was_stopped_keeps_what_was_measured_and_goes_on_from_ther
     assert finished == call_here(capsys, "run", "--resume", "here")[0] == 0
     assert Path("here", RUNS[0], "records.jsonl").read_bytes() == records
     assert RunDir.open(Path("here", RUNS[1])).manifest["status"] == "finished"
-    assert not list(Path("here").glob(".*"))
+    assert [file.name for file in Path("here").glob(".*")] == [".specbench.json"]
 
 
 def test_each_target_is_an_ordinary_run_with_its_own_vanilla(finished):
