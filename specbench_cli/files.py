@@ -16,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
@@ -160,21 +160,9 @@ def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | Non
         raise _foreign([path], overwrite)
 
 
-def check_empty(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise UsageError if a folder that is to be filled holds anything, unless the user permits
-    that files in it are replaced."""
-    if overwrite or not folder.exists():
-        return
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise UsageError(
-            f"{folder} is not empty, and files in it could be replaced",
-            f"give a new or empty --out, or permit it: {OVERWRITE}",
-        )
-
-
 @contextmanager
 def delivery(
-    folder: Path, *, overwrite: bool = False, kept: list[Path] | None = None
+    folder: Path, *, overwrite: bool | None = False, kept: list[Path] | None = None
 ) -> Iterator[Path]:
     """Provide a temporary folder; move the files that were written there into `folder` at the end.
 
@@ -182,7 +170,7 @@ def delivery(
     so), or if it has the same content. All files are moved, or none.
 
     Args:
-        overwrite: replace whatever files are there.
+        overwrite: replace whatever files are there; None: the command has no such option.
         kept: takes the files that are not replaced, so that the others are moved all the same; None
             makes such a file an error.
 
@@ -198,11 +186,11 @@ def delivery(
         wrong = []
         for file in new:
             place = file.relative_to(made).as_posix()
-            hashes[place] = sha256(file.read_bytes()).hexdigest()
-            if not _may_replace(folder, place, {known.get(place), hashes[place]}, overwrite):
+            hashes[place] = _sha256(file)
+            if not _may_replace(folder, place, {known.get(place), hashes[place]}, bool(overwrite)):
                 wrong.append(folder / place)
         if wrong and kept is None:
-            raise _foreign(wrong)
+            raise _foreign(wrong, overwrite)
         for file in new:
             there = folder / file.relative_to(made)
             if there in wrong:
@@ -251,7 +239,12 @@ def _may_replace(folder: Path, place: str, hashes: set[str | None], overwrite: b
         return False
     if overwrite:
         return True
-    return stat.S_ISREG(held.st_mode) and sha256(there.read_bytes()).hexdigest() in hashes
+    return stat.S_ISREG(held.st_mode) and _sha256(there) in hashes
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
 
 
 def _refused(path: Path) -> UsageError:

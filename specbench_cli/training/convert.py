@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specbench_cli import files
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 PATTERNS = ("pytorch_model*.bin", "*_lm_head.pt")
@@ -24,20 +25,20 @@ def convert(folder: Path, out: Path) -> Path:
         UsageError: no pickle or no config.json in `folder`.
         EnvironmentFault: a pickle of more than tensors, or none at all.
     """
-    files = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
+    pickles = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
     config = folder / "config.json"
-    if not files or not config.is_file():
-        missing = "config.json" if files else " or ".join(PATTERNS)
+    if not pickles or not config.is_file():
+        missing = "config.json" if pickles else " or ".join(PATTERNS)
         raise UsageError(f"{folder} has no {missing}", "specbench train convert FOLDER --out DIR")
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in pickles:
         tensors |= _tensors(file)
-    out.mkdir(parents=True, exist_ok=True)
-    written = out / "model.safetensors"
-    # A clone each: tensors that share memory cannot be stored beside each other.
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, written, {"format": "pt"})
-    shutil.copyfile(config, out / "config.json")
-    return written
+    with files.delivery(out, overwrite=None) as room:
+        # A clone each: tensors that share memory cannot be stored beside each other.
+        cloned = {name: tensor.clone() for name, tensor in tensors.items()}
+        save_file(cloned, room / "model.safetensors", {"format": "pt"})
+        shutil.copyfile(config, room / "config.json")
+    return out / "model.safetensors"
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ data as safetensors and JSON; nothing is pickled.
 
 import json
 import math
+import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.training.packing import Batch
 
 CURVE = "loss.jsonl"
+_STEP = re.compile(r"step-\d{7,}(\.part)?")
 LOST_SECONDS = 300
 """Work that a killed run may lose: where steps are slow, checkpoints are made more often."""
 
@@ -130,7 +134,8 @@ def train(
     tokens, seconds = at.tokens, at.seconds
     started = time.monotonic() - seconds
     saved = time.monotonic()
-    with (folder / CURVE).open("a", encoding="utf-8", buffering=1) as log:
+    own = files.open_own(folder / CURVE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with os.fdopen(own, "a", encoding="utf-8", buffering=1) as log:
         for step, stage in _remaining(stages, at.step):
             lr = optimization.lr(step, steps)
             for group in optimizer.param_groups:
@@ -158,7 +163,14 @@ def train(
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint of a training folder, if any."""
-    return max((p for p in folder.glob("step-*") if p.suffix != ".part"), default=None)
+    found = (p for p in folder.glob("step-*") if _STEP.fullmatch(p.name) and p.suffix != ".part")
+    return max(found, default=None)
+
+
+def is_work(folder: Path) -> bool:
+    """Return True if a folder holds nothing, or a training to go on from."""
+    names = [file.name for file in folder.iterdir()]
+    return not names or CURVE in names or any(map(_STEP.fullmatch, names))
 
 
 def _remaining(stages: Sequence[Stage], done: int) -> Iterator[tuple[int, Stage]]:
@@ -202,7 +214,7 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: 
     (part / "state.json").write_text(json.dumps(asdict(at)), encoding="utf-8")
     part.replace(place)
     for old in folder.glob("step-*"):
-        if old != place:
+        if old != place and _STEP.fullmatch(old.name) and old.is_dir():
             shutil.rmtree(old)
 
 
@@ -233,5 +245,5 @@ def _read_curve(folder: Path, done: int) -> list[Point]:
     """The first `done` points; later ones, made before a kill, are cut off the file."""
     path = folder / CURVE
     lines = path.read_text(encoding="utf-8").splitlines()[:done] if path.exists() else []
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files.replace(path, "".join(f"{line}\n" for line in lines))
     return [Point(**json.loads(line)) for line in lines]

@@ -7,12 +7,14 @@ lines, so that a stopped run goes on where it was.
 """
 
 import json
+import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from io import BufferedWriter, TextIOWrapper
 from itertools import accumulate, chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specbench_cli import files
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, Part, State
 from specbench_cli.engine.models.head import NORMED
@@ -159,12 +162,12 @@ class RowFiles:
     def cut(self, tokens: int) -> None:
         """Forget what lies behind so many tokens."""
         for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
-            with file.open("ab") as held:
+            with _appended(file) as held:
                 held.truncate(size * tokens)
 
     def add(self, kept: KeptRows) -> None:
         """The rows of the next reply."""
-        with self._rows.open("ab") as rows, self._best.open("ab") as best:
+        with _appended(self._rows) as rows, _appended(self._best) as best:
             rows.write(kept.rows.cpu().numpy().tobytes())
             best.write(kept.best.to(torch.int32).cpu().numpy().tobytes())
 
@@ -259,7 +262,7 @@ def sample_replies(
     if len(done.keys() & range(len(asks))) < len(asks):
         hint = f"train on the first of its {len(done)} replies: --replies N"
         held = nullcontext() if rows is None else rows.alone()
-        with _alone(file, hint), held, file.open("a", encoding="utf-8") as log:
+        with _alone(file, hint), held, TextIOWrapper(_appended(file), encoding="utf-8") as log:
             log.truncate(_whole(file))
             done, decoder = _read(file), target()
             first = sum(reply.size for reply in done.values() if reply.answer)
@@ -577,6 +580,11 @@ def _read(file: Path) -> dict[int, Reply]:
         reply = done[row["chat"]] = Reply(row["prompt"], row["answer"], first)
         first += reply.size if reply.answer else 0
     return done
+
+
+def _appended(file: Path) -> BufferedWriter:
+    """Open a file of the training to append to it. Raises UsageError where it is a link."""
+    return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import EnvironmentFault, UsageError
 
@@ -149,13 +149,14 @@ def recipes(
     """
     from dataclasses import replace
 
-    from specbench_cli.training.trainer import WORK
 
     if not scale > 0:
         raise UsageError(f"--steps-scale is {scale}, it must be above 0")
-    if not resume:
-        for recipe in recipes:
-            shutil.rmtree(out / WORK / recipe.name, ignore_errors=True)
+    files.check_own(out / f"{CURVES}.json", _is_curves)
+    for recipe in recipes:
+        check_model(out, recipe.name)
+        if not resume:
+            forget_work(out, recipe.name)
     if sequences is not None:
         recipes = tuple(recipe.wider(sequences) for recipe in recipes)
     if lr is not None:
@@ -163,6 +164,68 @@ def recipes(
     scales = [tokens / recipe.tokens if tokens else scale for recipe in recipes]
     pairs = zip(recipes, scales, strict=True)
     return [recipe.smoke() if smoke else recipe.scaled(factor) for recipe, factor in pairs]
+
+
+def check_model(out: Path, name: str) -> None:
+    """Raise UsageError if training would replace a model that specbench did not train.
+
+    Args:
+        out: the folder that `--out` names.
+        name: of the model's folder inside.
+    """
+    from specbench_cli.training.trainer import WORK
+
+    folder = out / name
+    for file in (folder, folder / "model.safetensors", folder / "config.json"):
+        files.refuse_link(file)
+    if not folder.exists() or (out / WORK / name).is_dir():
+        return
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    config = files.read_own(folder / "config.json") if folder.is_dir() else None
+    if config is None or not _is_trained(config):
+        raise UsageError(
+            f"{folder} is there already, and specbench did not train it",
+            "give another --out, or move that folder away",
+        )
+
+
+def forget_work(out: Path, name: str) -> None:
+    """Remove what an earlier training left to go on from.
+
+    Raises:
+        UsageError: the folder holds something else.
+    """
+    from specbench_cli.training.loop import is_work
+    from specbench_cli.training.trainer import WORK
+
+    folder = out / WORK / name
+    if not folder.exists():
+        return
+    if folder.is_symlink() or not is_work(folder):
+        raise UsageError(
+            f"{folder} holds something else than a training, and --fresh would remove it",
+            "give another --out, or move that folder away",
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_trained(config: bytes) -> bool:
+    """Return True if a config.json says that specbench made the model."""
+    try:
+        found = json.loads(config)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "specbench" in found
+
+
+def _is_curves(content: bytes) -> bool:
+    """Return True if this is what `finish` wrote."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and all("curve" in each for each in found.values())
 
 
 def device(wanted: Device) -> "torch.device":
@@ -246,7 +309,7 @@ def finish(
         if mat:
             facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
         output.data(str(out / name))
-    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    files.replace(path, json.dumps(facts, indent=1) + "\n")
     _draw(facts, out / f"{CURVES}.png")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench_cli import files
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Seed, Smoke, Where
 from specbench_cli.commands.training.heads import Count
@@ -138,7 +139,7 @@ def _calibrated(result: "AcceptanceResult", rejection_weight: float, out: Path) 
         "bins": [asdict(part) for part in result.bins],
     }
     file = out / f"{CALIBRATION}.json"
-    file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    files.replace(file, json.dumps(facts, indent=1) + "\n")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.3, 3.2), layout="constrained")

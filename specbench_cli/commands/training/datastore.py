@@ -73,6 +73,7 @@ def rest(
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.datastore import DatastoreMaker
 
+    shared.check_model(out, "datastore")
     folder = resolve(target).path
     if text:
         if smoke:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import Data, Out, Resume, Scale, Smoke, Tokens, Where
 from specbench_cli.commands.training.heads import Count
@@ -244,7 +244,7 @@ def draft(
         worth[name] = said
         rows.append(_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
-    (out / "alignment.json").write_text(text, encoding="utf-8")
+    files.replace(out / "alignment.json", text)
     if len(worth) > 1:
         _draw(worth, out / "alignment.svg")
     output.rows(rows)

@@ -73,7 +73,6 @@ def grid(
     from specbench_cli.models import resolve
     from specbench_cli.training.align import LENGTH, SEQUENCES, Aligner
     from specbench_cli.training.corpus import load_gsm8k
-    from specbench_cli.training.trainer import WORK
 
     sizes = _numbers("--tokens", tokens, number)
     depths = [int(n) for n in _numbers("--layers", layers, int)]
@@ -98,9 +97,10 @@ def grid(
         for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(seeds)):
             updates = at if smoke else max(1, round(size / (SEQUENCES * LENGTH)))
             name = f"{depth}-layers-{short(size)}-seed-{seed}"
+            shared.check_model(out, name)
             if not resume:
-                for folder in (out / WORK / name, out / name):
-                    shutil.rmtree(folder, ignore_errors=True)
+                shared.forget_work(out, name)
+                shutil.rmtree(out / name, ignore_errors=True)
             rows.append(trainer.grow(name, depth, updates, seed))
     output.rows(rows, COLUMNS)
     output.note(f"their law: specbench report --scaling {out}")

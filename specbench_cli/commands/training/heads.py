@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import (
     Data,
@@ -407,5 +407,5 @@ def compare(
             }
         )
     text = json.dumps(records, indent=1) + "\n"
-    (out / "comparison.json").write_text(text, encoding="utf-8")
+    files.replace(out / "comparison.json", text)
     output.rows(records)

@@ -50,6 +50,7 @@ def judge(
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import N_QUESTIONS, export, fit, mine
 
+    shared.check_model(out, "judge")
     models = resolve(target)
     drafting = draft or models.draft
     if drafting is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.commands import OUTPUT
 
 TASK = "mini"
@@ -73,7 +73,7 @@ def quality(
         measurement.name: _measured(measurement, out, limit, seed) for measurement in MEASUREMENTS
     }
     path = out / FILE
-    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    files.replace(path, json.dumps(facts, indent=1) + "\n")
     output.rows(table(facts))
     output.data(str(path))
 

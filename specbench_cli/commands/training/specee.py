@@ -7,7 +7,7 @@ import typer
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.commands.training._shared import Out, Seed, Smoke
+from specbench_cli.commands.training._shared import Out, Seed, Smoke, check_model
 from specbench_cli.commands.training.acceptance import Draft, Target
 from specbench_cli.errors import UsageError
 
@@ -45,6 +45,7 @@ def specee(
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.exits import N_QUESTIONS, export, fit, read
 
+    check_model(out, "exits")
     models = resolve(target)
     drafting = draft or models.draft
     if drafting is None:

@@ -1,0 +1,218 @@
+"""Files that specbench did not write are neither replaced, nor removed, nor written through."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from specbench_cli import files
+from specbench_cli.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "out"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def victim(tmp_path):
+    file = tmp_path / "victim"
+    file.write_text("precious")
+    return file
+
+
+def deliver(folder, content="new", name="report.md", **more):
+    with files.delivery(folder, **more) as room:
+        (room / name).parent.mkdir(parents=True, exist_ok=True)
+        (room / name).write_text(content)
+
+
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_files_are_delivered_listed_and_replaced_by_later_ones(folder):
+    deliver(folder, "first", "figures/a.svg")
+    deliver(folder, "second", "figures/a.svg")
+    assert (folder / "figures/a.svg").read_text() == "second"
+    assert names(folder) == [files.WRITTEN, "figures"]
+
+
+def test_folder_is_made(tmp_path):
+    deliver(tmp_path / "a/b")
+    assert (tmp_path / "a/b/report.md").read_text() == "new"
+
+
+def test_mode_of_a_file_is_the_usual_one(folder):
+    deliver(folder)
+    before = os.umask(0)
+    os.umask(before)
+    for name in ("report.md", files.WRITTEN):
+        assert (folder / name).stat().st_mode & 0o777 == 0o666 & ~before
+
+
+def test_user_s_file_is_refused_and_nothing_is_written(folder):
+    (folder / "report.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"report\.md: specbench did not write this") as caught:
+        deliver(folder)
+    assert "--overwrite" in caught.value.hint
+    assert (folder / "report.md").read_text() == "mine"
+    assert names(folder) == ["report.md"]
+
+
+def test_one_user_s_file_among_several_keeps_all_back(folder):
+    (folder / "b").write_text("mine")
+    with pytest.raises(UsageError), files.delivery(folder) as room:
+        (room / "a").write_text("new")
+        (room / "b").write_text("new")
+        (room / "c").write_text("new")
+    assert names(folder) == ["b"]
+
+
+def test_file_that_was_changed_since_is_the_user_s(folder):
+    deliver(folder)
+    (folder / "report.md").write_text("new, and my notes")
+    with pytest.raises(UsageError, match="changed since"):
+        deliver(folder, "newer")
+    assert (folder / "report.md").read_text() == "new, and my notes"
+
+
+def test_file_with_the_same_content_is_no_loss(folder):
+    (folder / "report.md").write_text("new")
+    deliver(folder)
+    deliver(folder, "newer")
+    assert (folder / "report.md").read_text() == "newer"
+
+
+def test_user_s_file_is_replaced_if_that_is_permitted(folder):
+    (folder / "report.md").write_text("mine")
+    deliver(folder, overwrite=True)
+    assert (folder / "report.md").read_text() == "new"
+
+
+def test_user_s_file_is_kept_and_named_where_the_others_matter_more(folder):
+    (folder / "a").write_text("mine")
+    kept = []
+    with files.delivery(folder, kept=kept) as room:
+        (room / "a").write_text("new")
+        (room / "b").write_text("new")
+    assert kept == [folder / "a"]
+    assert [(folder / name).read_text() for name in "ab"] == ["mine", "new"]
+    with pytest.raises(UsageError):
+        deliver(folder, "newer", "a")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_target_of_a_link_is_never_written(folder, victim, link, overwrite):
+    link(victim, folder / "report.md")
+    try:
+        deliver(folder, overwrite=overwrite)
+    except UsageError:
+        assert not overwrite
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_that_is_a_link_is_not_written_into(folder, tmp_path, overwrite):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "figures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError):
+        deliver(folder, name="figures/deep/a.svg", overwrite=overwrite)
+    assert not names(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_in_place_of_a_file_and_file_in_place_of_a_folder_stay(folder, overwrite):
+    (folder / "report.md").mkdir()
+    (folder / "report.md/notes").write_text("mine")
+    (folder / "figures").write_text("mine")
+    for name in ("report.md", "figures/a.svg"):
+        with pytest.raises(UsageError):
+            deliver(folder, name=name, overwrite=overwrite)
+    assert (folder / "report.md/notes").read_text() == (folder / "figures").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ["mine", "{}", '{"files": {}}', '{"about": 1, "files": []}'])
+def test_user_s_file_of_the_list_s_name_is_kept(folder, content):
+    (folder / files.WRITTEN).write_text(content)
+    with pytest.raises(UsageError, match=r"\.specbench\.json: specbench did not write"):
+        deliver(folder)
+    assert (folder / files.WRITTEN).read_text() == content
+
+
+def test_list_that_is_a_link_is_refused(folder, victim):
+    (folder / files.WRITTEN).symlink_to(victim)
+    with pytest.raises(UsageError, match="is a link"):
+        deliver(folder)
+    assert victim.read_text() == "precious"
+
+
+def test_list_of_a_strange_folder_claims_nothing_outside(folder, victim):
+    deliver(folder)
+    text = (folder / files.WRITTEN).read_text().replace("report.md", "../victim")
+    (folder / files.WRITTEN).write_text(text)
+    deliver(folder, "new", "other")
+    assert victim.read_text() == "precious"
+
+
+def test_failure_leaves_nothing_behind(folder):
+    with pytest.raises(KeyError), files.delivery(folder) as room:
+        (room / "a").write_text("new")
+        raise KeyError
+    assert not names(folder)
+
+
+def test_file_is_replaced_in_one_go_or_stays_as_it_was(folder, monkeypatch):
+    files.replace(folder / "a", "first")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        files.replace(folder / "a", "second")
+    assert caught.value.filename == str(folder / "a")
+    assert (folder / "a").read_text() == "first"
+    assert names(folder) == ["a"]
+
+
+def test_link_is_replaced_and_its_target_kept(folder, victim):
+    (folder / "a").symlink_to(victim)
+    files.replace(folder / "a", "new")
+    assert (victim.read_text(), (folder / "a").read_text()) == ("precious", "new")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_opened(folder, make):
+    make(folder / "a")
+    with pytest.raises(UsageError):
+        files.open_own(folder / "a", os.O_RDWR)
+    with pytest.raises(UsageError):
+        files.check_own(folder / "a", lambda _: True)
+
+
+def test_file_is_written_in_place_of_one_s_own_alone(folder):
+    def own(content):
+        return content.startswith(b"specbench")
+
+    files.write_own(folder / "x/a", "specbench 1", own)
+    files.write_own(folder / "x/a", "specbench 2", own)
+    (folder / "x/a").write_text("mine")
+    with pytest.raises(UsageError, match="did not write this"):
+        files.write_own(folder / "x/a", "specbench 3", own)
+    assert (folder / "x/a").read_text() == "mine"
+    files.write_own(folder / "x/a", "specbench 3", own, overwrite=True)
+    assert (folder / "x/a").read_text() == "specbench 3"
+
+
+def test_own_file_alone_is_removed(folder, victim):
+    for name, content in (("a", "ours"), ("b", "mine")):
+        (folder / name).write_text(content)
+    (folder / "c").symlink_to(victim)
+    for name in "abcd":
+        files.remove_own(folder / name, lambda content: content == b"ours")
+    assert names(folder) == ["b", "c"]
