@@ -30,6 +30,14 @@ def deliver(folder, content="new", name="report.md", **more):
         (room / name).write_text(content)
 
 
+def deliver_several(folder, fault=None):
+    with files.delivery(folder) as room:
+        for name in "abc":
+            (room / name).write_text("new")
+        if fault is not None:
+            raise fault
+
+
 def names(folder):
     return sorted(file.name for file in folder.iterdir())
 
@@ -65,10 +73,8 @@ def test_user_s_file_is_refused_and_nothing_is_written(folder):
 
 def test_one_user_s_file_among_several_keeps_all_back(folder):
     (folder / "b").write_text("mine")
-    with pytest.raises(UsageError), files.delivery(folder) as room:
-        (room / "a").write_text("new")
-        (room / "b").write_text("new")
-        (room / "c").write_text("new")
+    with pytest.raises(UsageError):
+        deliver_several(folder)
     assert names(folder) == ["b"]
 
 
@@ -160,9 +166,8 @@ def test_list_of_a_strange_folder_claims_nothing_outside(folder, victim):
 
 
 def test_failure_leaves_nothing_behind(folder):
-    with pytest.raises(KeyError), files.delivery(folder) as room:
-        (room / "a").write_text("new")
-        raise KeyError
+    with pytest.raises(KeyError):
+        deliver_several(folder, fault=KeyError())
     assert not names(folder)
 
 

@@ -1,0 +1,229 @@
+"""Commands leave files that specbench did not write as they are, unless --overwrite is given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specbench_cli import app
+from specbench_cli.commands._progress import RunProgress
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.execute import run as execute
+from specbench_cli.measure.costs import check_writable
+from specbench_cli.report.outputs import write_outputs
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+MINE = "mine: half a year's work\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "run"
+    config = RunConfig(
+        methods=["vanilla", "pld"], limit=1, max_new_tokens=8, allow_noise=True, judge="sample"
+    )
+    plan, run_dir = execute.start(config, {}, folder, RunProgress())
+    execute.run(plan, run_dir, RunProgress(), fresh=True)
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path, monkeypatch):
+    """A run of one's own, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, "run")
+    return Path("run")
+
+
+@pytest.fixture
+def cli(capsys):
+    def call(*args):
+        code = app._run([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    return call
+
+
+def prompt_of(run):
+    return next(RunDir.open(run).prompts()).prompt_id
+
+
+WRITES = {
+    "report.md": ["report", "run", "--to", "md", "--out", "out"],
+    "report.html": ["report", "run", "--to", "html", "--out", "out"],
+    "latex/report.tex": ["report", "run", "--to", "latex", "--out", "out"],
+    "latex/references.bib": ["report", "run", "--to", "latex", "--out", "out"],
+    "summary.csv": ["report", "run", "--to", "csv", "--out", "out"],
+    "summary.json": ["report", "run", "--to", "json", "--out", "out"],
+    "trace.json": ["report", "run", "--prompt", "ID", "--method", "pld", "--out", "out"],
+    "lanes.svg": ["report", "run", "--prompt", "ID", "--method", "pld", "--out", "out"],
+    "compare.md": ["compare", "run", "run", "--to", "markdown,json", "--out", "out"],
+    "compare.json": ["compare", "run", "run", "--to", "markdown,json", "--out", "out"],
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_user_s_file_stays_unless_it_may_be_replaced(run, cli, name):
+    words = [prompt_of(run) if word == "ID" else word for word in WRITES[name]]
+    file = Path("out") / name
+    file.parent.mkdir(parents=True)
+    file.write_text(MINE)
+    code, _, err = cli(*words)
+    assert code == 2
+    assert f"{file}" in err
+    assert "--overwrite" in err
+    assert file.read_text() == MINE
+    assert [each for each in Path("out").rglob("*") if each.is_file()] == [file]
+    assert cli(*words, "--overwrite")[0] == 0
+    assert file.read_bytes() != MINE.encode()
+    assert cli(*words)[0] == 0  # what specbench wrote it writes again
+
+
+@pytest.mark.parametrize("form", ["markdown", "junit", "json"])
+def test_file_of_a_comparison_is_replaced_by_a_later_one_and_a_user_s_is_not(run, cli, form):
+    words = ["compare", "run", "run", "--to", form, "--out", "file"]
+    for _ in range(2):
+        assert cli(*words)[0] == 0
+    Path("file").write_text(MINE)
+    assert cli(*words)[0] == 2
+    assert Path("file").read_text() == MINE
+    assert cli(*words, "--overwrite")[0] == 0
+
+
+def test_figure_that_a_user_retouched_stays(run, cli):
+    words = ["report", run, "--to", "html", "--out", "out"]
+    assert cli(*words)[0] == 0
+    figure = next(Path("out/figures").iterdir())
+    figure.write_text(MINE)
+    assert cli(*words)[0] == 2
+    assert figure.read_text() == MINE
+
+
+@pytest.mark.parametrize("form", ["--inspect", "--lm-eval"])
+def test_user_s_file_in_place_of_an_export_stays(run, cli, form):
+    assert cli("export", run, form, "--out", "out")[0] == 0
+    file = next(each for each in Path("out").rglob("*.json*") if each.name[0] != ".")
+    file.write_text(MINE)
+    assert cli("export", run, form, "--out", "out")[0] == 2
+    assert file.read_text() == MINE
+    assert cli("export", run, form, "--out", "out", "--overwrite")[0] == 0
+
+
+def test_link_in_the_folder_of_a_report_is_not_followed(run, cli):
+    Path("victim").write_text(MINE)
+    Path("out").mkdir()
+    Path("out/report.md").symlink_to(Path("victim").resolve())
+    for flags in ([], ["--overwrite"]):
+        cli("report", run, "--to", "md", "--out", "out", *flags)
+        assert Path("victim").read_text() == MINE
+
+
+def test_end_of_a_run_keeps_a_user_s_file_and_says_so(run, capsys):
+    write_outputs(RunDir.open(run))
+    (run / "report.md").write_text(MINE)
+    (run / "summary.csv").unlink()
+    write_outputs(RunDir.open(run))
+    assert (run / "report.md").read_text() == MINE
+    assert (run / "summary.csv").exists()
+    assert "kept as they are" in " ".join(capsys.readouterr().err.split())
+
+
+def test_end_of_a_run_follows_no_link(run):
+    Path("victim").write_text(MINE)
+    (run / "records.parquet").symlink_to(Path("victim").resolve())
+    (run / "figures").symlink_to(Path("elsewhere").resolve())
+    Path("elsewhere").mkdir()
+    write_outputs(RunDir.open(run))
+    assert Path("victim").read_text() == MINE
+    assert not list(Path("elsewhere").iterdir())
+
+
+def test_certificate_is_not_written_over_another_file(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    Path("certificates").mkdir()
+    Path("certificates/sps.json").write_text(MINE)
+    code, _, err = cli("audit", "sps", "--out", "certificates")
+    assert (code, "certificates/sps.json" in err) == (2, True)
+    assert Path("certificates/sps.json").read_text() == MINE
+
+
+@pytest.mark.parametrize("content", [MINE, "{}", '{"schema": 9, "machine": {}}', ""])
+def test_costs_are_not_written_over_another_file(tmp_path, content):
+    file = tmp_path / "costs.json"
+    file.write_text(content)
+    with pytest.raises(UsageError, match="specbench did not write this"):
+        check_writable(file)
+    assert file.read_text() == content
+    check_writable(file, overwrite=True)
+
+
+def test_baseline_is_not_written_over_another_file(run, cli):
+    machine = RunDir.open(run).manifest["machine"]["id"]
+    file = Path("results/baselines/main") / f"{machine}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(MINE)
+    code, _, err = cli("compare", "--save", "main", run)
+    assert (code, str(file) in err) == (2, True)
+    assert file.read_text() == MINE
+    file.unlink()
+    for _ in range(2):
+        assert cli("compare", "--save", "main", run)[0] == 0
+
+
+# Training
+
+
+def test_model_that_specbench_did_not_train_is_not_trained_over(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    model = Path("family/embedded-7m")
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (model / "model.safetensors").write_text(MINE)
+    code, _, err = cli("train", "pair", "--smoke", "--out", "family")
+    assert (code, "family/embedded-7m is there already" in err) == (2, True)
+    assert (model / "model.safetensors").read_text() == MINE
+
+
+def test_weights_are_not_trained_through_a_link(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    Path("victim").write_text(MINE)
+    model = Path("heads/judge")
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"specbench": {}}))
+    (model / "model.safetensors").symlink_to(Path("victim").resolve())
+    code, _, err = cli("train", "judge", "--smoke", "--out", "heads")
+    assert (code, "is a link" in err) == (2, True)
+    assert Path("victim").read_text() == MINE
+
+
+def test_fresh_training_removes_a_training_alone(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    notes = Path("family/training/embedded-7m/notes.md")
+    notes.parent.mkdir(parents=True)
+    notes.write_text(MINE)
+    code, _, err = cli("train", "pair", "--smoke", "--fresh", "--out", "family")
+    assert (code, "--fresh would remove it" in err) == (2, True)
+    assert notes.read_text() == MINE
+
+
+def test_conversion_does_not_write_over_weights(tmp_path, monkeypatch, cli):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    Path("head").mkdir()
+    torch.save({"w": torch.ones(2)}, "head/pytorch_model.bin")
+    Path("head/config.json").write_text("{}")
+    Path("out").mkdir()
+    Path("out/model.safetensors").write_text(MINE)
+    words = ["train", "convert", "head", "--out", "out", "--unpickle"]
+    assert cli(*words)[0] == 2
+    assert Path("out/model.safetensors").read_text() == MINE
+    Path("out/model.safetensors").unlink()
+    for _ in range(2):
+        assert cli(*words)[0] == 0
