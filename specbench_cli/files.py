@@ -10,13 +10,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import re
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
@@ -178,31 +180,61 @@ def delivery(
         UsageError: a file, or a link, is in the way. OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".specbench-") as name:
+    _remove_rooms(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{_room()}{os.getpid()}-") as name:
         made = Path(name)
         yield made
-        known, hashes = _known(folder), dict[str, str]()
-        new = sorted(file for file in made.rglob("*") if not file.is_dir())
-        wrong = []
-        for file in new:
-            place = file.relative_to(made).as_posix()
-            hashes[place] = _sha256(file)
-            if not _may_replace(folder, place, {known.get(place), hashes[place]}, bool(overwrite)):
-                wrong.append(folder / place)
+        known, new = _known(folder), dict[str, str]()
+        for file in sorted(made.rglob("*")):
+            if not file.is_dir():
+                new[file.relative_to(made).as_posix()] = _sha256(file)
+        wrong = {
+            place
+            for place, value in new.items()
+            if not _may_replace(folder, place, {*known.get(place, "").split(), value}, overwrite)
+        }
         if wrong and kept is None:
-            raise _foreign(wrong, overwrite)
-        for file in new:
-            there = folder / file.relative_to(made)
-            if there in wrong:
-                del hashes[there.relative_to(folder).as_posix()]
-                continue
-            there.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(there)
+            raise _foreign([folder / place for place in new if place in wrong], overwrite)
+        moved = {place: value for place, value in new.items() if place not in wrong}
+        # Both contents are specbench's until all are moved: a kill in between loses neither.
+        both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
+        _list(folder, known | both)
+        for place in moved:
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (made / place).replace(folder / place)
+        _list(folder, known | moved)
         if kept is not None:
-            kept += wrong
-        if hashes and not (folder / WRITTEN).is_dir():
-            listed = {"about": _ABOUT, "files": {**known, **hashes}}
-            replace(folder / WRITTEN, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+            kept += [folder / place for place in new if place in wrong]
+
+
+def _list(folder: Path, written: dict[str, str]) -> None:
+    """Keep which files specbench wrote in a folder."""
+    if written:
+        listed = {"about": _ABOUT, "files": written}
+        replace(folder / WRITTEN, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+
+
+def _room() -> str:
+    """Return how the names of temporary folders begin on this machine; the process follows."""
+    return f".specbench-{sha256(platform.node().encode()).hexdigest()[:8]}-"
+
+
+def _remove_rooms(folder: Path) -> None:
+    """Remove temporary folders of processes that were killed."""
+    for left in folder.glob(f"{_room()}*"):
+        process = left.name.removeprefix(_room()).partition("-")[0]
+        if process.isdecimal() and not left.is_symlink() and not _is_alive(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    """Return True if a process of that number exists, or nothing is known of it."""
+    import psutil
+
+    try:
+        return psutil.pid_exists(process)
+    except OverflowError:
+        return True
 
 
 def _known(folder: Path) -> dict[str, str]:
@@ -224,7 +256,7 @@ def _known(folder: Path) -> dict[str, str]:
     raise _foreign([file])
 
 
-def _may_replace(folder: Path, place: str, hashes: set[str | None], overwrite: bool) -> bool:
+def _may_replace(folder: Path, place: str, hashes: set[str], overwrite: bool | None) -> bool:
     """Return True if a file of a folder is absent, is specbench's, or may be replaced anyway."""
     there = folder / place
     for parent in there.relative_to(folder).parents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -169,6 +170,22 @@ def test_failure_leaves_nothing_behind(folder):
     with pytest.raises(KeyError):
         deliver_several(folder, fault=KeyError())
     assert not names(folder)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_one(folder):
+    (child := os.fork()) or killed_while_it_delivers(folder)
+    os.waitpid(child, 0)
+    (left,) = folder.iterdir()
+    other = folder / left.name.replace(str(child), str(os.getpid()))
+    shutil.copytree(left, other)  # of a process that is still at it
+    deliver(folder)
+    assert names(folder) == sorted([other.name, files.WRITTEN, "report.md"])
+
+
+def killed_while_it_delivers(folder):
+    with files.delivery(folder) as room:
+        (room / "a").write_text("new")
+        os._exit(9)
 
 
 def test_file_is_replaced_in_one_go_or_stays_as_it_was(folder, monkeypatch):

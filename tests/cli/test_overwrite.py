@@ -96,15 +96,6 @@ def test_file_of_a_comparison_is_replaced_by_a_later_one_and_a_user_s_is_not(run
     assert cli(*words, "--overwrite")[0] == 0
 
 
-def test_figure_that_a_user_retouched_stays(run, cli):
-    words = ["report", run, "--to", "html", "--out", "out"]
-    assert cli(*words)[0] == 0
-    figure = next(Path("out/figures").iterdir())
-    figure.write_text(MINE)
-    assert cli(*words)[0] == 2
-    assert figure.read_text() == MINE
-
-
 @pytest.mark.parametrize("form", ["--inspect", "--lm-eval"])
 def test_user_s_file_in_place_of_an_export_stays(run, cli, form):
     assert cli("export", run, form, "--out", "out")[0] == 0

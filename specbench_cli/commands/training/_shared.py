@@ -149,7 +149,6 @@ def recipes(
     """
     from dataclasses import replace
 
-
     if not scale > 0:
         raise UsageError(f"--steps-scale is {scale}, it must be above 0")
     files.check_own(out / f"{CURVES}.json", _is_curves)
