@@ -232,7 +232,7 @@ def _is_alive(process: int) -> bool:
     import psutil
 
     try:
-        return psutil.pid_exists(process)
+        return bool(psutil.pid_exists(process))
     except OverflowError:
         return True
 

@@ -11,6 +11,7 @@ import typer
 from specbench_cli import output
 from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.commands._trust import checked
+from specbench_cli.config.options import TRUST
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
