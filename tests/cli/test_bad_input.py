@@ -494,7 +494,7 @@ def test_folder_of_a_run_is_not_begun_anew(run, begun):
 def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
     before = contents(begun)[begun / "records.jsonl"]
 
-    def full(path, lines):
+    def full(path, lines, expected=None):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from specbench_cli import files
 from specbench_cli.engine.verify.ranking import argmax
 from specbench_cli.training.heads.losses import Drafter, message_of, read_target, unroll
 from specbench_cli.training.losses import autocast
@@ -139,4 +140,4 @@ class Log(Generic[E]):
         """Keep those before it, and it."""
         kept = [old for old in self.read() if old.step < new.step] + [new]
         text = "".join(json.dumps(asdict(each)) + "\n" for each in kept)
-        self._path.write_text(text, encoding="utf-8")
+        files.replace(self._path, text)

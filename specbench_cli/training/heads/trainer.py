@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Objective
+from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
@@ -441,7 +442,7 @@ def claim(folder: Path, facts: dict[str, str]) -> None:
     file = folder / MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.is_file():
-        file.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        files.replace(file, json.dumps(facts) + "\n")
     found = json.loads(file.read_text(encoding="utf-8"))
     if found != facts:
         raise UsageError(
