@@ -186,7 +186,7 @@ def entries() -> dict[str, Entry]:
 
 def without_plugins() -> Mapping[str, Entry]:
     """Return the methods that need no plug-in file: ours, and those of other distributions."""
-    return {**METHODS, **_installed()}
+    return {**ours(), **_installed()}
 
 
 @cache

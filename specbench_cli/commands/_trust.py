@@ -10,6 +10,7 @@ import typer
 from specbench_cli import output
 from specbench_cli.config import permission
 
+
 def checked(trust: bool) -> permission.Check:
     """Return what decides on requests: the option, else the user at the terminal, else nobody."""
     return permission.trusting if trust else _ask

@@ -354,8 +354,8 @@ def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run,
     assert code == 2
     message, hint = told(err)
     assert message == (
-        "prompt marked/m has the token 4096, and short has 4096 tokens, 0 to 4095: its tokenizer does"
-        " not fit its weights"
+        "prompt marked/m has the token 4096, and short has 4096 tokens, 0 to 4095: its tokenizer"
+        " does not fit its weights"
     )
     assert hint.startswith("compare added_tokens in its tokenizer.json")
     assert not Path("here").exists()

@@ -31,8 +31,8 @@ def halve(file):
 
 
 @pytest.fixture
-def harmed(specbench):
-    """Have a run's file harmed after some cells, or while it concludes; gives the error."""
+def harmed(specbench, monkeypatch):
+    """Have a run's file harmed after some cells, or before it is counted; gives the error."""
 
     def run(harm, *methods, after=None, name="records.jsonl", folder="", resume=None, **config):
         class Harm(specbench.log):
@@ -45,12 +45,17 @@ def harmed(specbench):
                 super().started(cells, done, run_dir)
                 self.folder = specbench.path(1) / folder
 
-            def stage(self, text):
-                if text == "looking for near-ties" and after is None:
-                    harm(self.folder / name)
+        def counted(plan, run_dir, resumed=None):
+            if run_dir.path == specbench.path(1) / folder:
+                harm(run_dir.path / name)
+            count(plan, run_dir, resumed)
 
+        count = execute._check_complete
+        if after is None:
+            monkeypatch.setattr(execute, "_check_complete", counted)
         with pytest.raises(Disturbed) as caught:
             specbench(*methods, log=Harm(), resume=resume, **config)
+        monkeypatch.setattr(execute, "_check_complete", count)
         assert caught.value.exit_code == ExitCode.ENVIRONMENT
         return caught.value
 

@@ -210,13 +210,17 @@ class Plan:
         """Return the outputs that a run which did all it could should hold, and does not.
 
         Methods that were left out or dropped may lack outputs, and so may prompts that --stop-after
-        left out, and turns that follow one on which vanilla failed.
+        left out, and turns that follow one on which vanilla failed. A run that ended because all
+        methods beside vanilla were dropped may lack any output.
 
         Args:
             answered: the run's outputs, each with its token ids.
             manifest: the run's.
         """
-        absent = {*(manifest.get("left_out") or {}), *(manifest.get("dropped") or {})}
+        dropped = manifest.get("dropped") or {}
+        if self.is_over(dropped):
+            return []
+        absent = {*(manifest.get("left_out") or {}), *dropped}
         labels = [arm.label for arm in self.arms if arm.label not in absent]
         begun = {(prompt_id, pass_) for prompt_id, _, _, pass_ in answered}
         missing: list[Key] = []
