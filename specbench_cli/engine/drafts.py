@@ -41,7 +41,12 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
     Waits for the device. Laws matter only where tokens are drawn.
     """
     tokens = draft.tokens
-    if tokens.dim() != 1 or tokens.dtype != torch.int64 or tokens.device != bounds.device:
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.dim() != 1
+        or tokens.dtype != torch.int64
+        or tokens.device != bounds.device
+    ):
         raise fault(
             "tokens",
             f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
@@ -55,6 +60,15 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
             _check_q(draft.q, draft, bounds)
         if tree is not None and draft.law == "wor":
             _check_distinct(tree, ids)
+
+
+def check_draft(draft: object) -> None:
+    """Raise MethodFault unless it is a draft."""
+    if not isinstance(draft, Draft):
+        raise MethodFault(
+            f"a {type(draft).__name__} was proposed, and what is scored is a Draft",
+            "make it with `session.chain(ids)` or `session.tree(...)`",
+        )
 
 
 def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
@@ -84,14 +98,14 @@ def check_levels(levels: int, allowed: int) -> None:
     if levels > allowed:
         raise fault(
             "tokens",
-            f"{levels} levels proposed where at most {allowed} are of use",
-            "propose no more than the `limit` given",
+            f"{levels} levels proposed where at most {allowed} may be: `limit`",
+            "propose at most `limit` levels, `session.room()`; where it is 0, an empty draft",
         )
 
 
 def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
     """Raise MethodFault unless q has a law for each node."""
-    if tuple(q.shape) != whole or not q.is_floating_point():
+    if not _is_law(q, whole):
         raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
 
 
@@ -110,7 +124,7 @@ def fault(field: str, what: str, hint: str | None = None) -> MethodFault:
 def _tree(draft: Draft) -> Tree:
     parents, order = draft.parents, draft.order
     assert parents is not None
-    if len(parents) != draft.nodes or type(parents) is not tuple:
+    if type(parents) is not tuple or len(parents) != draft.nodes:
         raise fault("parents", f"{_listed(parents)}; must be a tuple of {draft.nodes}, one a node")
     for node, parent in enumerate(parents):
         if type(parent) is not int or not ROOT <= parent < node:
@@ -120,7 +134,9 @@ def _tree(draft: Draft) -> Tree:
                 "number parents before their children",
             )
     if order is not None and (
-        sorted(order) != list(range(draft.nodes)) or type(order) is not tuple
+        type(order) is not tuple
+        or any(type(node) is not int for node in order)
+        or sorted(order) != list(range(draft.nodes))
     ):
         raise fault("order", f"{_listed(order)}; must be a tuple of all nodes, each once")
     return tree_of(parents, order)
@@ -147,7 +163,7 @@ def _check_rule(draft: Draft, rule: Rule) -> None:
 
 def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
     whole = (draft.nodes, bounds.vocab)
-    if tuple(q.shape) != whole or not q.is_floating_point() or q.device != bounds.device:
+    if not _is_law(q, whole) or q.device != bounds.device:
         raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
     if draft.nodes == 0:
         return
@@ -182,7 +198,13 @@ def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
             raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
 
 
-def _kind(tensor: Tensor) -> str:
+def _is_law(q: object, shape: tuple[int, int]) -> bool:
+    return isinstance(q, Tensor) and tuple(q.shape) == shape and q.is_floating_point()
+
+
+def _kind(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__} {_listed(tensor)}, no tensor"
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
@@ -298,6 +320,7 @@ class Drafts:
         Raises:
             MethodFault: the draft is malformed; says the step, the field and what is allowed.
         """
+        self.checked(check_draft, draft)
         if not self._holds(draft):
             self.inspected(draft)
         elif draft.nodes:

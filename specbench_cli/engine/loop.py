@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 import torch
 
+from specbench_cli.engine import hooks
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
@@ -51,7 +52,8 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     session.prefill()
     while session.finish is None:
         # 2. Draft.
-        draft = method.propose(session, session.room())
+        proposed = method.propose(session, session.room())
+        draft = hooks.must_return(method, "propose", proposed, Draft, "a Draft")
         # 3. Score the draft in one target forward and verify it.
         try:
             outcome = session.verify(draft, session.score(draft), *_accept(method))
@@ -59,8 +61,8 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
             raise _named(method, fault) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
-        counts = method.observe(session, committed)
-        yield session.step(draft, committed, **(counts or {}))
+        counts = hooks.counts_of(method, method.observe(session, committed))
+        yield session.step(draft, committed, **counts)
 
 
 @torch.inference_mode()
@@ -83,11 +85,13 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             continue
         # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
         # once.
-        members = held[0][0].schedule(held, batch.size)
+        first = held[0][0]
+        members = hooks.members_of(first, first.schedule(held, batch.size))
         _check_schedule(members, held, batch.size)
         for _, session in members:
             session.harness.beside = [other for _, other in members]
-        drafts = members[0][0].propose_batch(members)
+        first = members[0][0]
+        drafts = hooks.drafts_of(first, first.propose_batch(members), len(members))
         # 3. One target forward over all drafts, and over what is next of the joined ones' prompts.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
@@ -100,8 +104,8 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             for (method, session), draft, outcome in zip(members, drafts, outcomes, strict=True):
                 # 4. Commit.
                 committed = session.commit(outcome)
-                counts = method.observe(session, committed)
-                yield Step(place[session], draft, committed, forwards, counts or {})
+                counts = hooks.counts_of(method, method.observe(session, committed))
+                yield Step(place[session], draft, committed, forwards, counts)
         except MethodFault as fault:
             raise _named(members[0][0], fault) from None
     batch.leave()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.hooks import steps_of
 from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Forward, Step
@@ -187,7 +188,8 @@ class Cell:
             with staffed(session, transport, parallel), limited(self.limit_s):
                 self.energy.begin()
                 watch.begin(session)
-                for step in self.arm.method.generate(session):
+                made = self.arm.method.generate(session)
+                for step in steps_of(self.arm.method, "generate", made):
                     _count(steps, extra, step)
                     told.append(Told.of(step))
                 watch.end()
@@ -416,7 +418,8 @@ class Together:
             with limited(first.limit_s and first.limit_s * len(cells)):
                 first.energy.begin()
                 watch.begin(*batch.sessions)
-                for step in first.arm.method.generate_batch(batch):
+                made = first.arm.method.generate_batch(batch)
+                for step in steps_of(first.arm.method, "generate_batch", made, len(counted)):
                     steps, extra, told = counted[step.seq]
                     _count(steps, extra, step)
                     told.append(Told.of(step))

@@ -280,6 +280,27 @@ def test_a_schedule_that_cannot_be_kept_is_named(chosen):
         list(Chooses().generate_batch(batch))
 
 
+@pytest.mark.parametrize(
+    ("hook", "returned", "says"),
+    [
+        ("schedule", None, "schedule must return a list of its members, got None"),
+        ("schedule", [1, 2], "schedule must return a list of its members, got list"),
+        ("propose_batch", None, "propose_batch must return a list of 2 Drafts, one for each"),
+        ("propose_batch", [], "propose_batch must return a list of 2 Drafts, one for each"),
+        ("propose_batch", [[1], [2]], "propose_batch must return a list of 2 Drafts, one for each"),
+        ("observe", 3, "observe must return None or a dict of finite numbers by name, got int 3"),
+    ],
+)
+def test_what_a_hook_of_a_batch_returns_is_named_where_it_is_of_a_wrong_type(hook, returned, says):
+    models = tiny_models()
+    request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
+    batch = Batch(models.workspace, [request] * 2, Sampling())
+    vanilla = registry.load("vanilla")
+    wrong = type("Wrong", (vanilla,), {hook: lambda self, *rest: returned})
+    with pytest.raises(MethodFault, match=says):
+        list(wrong().generate_batch(batch))
+
+
 def test_one_step_of_all_sequences_is_one_forward_of_the_target():
     models = tiny_models()
     requests = [

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbench_cli.engine.hooks import steps_of
 from specbench_cli.engine.loop import draft_and_verify
-from specbench_cli.engine.types import Draft
+from specbench_cli.engine.types import Draft, Outcome, Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault
 
@@ -164,3 +165,72 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         assert [f.role for f in drafting] == ["draft"] * min(2, step.draft.nodes)
         assert (verifying.model, verifying.role) == ("target", "verify")
         assert verifying.n_tokens == step.draft.nodes + 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ([1, 2], r"Answering: propose must return a Draft, got list \[1, 2\]"),
+        (None, "Answering: propose must return a Draft, got None"),
+        (torch.tensor([1]), "propose must return a Draft, got Tensor"),
+        (Draft([1, 2]), r"draft.tokens: list \[1, 2\], no tensor; must be \[nodes\] of int64"),
+        (Draft(torch.tensor([1]), parents=3), "draft.parents: 3; must be a tuple of 1"),
+        (Draft(torch.tensor([1]), (-1,), order=("a",)), r"draft.order: \('a',\); must be a tuple"),
+        (Draft(torch.tensor([1]), law="iid", q=[0.5]), r"draft.q: list \[0.5\], no tensor; must"),
+    ],
+)
+def test_what_propose_returns_is_named_where_it_is_no_draft(
+    open_session, random_table, returned, says
+):
+    class Answering(Scripted):
+        def propose(self, session, limit):
+            return returned
+
+    drawn = Sampling("rejection", 1.0)
+    session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=drawn)
+    with pytest.raises(MethodFault, match=says):
+        list(draft_and_verify(Answering(), session))
+
+
+def test_a_draft_beyond_the_limit_is_told_the_limit(open_session, random_table):
+    class Beyond(Scripted):
+        def propose(self, session, limit):
+            return session.chain((1,) * (limit + 1))
+
+    session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=2, sampling=Sampling())
+    with pytest.raises(
+        MethodFault, match="1 levels proposed where at most 0 may be: `limit`"
+    ) as caught:
+        list(draft_and_verify(Beyond(), session))
+    assert caught.value.hint.endswith("where it is 0, an empty draft")
+
+
+@pytest.mark.parametrize("returned", [3, [1], {"a": "b"}, {1: 2.0}, {"a": float("nan")}])
+def test_what_observe_returns_is_named_where_it_is_no_counts(open_session, random_table, returned):
+    class Counting(Scripted):
+        def observe(self, session, outcome):
+            return returned
+
+    session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=Sampling())
+    with pytest.raises(MethodFault, match="observe must return None or a dict of finite numbers"):
+        list(draft_and_verify(Counting((1,)), session))
+
+
+@pytest.mark.parametrize("returned", [None, 3, "abc", [None], [{"seq": 0}]])
+def test_what_generate_yields_is_named_where_it_is_no_step(returned):
+    with pytest.raises(MethodFault, match="Scripted: generate must return an iterator of Steps"):
+        list(steps_of(Scripted(), "generate", returned))
+
+
+def test_a_step_of_a_sequence_that_is_not_there_is_named():
+    step = Step(1, None, Outcome((), (3,), ("plain",), 0))
+    assert list(steps_of(Scripted(), "generate_batch", [step], 2)) == [step]
+    with pytest.raises(MethodFault, match="must return steps of sequences 0 to 0, got int 1"):
+        list(steps_of(Scripted(), "generate", [step]))
+
+
+def test_what_is_scored_is_a_draft(open_session, random_table):
+    session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=Sampling())
+    session.prefill()
+    with pytest.raises(MethodFault, match="a list was proposed, and what is scored is a D"):
+        session.score([1, 2])

@@ -17,6 +17,7 @@ import psutil
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.engine.hooks import must_return
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
@@ -105,9 +106,8 @@ class Inside:
             for name in _PROPERTIES:
                 getattr(arm.method, name)
             arm.method.check()
-            arm.method.processes()
-            arm.method.models()
-            arm.method.artifacts()
+            must_return(arm.method, "processes", arm.method.processes(), Sequence, "a list of ids")
+            arm.check_hooks()
         return state.changed(before)
 
     def open(self, opening: Opening) -> dict[str, Any]:

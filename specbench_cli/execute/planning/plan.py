@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
@@ -14,8 +14,11 @@ from specbench_cli import registry
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.hooks import wrong_return
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.types import Guarantee
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.contrast import Contrast
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
@@ -83,10 +86,33 @@ class Arm:
                 )
         return found
 
+    def check_hooks(self) -> None:
+        """Raise UsageError unless what its method says of itself is of the right types."""
+        for hook, what, fits in _SAYS:
+            said = getattr(self.method, hook)
+            said = said() if callable(said) else said
+            if not fits(said):
+                fault = wrong_return(self.method, hook, said, what)
+                raise UsageError(fault.message, "docs/methods.md says what each hook returns")
+
     @property
     def file_sha256(self) -> str:
         """Checksum of the file that the method's class is defined in: what an audit is valid of."""
         return sha256(Path(inspect.getfile(type(self.method))).read_bytes()).hexdigest()
+
+
+def _all(kind: type, said: object) -> bool:
+    return isinstance(said, tuple | list) and all(isinstance(each, kind) for each in said)
+
+
+_SAYS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("models", "a tuple of names of models", partial(_all, str)),
+    ("artifacts", "a tuple of Trained modules", partial(_all, Trained)),
+    ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
+    ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
+    ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
+)
+"""What a method says of itself before it decodes: hook, what it must return, the check."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +307,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     found: dict[str, str] = {}
     for row in config.methods:
         arm = Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+        arm.check_hooks()
         fault = _unfit(arm, target, draft, fetch=fetch)
         if fault is not None and row.label != REFERENCE:
             found[row.label] = reason(fault)
@@ -364,6 +391,7 @@ def make_plan(config: RunConfig) -> Plan:
     )
     for arm in arms:
         arm.guarantees  # noqa: B018  what it promises is known before anything is loaded
+        arm.check_hooks()
     grammar = None
     if config.contrast is not None:
         lets = "lets tokens stand that the contrasted target may not say"

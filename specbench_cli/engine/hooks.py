@@ -1,0 +1,92 @@
+"""Checks of what a method's hooks return: a wrong type is the method's fault, and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from numbers import Real
+from typing import Any, TypeVar
+
+from specbench_cli.engine.types import Draft, Step
+from specbench_cli.errors import MethodFault
+
+T = TypeVar("T")
+
+_SHOWN = 60
+"""Characters of a wrong value that an error shows."""
+
+
+def must_return(method: object, hook: str, value: object, kind: type[T], what: str) -> T:
+    """Return what a hook returned. Raise MethodFault unless it is of the type it must be.
+
+    Args:
+        what: the type in words: "a Draft".
+    """
+    if isinstance(value, kind):
+        return value
+    raise wrong_return(method, hook, value, what)
+
+
+def wrong_return(method: object, hook: str, value: object, what: str) -> MethodFault:
+    """Return the fault of a hook that returned something else than it must."""
+    owner = method if isinstance(method, type) else type(method)
+    name = getattr(owner, "name", owner.__name__)
+    hint = "make it with `session.chain(ids)` or `session.tree(...)`" if "Draft" in what else None
+    return MethodFault(f"{name}: {hook} must return {what}, got {_shown(value)}", hint)
+
+
+def drafts_of(method: object, value: object, n: int) -> list[Draft]:
+    """Return the drafts of `propose_batch`. Raise MethodFault unless they are n."""
+    what = f"a list of {n} Drafts, one for each member"
+    drafts = must_return(method, "propose_batch", value, list, what)
+    if len(drafts) != n or not all(isinstance(each, Draft) for each in drafts):
+        raise wrong_return(method, "propose_batch", drafts, what)
+    return drafts
+
+
+def counts_of(method: object, value: object) -> Mapping[str, float]:
+    """Return the counts of `observe`. Raise MethodFault unless they are numbers by name."""
+    if value is None:
+        return {}
+    what = "None or a dict of finite numbers by name"
+    counts = must_return(method, "observe", value, Mapping, what)
+    for name, count in counts.items():
+        if not isinstance(name, str) or not isinstance(count, Real) or not isfinite(count):
+            raise wrong_return(method, "observe", value, what)
+    return counts
+
+
+def members_of(method: object, value: object) -> Sequence[tuple[Any, Any]]:
+    """Return the members that `schedule` chose. Raise MethodFault unless they are pairs."""
+    what = "a list of its members"
+    chosen = must_return(method, "schedule", value, Sequence, what)
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in chosen):
+        raise wrong_return(method, "schedule", chosen, what)
+    return chosen
+
+
+def steps_of(method: object, hook: str, value: object, sequences: int = 1) -> Iterator[Step]:
+    """Yield the steps of `generate` or `generate_batch`.
+
+    Args:
+        sequences: how many are decoded together.
+    Raises:
+        MethodFault: it yields something else, or a step of a sequence that is not there.
+    """
+    what = "an iterator of Steps (`yield session.step(draft, outcome)`)"
+    if not hasattr(value, "__iter__"):
+        raise wrong_return(method, hook, value, what)
+    for step in value:
+        if not isinstance(step, Step):
+            raise wrong_return(method, hook, step, what)
+        if step.seq not in range(sequences):
+            raise wrong_return(method, hook, step.seq, f"steps of sequences 0 to {sequences - 1}")
+        yield step
+
+
+def _shown(value: object) -> str:
+    """Return a value's type and the beginning of its text."""
+    if value is None:
+        return "None"
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
