@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli.config.problems import did_you_mean, usage_error
+from specbench_cli.config.problems import did_you_mean, listed, shown, usage_error
 from specbench_cli.errors import UsageError, message_of
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ def resolve(name: str) -> str:
         return aliases[word]
     guess = did_you_mean(word, [*known, *aliases])
     raise UsageError(
-        f"there is no method {name!r}{guess or '; there are ' + ', '.join(known)}",
-        "specbench list methods",
+        f"there is no method {shown(repr(name))}{guess or f'; there are {listed(known)}'}",
+        f"--plugin {name}" if word.endswith(".py") else "specbench list methods",
     )
 
 

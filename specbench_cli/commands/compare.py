@@ -12,7 +12,7 @@ import typer
 
 from specbench_cli import files, output
 from specbench_cli.commands import OUTPUT, OVERWRITE
-from specbench_cli.config.problems import did_you_mean
+from specbench_cli.commands._formats import formats
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -336,20 +336,7 @@ def _alone(option: str, others: dict[str, object]) -> None:
 
 def _formats(to: str | None) -> list[str]:
     """The words of --to."""
-    if to is None:
-        return []
-    words = list(dict.fromkeys(word.strip() for word in to.split(",") if word.strip()))
-    for word in words:
-        if word not in FILES:
-            raise UsageError(
-                f"--to {word!r} is none of {', '.join(FILES)}{did_you_mean(word, FILES)}",
-                f"{SIDES} --to markdown",
-            )
-    if not words:
-        raise UsageError(
-            f"--to names no format; there are {', '.join(FILES)}", f"{SIDES} --to markdown"
-        )
-    return words
+    return formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
 
 
 def as_share(tolerance: str) -> float:

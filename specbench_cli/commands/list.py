@@ -12,7 +12,7 @@ import typer
 from specbench_cli import output, registry
 from specbench_cli.commands import OUTPUT
 from specbench_cli.commands._card import brief, card, catalogue_row, family_rows
-from specbench_cli.config.problems import did_you_mean
+from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import UsageError
 
 
@@ -156,7 +156,8 @@ def _hardware(name: str) -> dict[str, Any]:
 
     known = accelerators()
     if name not in known:
-        raise UsageError(f"unknown hardware {name!r}", f"known: {', '.join(known)}")
+        guess = did_you_mean(name, known)
+        raise UsageError(f"unknown hardware {shown(repr(name))}{guess}", f"known: {listed(known)}")
     facts = known[name].model_dump()
     peaks = {f"flops_{dtype}": peak for dtype, peak in facts.pop("flops").items()}
     return {"name": name, "device": facts.pop("name"), **peaks, **facts}
@@ -192,7 +193,8 @@ def _run_in_full(name: str) -> dict[str, Any]:
     found = _runs()
     if name not in found:
         raise UsageError(
-            f"there is no run {name!r} in {RUNS}{did_you_mean(name, found)}", "specbench list runs"
+            f"there is no run {shown(repr(name))} in {RUNS}{did_you_mean(name, found)}",
+            "specbench list runs",
         )
     return {"name": name, **RunDir.open(found[name]).manifest}
 

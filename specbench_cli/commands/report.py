@@ -14,6 +14,7 @@ import typer
 
 from specbench_cli import files, output
 from specbench_cli.commands import OUTPUT, OVERWRITE
+from specbench_cli.commands._formats import formats
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def report(
     from specbench_cli.report.spec_bench import table as spec_bench_table
     from specbench_cli.report.terminal import table
 
-    formats = _formats(to, list(outputs.FORMATS)) if to is not None else []
+    wanted = formats(to, outputs.FORMATS, "specbench report RUN --to md") if to is not None else []
     whole = _matrix(runs)
     if whole is not None:
         reading = read_matrix(whole, force=force)
@@ -207,10 +208,10 @@ def report(
         return ExitCode.OK
     folder = out or (whole or sources[0].path) / "report"
     with _writable(folder):
-        found = outputs.write(reading, folder, formats, overwrite=overwrite)
+        found = outputs.write(reading, folder, wanted, overwrite=overwrite)
     for file in found:
         output.data(str(file))
-    if "latex" in formats:
+    if "latex" in wanted:
         output.note(f"on paper: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
     return ExitCode.OK
 
@@ -302,17 +303,6 @@ def _scaling(
         for file in written:
             output.note(str(out / file.relative_to(room)))
     return ExitCode.OK
-
-
-def _formats(to: str, known: list[str]) -> list[str]:
-    """The words of --to."""
-    words = [word.strip() for word in to.split(",") if word.strip()]
-    for word in words:
-        if word not in known:
-            raise UsageError(f"--to {word!r} is none of {', '.join(known)}")
-    if not words:
-        raise UsageError(f"--to names no format; there are {', '.join(known)}")
-    return words
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specbench_cli.config import permission, sweep
+from specbench_cli.config import permission, problems, sweep
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import DEFAULT_METHODS, MethodChoice, RunConfig
@@ -256,7 +256,7 @@ def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] |
             if name not in names:
                 raise UsageError(
                     f"{got.source} {name}.{key} is for a method that is not"
-                    f" run ({', '.join(names)})",
+                    f" run ({problems.listed(names)})",
                     f"add --method {name}",
                 )
     for name, key in flagged.keys() & given.swept.keys():

@@ -15,15 +15,49 @@ if TYPE_CHECKING:
 _SHOWN = 80
 """Characters of a value."""
 
+_LISTED = 12
+"""Names in an error; of more the first ones are listed, and the others are counted."""
+
 Place = tuple[int | str, ...]
 """Where in the values: the keys and indices that lead there."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'sps'?`, or nothing where no known word is near."""
-    by_lower = {name.lower(): name for name in sorted(known)}
-    near = get_close_matches(word.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant; None where none is near.
+
+    A word that begins with what was typed comes before one that looks like it: `gsm` means `gsm8k`,
+    not `mgsm`. Upper case, and `-` for `_`, make no difference.
+    """
+    if len(word) > _SHOWN:
+        return None
+    plain = {_plain(name): name for name in sorted(known)}
+    typed = _plain(word)
+    longer = [name for name in plain if typed and name.startswith(typed)]
+    near = get_close_matches(typed, longer, n=1) or get_close_matches(typed, plain, n=1)
+    return plain[near[0]] if near else None
+
+
+def listed(known: Iterable[str]) -> str:
+    """Return names for an error, separated by commas; of many the first ones and a count."""
+    names = list(known)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED + 1 else ""
+    return ", ".join(map(shown, names[:_LISTED] if more else names)) + more
+
+
+def shown(value: object) -> str:
+    """Return a value for an error: no longer than a line."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def usage_error(
@@ -58,12 +92,6 @@ def _dotted(place: Place) -> str:
     return "".join(words).removeprefix(".") or "it"
 
 
-def _shown(value: Any) -> str:
-    """A value in an error: no longer than a line."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
 def _deepest(found: ValidationError) -> list[ErrorDetails]:
     """The errors without repetition: a union reports the same place once for each of its arms."""
     first: dict[Place, ErrorDetails] = {}
@@ -81,7 +109,7 @@ def _sentence(
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             known, word = keys(place), str(place[-1])
-            guess = did_you_mean(word, known) or (known and "; known: " + ", ".join(known)) or ""
+            guess = did_you_mean(word, known) or (known and f"; known: {listed(known)}") or ""
             return f"{subject(place)} is not known{guess}"
         case "value_error":
             says = str(bounds["error"])
@@ -89,7 +117,7 @@ def _sentence(
         case "missing":
             return f"{subject(place)} is missing"
         case kind:
-            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {_shown(value)}"
+            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {shown(repr(value))}"
 
 
 def _allowed(kind: str, bounds: dict[str, Any]) -> str:

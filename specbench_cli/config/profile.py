@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.problems import did_you_mean
+from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.config.sources import Given, Sourced, from_file
 from specbench_cli.errors import UsageError
 
@@ -19,7 +19,7 @@ PROFILES = {
     "smoke": "seconds: a short output a family, by vanilla, sps, pld and hf:vanilla",
     "ci": "a minute on two cores: short outputs, one a family, by every lossless method",
     "laptop": "under 20 minutes on two cores: 48 questions of spec_bench by smollm2-135m, methods"
-    " that need no draft and no head",
+    " that draft from earlier text, and eagle3 with the head shipped for it",
     "paper": "hours: spec_bench, every lossless method with its paper's parameters, 3 passes",
 }
 """Their names and what each is, the smallest first."""
@@ -46,7 +46,7 @@ def from_profile(name: str, lossless: list[str]) -> Given:
     if name not in PROFILES:
         guess = did_you_mean(name, PROFILES)
         raise UsageError(
-            f"there is no profile {name!r}{guess or '; there are ' + ', '.join(PROFILES)}",
+            f"there is no profile {shown(repr(name))}{guess or f'; there are {listed(PROFILES)}'}",
             "specbench run --help",
         )
     given, source = from_file(FOLDER / f"{name}.yaml"), f"profile {name}"

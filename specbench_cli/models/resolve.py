@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from specbench_cli.config.problems import shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.adapter import CONFIG, RECORD, base_of, is_adapter, is_draft, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
@@ -131,7 +132,7 @@ def _alias(name: str) -> tuple[str, Alias]:
     if name not in known:
         near = " or ".join(map(repr, _near(name.lower())))
         raise UsageError(
-            f"unknown model {name!r}" + (f"; did you mean {near}?" if near else ""),
+            f"unknown model {shown(repr(name))}" + (f"; did you mean {near}?" if near else ""),
             "specbench list models, or give a hub id (org/name), a folder or a .gguf file",
         )
     same_as = known[name].same_as

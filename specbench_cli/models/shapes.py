@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks.source import cache_folder, made_once
 
@@ -176,7 +177,10 @@ def shape(name: str) -> Shape:
     """
     known = shapes()
     if name not in known:
-        raise UsageError(f"unknown shape {name!r}", f"known: {', '.join(known)}")
+        raise UsageError(
+            f"unknown shape {shown(repr(name))}{did_you_mean(name, known)}",
+            f"known: {listed(known)}",
+        )
     return known[name]
 
 

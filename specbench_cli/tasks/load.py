@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets_cfg
+from specbench_cli.config.problems import listed, nearest, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.tasks.card import Card, Source, read_card
 from specbench_cli.tasks.formats import ENDINGS, ZIPPED, Unreadable, ending, member, stem
@@ -116,7 +116,7 @@ def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Que
     for category in categories:
         if category not in known:
             raise UsageError(
-                f"no question of category {category!r}; there are {', '.join(sorted(known))}"
+                f"no question of category {category!r}; there are {listed(sorted(known))}"
             )
     wanted = set(categories) or known
     return [q for q in questions if q.category in wanted or q.family in wanted]
@@ -150,10 +150,10 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
             f"give a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
             " .yaml: docs/tasks.md",
         )
-    near = difflib.get_close_matches(name_or_path.lower().replace("-", "_"), names, n=1)
+    near = nearest(name_or_path, names)
     raise UsageError(
-        f"unknown task {name_or_path!r}" + (f", did you mean {near[0]!r}?" if near else ""),
-        f"one of {', '.join(names)}, or the path of a file that ends in {', '.join(ENDINGS)} or"
+        f"unknown task {shown(repr(name_or_path))}" + (f", did you mean {near!r}?" if near else ""),
+        f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in {', '.join(ENDINGS)} or"
         " .yaml",
     )
 

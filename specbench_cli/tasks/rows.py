@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from specbench_cli.config.problems import listed
 from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.card import Card, Source
@@ -183,7 +184,7 @@ def _program(row: Mapping[str, Any], card: Card) -> tuple[str, str]:
 
 def _lacks(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError:
     return RowError(
-        f"no {missing.args[0]!r}, which {template} needs, only {', '.join(row) or 'nothing'}"
+        f"no {missing.args[0]!r}, which {template} needs, only {listed(row) or 'nothing'}"
     )
 
 

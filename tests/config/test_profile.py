@@ -75,6 +75,14 @@ def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
     assert all((HERE / heads[kind] / "model.safetensors").is_file() for kind in asked)
 
 
+def test_the_help_names_the_head_that_laptop_runs(tmp_path):
+    named = {row.name for row in config_of("laptop", tmp_path).methods}
+    heads = {name for name in named if registry.build(name, {}).artifacts()}
+    assert heads == {"eagle3"}
+    assert all(head in PROFILES["laptop"] for head in heads)
+    assert "no head" not in PROFILES["laptop"]
+
+
 @pytest.mark.parametrize("name", sorted({*PROFILES} - {"laptop"}))
 def test_other_profiles_are_of_the_shipped_models(name, tmp_path):
     assert resolve(config_of(name, tmp_path).target).embedded

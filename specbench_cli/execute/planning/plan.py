@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from specbench_cli import registry
 from specbench_cli.config.arrivals import Arrivals
-from specbench_cli.config.problems import did_you_mean
+from specbench_cli.config.problems import did_you_mean, listed
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.hooks import wrong_return
 from specbench_cli.engine.method import Method
@@ -449,7 +449,7 @@ def make_plan(config: RunConfig) -> Plan:
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(
-            f"two tasks have one name: {', '.join(names)}", hint="name each once, or rename a file"
+            f"two tasks have one name: {listed(names)}", hint="name each once, or rename a file"
         )
     asked = select([each for task in tasks for each in task.questions], config.category)
     asked = _named(asked, config.prompts)

@@ -1,0 +1,35 @@
+"""The words of `--to`: one spelling of a format is as good as another."""
+
+import pytest
+
+from specbench_cli.commands._formats import formats
+from specbench_cli.commands.compare import FILES
+from specbench_cli.errors import UsageError
+from specbench_cli.report.outputs import FORMATS
+
+
+@pytest.mark.parametrize(
+    ("to", "known", "found"),
+    [
+        ("markdown, tex,md", FORMATS, ["md", "latex"]),
+        ("md,junit,markdown", FILES, ["markdown", "junit"]),
+        ("json", FORMATS, ["json"]),
+    ],
+)
+def test_other_spellings_name_the_format_that_the_command_lists(to, known, found):
+    assert formats(to, known, "") == found
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("junti", "--to 'junti' is none of markdown, junit, json; did you mean 'junit'?"),
+        ("latex", "--to 'latex' is none of markdown, junit, json"),
+        (" , ", "--to names no format; there are markdown, junit, json"),
+    ],
+)
+def test_a_format_that_there_is_not_is_named(to, says):
+    with pytest.raises(UsageError) as refused:
+        formats(to, FILES, "specbench compare BASE NEW --to markdown")
+    assert refused.value.message == says
+    assert refused.value.hint == "specbench compare BASE NEW --to markdown"

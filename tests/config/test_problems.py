@@ -1,0 +1,39 @@
+"""Errors in words: the nearest known name, and names that are too many or too long."""
+
+import pytest
+
+from specbench_cli.config.problems import did_you_mean, listed, nearest, shown
+from specbench_cli.registry import METHODS
+from specbench_cli.tasks import task_names
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("gsm", "gsm8k"), ("GSM-8K", "gsm8k"), ("mgs", "mgsm"), ("cnn-dm", "cnn_dm"), ("zebra", None)],
+)
+def test_a_name_that_begins_as_typed_comes_before_one_that_looks_like_it(typed, meant):
+    assert nearest(typed, task_names()) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("spss", "sps"), ("eagle-3", "eagle3"), ("hf:assist", "hf:assisted"), ("hydra+", "hydra++")],
+)
+def test_a_method_that_was_nearly_typed_is_found(typed, meant):
+    assert did_you_mean(typed, METHODS) == f"; did you mean {meant!r}?"
+
+
+def test_a_word_as_long_as_a_file_is_not_compared_with_every_name():
+    assert nearest("s" * 10_000_000, METHODS) is None
+
+
+def test_of_many_names_the_first_ones_are_listed_and_the_rest_is_counted():
+    assert listed("abc") == "a, b, c"
+    assert listed(map(str, range(13))).endswith("11, 12")
+    assert listed(map(str, range(14))).endswith("10, 11 and 2 more")
+    assert len(listed(["x" * 1000] * 1000)) < 1200
+
+
+def test_a_value_in_an_error_is_no_longer_than_a_line():
+    assert shown("sps") == "sps"
+    assert shown("9" * 100_000) == "9" * 80 + "..."
