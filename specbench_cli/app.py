@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from typer.main import get_command
@@ -47,6 +47,7 @@ from specbench_cli.errors import (
     SpecbenchError,
     UsageError,
     bounded,
+    full_disk,
     message_of,
     not_written,
 )
@@ -115,9 +116,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: the arguments after the program's name; default: the process's.
     """
+    output.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout = cast(TextIO, output.NamedStream(sys.stdout, "stdout"))
     own = args is None  # else somebody's program goes on after this, and answers Ctrl-C itself
     if own and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -130,10 +133,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     code = _run(list(sys.argv[1:] if args is None else args))
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
-    try:
-        sys.stdout.flush()
-    except OSError:
-        output.drop_stdout()
+    code = _flushed(code)
     if own:
         gc.freeze()  # else Python goes through all of torch twice more: seconds for nothing
     if own and registry.foreign():  # what a plug-in registered for the end could change the code
@@ -187,6 +187,18 @@ def _run(args: list[str]) -> int:
         says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
         output.error(f"a bug in specbench: {says}", _log())
         return ExitCode.BUG
+
+
+def _flushed(code: int) -> int:
+    """Write out what is left for stdout; return the exit code, that of a full disk included."""
+    try:
+        sys.stdout.flush()
+    except OSError as fault:
+        output.drop_stdout()
+        if code == ExitCode.OK and (lacking := not_written(fault)) is not None:
+            output.error(lacking.message, lacking.hint)
+            return lacking.exit_code
+    return code
 
 
 def _asked(args: list[str]) -> typer.Typer:
@@ -352,13 +364,25 @@ def _misused(fault: Exception) -> ExitCode:
     return ExitCode.USAGE
 
 
+_OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
+"""A folder where a file is needed, a file where a folder is, a link to itself, a socket."""
+
+
 def _lacking(fault: Exception) -> SpecbenchError | None:
     """What this machine lacks, or no machine has, where that and no bug of ours is behind an
     exception."""
     if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
         return UsageError(f"no file can be called so: {fault.strerror}: {str(fault.filename)[:60]}")
-    if isinstance(fault, OSError):
-        return not_written(fault, "specbench run --resume RUN")
+    if isinstance(fault, FileNotFoundError) and "temporary directory" in str(fault):
+        return EnvironmentFault(
+            f"{fault.strerror}: none can be written to",
+            "free some space, or name another one: TMPDIR=DIR",
+        )
+    if isinstance(fault, OSError) and fault.errno in _OTHER_KIND and fault.filename is not None:
+        return UsageError(f"{fault.filename}: {fault.strerror}", "name another file or folder")
+    failed = fault if isinstance(fault, OSError) else full_disk(fault)
+    if failed is not None:
+        return not_written(failed)
     package = str(getattr(fault, "name", None) or "").partition(".")[0]
     if isinstance(fault, ModuleNotFoundError) and package not in OURS:
         return EnvironmentFault(

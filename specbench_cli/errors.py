@@ -5,7 +5,11 @@ is not a `SpecbenchError` is a bug of ours: exit code 4.
 """
 
 import errno
+import io
+import os
+import traceback
 from enum import IntEnum
+from pathlib import Path
 
 LONGEST_TEXT = 2000
 """Characters that are kept of a foreign text: an exception, a reason, a server's reply."""
@@ -138,16 +142,46 @@ REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 """Those, and a file that may not be touched."""
 
 
-def not_written(fault: OSError, resumed: str) -> EnvironmentFault | None:
+def not_written(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
     """What is said of an error of the system; None where it is no file that cannot be written.
 
     Args:
-        resumed: the command that goes on from what was written.
+        resumed: the command that goes on from what was written; None where nothing goes on.
     """
     if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
         return None
     return EnvironmentFault(
-        f"{fault.filename or 'a file'}: {fault.strerror}",
-        "free some space, or permit the access; what was kept until then stays, and"
-        f" {resumed} goes on from there",
+        f"{file_of(fault) or 'a file'}: {fault.strerror}",
+        "free some space, or permit the access"
+        + (
+            f"; what was kept until then stays, and {resumed} goes on from there" if resumed else ""
+        ),
     )
+
+
+def full_disk(fault: BaseException) -> OSError | None:
+    """Return a full disk as an error of the system where a library raised an error of its own."""
+    number = next((each for each in sorted(FULL) if os.strerror(each) in str(fault)), None)
+    if number is None:
+        return None
+    return OSError(number, os.strerror(number), file_of(fault))
+
+
+def file_of(fault: BaseException) -> str | None:
+    """Return the file that could not be written; None if nothing says which it was.
+
+    The system names a file that cannot be opened, and none that cannot be written: that one is
+    looked for in the frames that the error passed, the innermost first.
+    """
+    if (named := getattr(fault, "filename", None)) is not None:
+        return str(named)
+    paths: list[Path] = []
+    frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            name = getattr(value, "name", None) if isinstance(value, io.IOBase) else None
+            if isinstance(name, str) and not str(getattr(value, "mode", "w")).startswith("r"):
+                return name
+            if isinstance(value, Path):
+                paths.append(value)
+    return str(paths[0]) if paths else None

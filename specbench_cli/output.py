@@ -10,6 +10,7 @@ written to a page passes `plain`, so that characters that act or hide are spelle
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import PurePath
@@ -101,6 +102,47 @@ class _Talk:
             self._file.flush()
         except OSError:
             _drop(self._file)
+
+
+class NamedStream:
+    """A standard stream whose errors name it: those of the system name no file.
+
+    Args:
+        stream: where it writes.
+        name: what errors call it.
+    """
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream, self._called = stream, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        with self._naming():
+            return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts one after another."""
+        with self._naming():
+            self._stream.writelines(lines)
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        with self._naming():
+            self._stream.flush()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as fault:
+            if fault.errno != errno.EIO:  # a terminal that was closed
+                fault.filename = self._called
+            raise
 
 
 def human() -> bool:
@@ -290,6 +332,24 @@ def error(message: str, hint: str | None = None) -> None:
     talk.print(Text("error: ", "bold red").append_text(styled(message)))
     if hint:
         talk.print(Text("hint: ", "bold cyan").append_text(styled(hint)))
+
+
+def open_closed_streams() -> None:
+    """Send to nowhere what is written to a standard stream that was closed (`>&-`, `2>&-`).
+
+    Python has None for such a stream, and its number would go to the next file that is opened.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def drop_stdout() -> None:

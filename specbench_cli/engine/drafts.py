@@ -42,7 +42,7 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
     """
     tokens = draft.tokens
     if (
-        not isinstance(tokens, Tensor)
+        not _is_tensor(tokens)
         or tokens.dim() != 1
         or tokens.dtype != torch.int64
         or tokens.device != bounds.device
@@ -196,6 +196,10 @@ def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
     for children in tree.children:
         if len({ids[child] for child in children}) < len(children):
             raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _is_law(q: object, shape: tuple[int, int]) -> bool:

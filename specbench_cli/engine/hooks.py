@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from numbers import Real
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ _SHOWN = 60
 """Characters of a wrong value that an error shows."""
 
 
-def must_return(method: object, hook: str, value: object, kind: type[T], what: str) -> T:
+def must_return(method: object, hook: str, value: T, kind: type[Any], what: str) -> T:
     """Return what a hook returned. Raise MethodFault unless it is of the type it must be.
 
     Args:
@@ -35,37 +35,39 @@ def wrong_return(method: object, hook: str, value: object, what: str) -> MethodF
     return MethodFault(f"{name}: {hook} must return {what}, got {_shown(value)}", hint)
 
 
-def drafts_of(method: object, value: object, n: int) -> list[Draft]:
+def drafts_of(method: object, value: Any, n: int) -> list[Draft]:
     """Return the drafts of `propose_batch`. Raise MethodFault unless they are n."""
     what = f"a list of {n} Drafts, one for each member"
-    drafts = must_return(method, "propose_batch", value, list, what)
-    if len(drafts) != n or not all(isinstance(each, Draft) for each in drafts):
+    drafts: list[Draft] = must_return(method, "propose_batch", value, list, what)
+    if len(drafts) != n or not all(isinstance(each, Draft) for each in value):
         raise wrong_return(method, "propose_batch", drafts, what)
     return drafts
 
 
-def counts_of(method: object, value: object) -> Mapping[str, float]:
+def counts_of(method: object, value: Any) -> Mapping[str, float]:
     """Return the counts of `observe`. Raise MethodFault unless they are numbers by name."""
     if value is None:
         return {}
     what = "None or a dict of finite numbers by name"
-    counts = must_return(method, "observe", value, Mapping, what)
-    for name, count in counts.items():
+    counts: Mapping[str, float] = must_return(method, "observe", value, Mapping, what)
+    for name, count in value.items():
         if not isinstance(name, str) or not isinstance(count, Real) or not isfinite(count):
             raise wrong_return(method, "observe", value, what)
     return counts
 
 
-def members_of(method: object, value: object) -> Sequence[tuple[Any, Any]]:
+def members_of(method: object, value: Any) -> Sequence[tuple[Any, Any]]:
     """Return the members that `schedule` chose. Raise MethodFault unless they are pairs."""
     what = "a list of its members"
-    chosen = must_return(method, "schedule", value, Sequence, what)
-    if not all(isinstance(each, tuple) and len(each) == 2 for each in chosen):
+    chosen: Sequence[tuple[Any, Any]] = must_return(method, "schedule", value, Sequence, what)
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in value):
         raise wrong_return(method, "schedule", chosen, what)
     return chosen
 
 
-def steps_of(method: object, hook: str, value: object, sequences: int = 1) -> Iterator[Step]:
+def steps_of(
+    method: object, hook: str, value: Iterable[Step], sequences: int = 1
+) -> Iterator[Step]:
     """Yield the steps of `generate` or `generate_batch`.
 
     Args:

@@ -153,8 +153,8 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
     near = nearest(name_or_path, names)
     raise UsageError(
         f"unknown task {shown(repr(name_or_path))}" + (f", did you mean {near!r}?" if near else ""),
-        f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in {', '.join(ENDINGS)} or"
-        " .yaml",
+        f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in"
+        f" {', '.join(ENDINGS)} or .yaml",
     )
 
 

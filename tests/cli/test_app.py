@@ -215,8 +215,18 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (
             OSError(errno.EFBIG, "File too large", "here.jsonl"),
             3,
-            "error: here.jsonl: File too large\nhint: free some space, or permit the access; what"
-            " was kept until then stays, and specbench run --resume RUN goes on from there\n",
+            "error: here.jsonl: File too large\nhint: free some space, or permit the access\n",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            3,
+            "error: No usable temporary directory found in ['/tmp']: none can be written to\n"
+            "hint: free some space, or name another one: TMPDIR=DIR\n",
+        ),
+        (
+            IsADirectoryError(errno.EISDIR, "Is a directory", "here"),
+            2,
+            "error: here: Is a directory\nhint: name another file or folder\n",
         ),
         (typer.Exit(1), 1, ""),
     ],
@@ -251,6 +261,76 @@ def test_reader_that_leaves_is_no_error():
         process.stdout.close()
         assert process.wait() == 0
         assert process.stderr.read() == ""
+
+
+def in_shell(command):
+    """Runs a command in a shell; exit code, stdout, stderr."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_DEBUG": ""}
+    words = command.replace("specbench", f"{shlex.quote(sys.executable)} -m specbench_cli", 1)
+    done = subprocess.run(
+        ["/bin/sh", "-c", words], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("command", "code"), [("--version", 0), ("audit nosuch", 2)])
+def test_closed_stream_is_as_one_that_leads_nowhere(command, code, closed):
+    got, out, err = in_shell(f"specbench {command} {closed}")
+    assert got == code
+    assert out == ("" if code or ">&-" in closed.split() else f"specbench {__version__}\n")
+    assert err.startswith("error: there is no method" if code and "2>&-" not in closed else "")
+    assert "Traceback" not in err
+
+
+def test_closed_stream_s_number_goes_to_no_file_that_is_opened():
+    program = "import os, sys; from specbench_cli import output; output.open_closed_streams();"
+    program += " os.dup2(os.open(sys.argv[1], os.O_RDONLY), 9); assert os.fstat(1).st_rdev"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -c '{program}' {__file__} <&- >&- 2>&-"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["--version", "list methods --json", "--help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stdout_on_a_full_disk_is_named(command, unbuffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    code, _, err = in_shell(f"specbench {command} > /dev/full")
+    assert code == 3
+    assert err == (
+        "error: stdout: No space left on device\nhint: free some space, or permit the access\n"
+    )
+
+
+class Refusal(Exception):
+    """What a library raises of a full disk, as safetensors does."""
+
+
+def write_text():
+    Path("/dev/full").write_text("x")
+
+
+def write_json():
+    with Path("/dev/full").open("w") as file:
+        for _ in range(10_000):
+            file.write("x" * 10)
+
+
+def save(path=Path("/dev/full")):
+    raise Refusal("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize("writes", [write_text, write_json, save])
+def test_full_disk_names_the_file_that_could_not_be_written(run, monkeypatch, writes):
+    monkeypatch.setattr(registry, "guard_neighbours", writes)
+    assert run("doctor") == (
+        3,
+        "",
+        "error: /dev/full: No space left on device\nhint: free some space, or permit the access\n",
+    )
 
 
 @pytest.fixture

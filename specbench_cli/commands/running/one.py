@@ -82,16 +82,25 @@ def told_how_to_go_on(
     Args:
         command: where that is not a run's own.
     """
-    command = command or apart.resumption(path)
     try:
         yield
     except KeyboardInterrupt as stopped:
         if part:
             raise typer.Exit(ExitCode.INTERRUPTED) from stopped
-        view.note(f"to go on: {command}")
+        if (resumed := command or _resumption(path)) is not None:
+            view.note(f"to go on: {resumed}")
         raise
     except BrokenPipeError as fault:
         output.drop_stdout()
-        raise EnvironmentFault("nobody reads stdout any more", command) from fault
+        resumed = command or _resumption(path)
+        raise EnvironmentFault("nobody reads stdout any more", resumed) from fault
     except OSError as fault:
-        raise not_written(fault, command) or fault from fault
+        raise not_written(fault, command or _resumption(path)) or fault from fault
+
+
+def _resumption(path: Path) -> str | None:
+    """Return the command that goes on with a run; None where nothing of it was kept."""
+    from specbench_cli.store.matrix import is_matrix
+    from specbench_cli.store.run_dir import RunDir
+
+    return apart.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None

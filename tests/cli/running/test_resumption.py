@@ -1,0 +1,44 @@
+"""How to go on with a run that was stopped is said where something of it was kept, else not."""
+
+import errno
+
+import pytest
+
+from specbench_cli.commands.running.one import told_how_to_go_on
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.store.run_dir import RunDir
+
+
+class View:
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+
+FAULTS = [OSError(errno.ENOSPC, "No space left on device", "records.jsonl"), BrokenPipeError()]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["full", "pipe"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_resume_command_is_named_only_where_there_is_a_run(tmp_path, monkeypatch, fault, kept):
+    monkeypatch.setattr("specbench_cli.output.drop_stdout", lambda: None)
+    place = tmp_path / "run"
+    if kept:
+        RunDir.create(place, {"schema": 9})
+    with pytest.raises(EnvironmentFault) as told, told_how_to_go_on(place, View(), part=False):
+        raise fault
+    assert (f"specbench run --resume {place}" in (told.value.hint or "")) == kept
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_interrupt_names_a_run_only_where_there_is_one(tmp_path, kept):
+    place, view = tmp_path / "run", View()
+    if kept:
+        RunDir.create(place, {"schema": 9})
+    with pytest.raises(KeyboardInterrupt), told_how_to_go_on(place, view, part=False):
+        raise KeyboardInterrupt
+    assert view.said == ([f"to go on: specbench run --resume {place}"] if kept else [])
