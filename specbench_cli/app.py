@@ -41,6 +41,7 @@ from specbench_cli.commands import (
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config import options
+from specbench_cli.config.problems import check_one_line, with_short_words
 from specbench_cli.errors import (
     EnvironmentFault,
     ExitCode,
@@ -148,6 +149,7 @@ def _run(args: list[str]) -> int:
         args = [arg for arg in args if arg != TRACEBACK]
     try:
         args = run.spelled_out(args)
+        _check_folders(args)
         registry.guard_neighbours()
         command = get_command(_asked(args))
         plain_help(command)
@@ -168,7 +170,7 @@ def _run(args: list[str]) -> int:
         return ExitCode.OK
     except SpecbenchError as fault:
         _show_traceback()
-        output.error(fault.message, fault.hint)
+        output.error(with_short_words(fault.message), fault.hint)
         return fault.exit_code
     except Exception as fault:
         if _interrupted:  # in the middle of an import, which made something else of it
@@ -187,6 +189,15 @@ def _run(args: list[str]) -> int:
         says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
         output.error(f"a bug in specbench: {says}", _log())
         return ExitCode.BUG
+
+
+def _check_folders(args: Sequence[str]) -> None:
+    """Raise UsageError if a folder of `--out` has a name of several lines: lists of runs and of
+    files have one a line."""
+    for option, value in zip(args, [*args[1:], ""], strict=True):
+        name, given, joined = option.partition("=")
+        if name in ("--out", "-o"):
+            check_one_line("--out", joined if given else value)
 
 
 def _flushed(code: int) -> int:
@@ -360,7 +371,8 @@ def _misused(fault: Exception) -> ExitCode:
     message = message.replace(". Did you mean", "; did you mean")
     context = getattr(fault, "ctx", None)
     hint = f"{context.command_path} --help" if context is not None else "specbench --help"
-    output.error(f"{message[:1].lower()}{message[1:].rstrip('.')}", hint)
+    message = with_short_words(f"{message[:1].lower()}{message[1:].rstrip('.')}")
+    output.error(message, hint)
     return ExitCode.USAGE
 
 

@@ -1,4 +1,7 @@
-"""Writing files without touching those of others.
+"""Files: reading those that a person names, and writing without touching those of others.
+
+A file that is read may be a device without an end or a pipe into which nobody writes: reading is
+bounded in bytes and in time.
 
 Every file that specbench appends to, replaces, removes or delivers passes through this module. No
 link inside an output folder is followed, nothing is half written, and a file that specbench did not
@@ -13,6 +16,7 @@ import os
 import platform
 import re
 import secrets
+import select
 import shutil
 import stat
 import tempfile
@@ -22,6 +26,13 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
+
+MB = 1_000_000
+
+WAIT_S = 30.0
+"""Seconds that a pipe may stay silent."""
+
+_CHUNK = 1 << 16
 
 OVERWRITE = "--overwrite"
 """The option that permits replacing files that specbench did not write."""
@@ -39,6 +50,51 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """What `os.open` fails with at a link, a folder or a socket."""
 _MOST_READ = 1 << 24
 """Bytes read of a file to recognise it; those that can be recognised are smaller."""
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return what a file holds.
+
+    A device may have no end (`/dev/zero`), and nobody may write into a pipe.
+
+    Args:
+        most: the largest size in bytes.
+    Raises:
+        OSError: it cannot be read, is larger, or is a pipe that stays silent; `strerror` says so.
+    """
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    parts: list[bytes] = []
+    try:
+        held = 0
+        while part := _part(number, path):
+            parts.append(part)
+            held += len(part)
+            if held > most:
+                raise OSError(errno.EFBIG, f"it holds more than {most / MB:g} MB", str(path))
+    finally:
+        os.close(number)
+    return b"".join(parts)
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the UTF-8 text of a file, line ends as `\\n`.
+
+    Raises:
+        OSError: as `read_bytes`. UnicodeDecodeError: it is no UTF-8 text.
+    """
+    text = read_bytes(path, most).decode()
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _part(number: int, path: Path) -> bytes:
+    """Return the next bytes; none at the end."""
+    while True:
+        try:
+            return os.read(number, _CHUNK)
+        except BlockingIOError:  # a pipe, or a terminal
+            if not select.select([number], [], [], WAIT_S)[0]:
+                silent = f"nothing was written to it for {WAIT_S:g} s"
+                raise OSError(errno.ETIMEDOUT, silent, str(path)) from None
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -1,9 +1,10 @@
-"""Files that specbench did not write are neither replaced, nor removed, nor written through."""
+"""Files that a person names are read within bounds; files of others are left alone."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -238,3 +239,50 @@ def test_own_file_alone_is_removed(folder, victim):
     for name in "abcd":
         files.remove_own(folder / name, lambda content: content == b"ours")
     assert names(folder) == ["b", "c"]
+
+
+def test_a_file_is_read_as_it_is(tmp_path):
+    (tmp_path / "a.txt").write_bytes("ü\r\nb\rc\n".encode())
+    assert files.read_text(tmp_path / "a.txt", 100) == "ü\nb\nc\n"
+    assert files.read_bytes(tmp_path / "a.txt", 9) == "ü\r\nb\rc\n".encode()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom"])
+def test_a_device_without_an_end_is_refused_once_it_is_too_large(tmp_path, path):
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="it holds more than 1 MB"):
+        files.read_bytes(tmp_path / "link", files.MB)
+
+
+def test_a_large_file_is_refused(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(10 * files.MB)
+    with pytest.raises(OSError, match="it holds more than 1 MB"):
+        files.read_bytes(tmp_path / "large", files.MB)
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        files.read_bytes(tmp_path, files.MB)
+
+
+def test_a_pipe_is_read_to_its_end():
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as file:
+        file.write(b"x" * 50_000)  # less than a pipe holds
+    assert files.read_bytes(Path(f"/dev/fd/{read_end}"), files.MB) == b"x" * 50_000
+    os.close(read_end)
+
+
+def test_a_pipe_that_stays_silent_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WAIT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    with pytest.raises(OSError, match=r"nothing was written to it for 0\.05 s"):
+        files.read_bytes(tmp_path / "pipe", files.MB)
+    os.close(writer)
+
+
+def test_a_pipe_without_a_writer_is_empty(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert files.read_bytes(tmp_path / "pipe", files.MB) == b""

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from specbench_cli import files
+from specbench_cli.config import problems
 from specbench_cli.config.sweep import values, written
+
+MOST_BYTES = 64 * files.MB
+"""Bytes of a trace."""
 
 FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
 
@@ -42,7 +47,8 @@ class Arrivals:
         try:
             rates = values(rest)
         except ValueError as error:
-            raise ValueError(f"{text!r}: RATE {error}; one of {FORMS}") from error
+            shown = problems.shown(repr(text))
+            raise ValueError(f"{shown}: RATE {error}; one of {FORMS}") from error
         return tuple(cls.parse(f"poisson:{written(rate)}") for rate in rates)
 
     @classmethod
@@ -53,17 +59,18 @@ class Arrivals:
             ValueError: it makes no sense; the message says what is allowed.
         """
         kind, _, rest = text.partition(":")
+        shown = problems.shown(repr(text))
         if kind == "poisson":
             rate = _positive(rest, "RATE", text)
             return cls(kind, f"poisson:{rate:.12g}", rate=rate)
         if kind == "burst":
             size, _, seconds = rest.partition(":")
-            if not size.isdecimal() or int(size) < 1:
-                raise ValueError(f"{text!r}: SIZE must be a whole number from 1; one of {FORMS}")
+            if not size.isdecimal() or not 0 < len(size) <= 18 or int(size) < 1:
+                raise ValueError(f"{shown}: SIZE must be a whole number from 1; one of {FORMS}")
             return cls(kind, text, size=int(size), seconds=_positive(seconds, "SECONDS", text))
         if kind == "trace" and rest:
             return cls(kind, text, listed=_trace(Path(rest)))
-        raise ValueError(f"must be {FORMS}, got {text!r}")
+        raise ValueError(f"must be {FORMS}, got {shown}")
 
     def times(self, n: int, seed: int) -> list[float]:
         """Arrival times of n requests, in seconds from the first possible moment.
@@ -90,15 +97,17 @@ def _positive(text: str, what: str, typed: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise ValueError(f"{typed!r}: {what} must be a number above 0; one of {FORMS}")
+        typed = problems.shown(repr(typed))
+        raise ValueError(f"{typed}: {what} must be a number above 0; one of {FORMS}")
     return number
 
 
 def _trace(path: Path) -> tuple[float, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"trace {path} cannot be read: {error}") from error
+        lines = files.read_text(path, MOST_BYTES).split("\n")
+    except (OSError, ValueError) as error:  # a name with a zero byte; no UTF-8 text
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"trace {path} cannot be read: {why}") from error
     times: list[float] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -108,7 +117,8 @@ def _trace(path: Path) -> tuple[float, ...]:
         except ValueError:
             time = math.nan
         if not 0 <= time < math.inf:
-            raise ValueError(f"trace {path}, line {number}: {line.strip()!r} is no time in seconds")
+            shown = problems.shown(repr(line.strip()))
+            raise ValueError(f"trace {path}, line {number}: {shown} is no time in seconds")
         times.append(time)
     _check_order(path, times)
     return tuple(times)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench_cli.config.problems import shown
+
 ROLES = ("target", "draft")
 FORM = "target=cpu:0-3,draft=cpu:4-7, or target=cuda:0,draft=cuda:1"
 
-_PLACE = re.compile(r"cuda(:\d+)?|cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?")
+_PLACE = re.compile(r"cuda(:\d{1,4})?|cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?")
 _MAX_CORE = 4096  # more than any machine has: a range beyond is a slip of the keyboard
 
 
@@ -26,7 +28,7 @@ def places(value: Any) -> Any:
         return None
     pairs = _pairs(value) if isinstance(value, str) else value
     if not isinstance(pairs, Mapping):
-        raise ValueError(f"must be {FORM}, got {value!r}")
+        raise ValueError(f"must be {FORM}, got {shown(repr(value))}")
     for role in pairs:
         if role not in ROLES:
             raise ValueError(f"names {str(role)!r}; the roles are {' and '.join(ROLES)}: {FORM}")
@@ -36,7 +38,9 @@ def places(value: Any) -> Any:
     found = {role: str(pairs[role]).replace(" ", "") for role in ROLES}
     for role, place in found.items():
         if not _PLACE.fullmatch(place):
-            raise ValueError(f"has {place!r} for the {role}; must be cpu, cpu:CORES or cuda:N")
+            raise ValueError(
+                f"has {shown(repr(place))} for the {role}; must be cpu, cpu:CORES or cuda:N"
+            )
     _fit(*found.values())
     return {role: "cuda:0" if place == "cuda" else place for role, place in found.items()}
 
@@ -46,9 +50,10 @@ def cores_of(place: str) -> tuple[int, ...]:
     named: set[int] = set()
     for part in place.partition(":")[2].split(",") if place.startswith("cpu:") else ():
         first, _, last = part.partition("-")
-        low, high = int(first), int(last or first)
+        short = max(len(first), len(last)) <= len(str(_MAX_CORE))
+        low, high = (int(first), int(last or first)) if short else (0, -1)
         if high < low or high > _MAX_CORE:
-            raise ValueError(f"has no such range of cores: {part}")
+            raise ValueError(f"has no such range of cores: {shown(part)}")
         named.update(range(low, high + 1))
     return tuple(sorted(named))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 _MOST = 100_000
 """Values of a file, those that its aliases repeat counted each time."""
+MOST_BYTES = files.MB
+"""Bytes of a file."""
 EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 
@@ -62,7 +66,7 @@ def read(path: Path) -> Document:
             to themselves or make of it more than a hundred thousand values.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or "it is no UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}") from fault
@@ -79,6 +83,8 @@ def read(path: Path) -> Document:
         raise UsageError(f"{path}{at}: {fault.problem} (not valid YAML)", EXAMPLE) from fault
     except (yaml.YAMLError, ValueError) as fault:
         says = " ".join(str(fault).split())
+        if "digits" in says:  # Python's own, with its own advice
+            says = f"it holds a number of more than {sys.get_int_max_str_digits()} digits"
         raise UsageError(f"{path}: {says} (not valid YAML)", EXAMPLE) from fault
     except RecursionError as fault:
         raise UsageError(f"{path}: it is nested too deeply", EXAMPLE) from fault

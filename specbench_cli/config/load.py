@@ -218,15 +218,22 @@ def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
     if not usual or (endless and len(place) > 1):  # of fields their own checks say it better
         raise UsageError(
             f"{_subject(place, sources)} must be a text, a finite number, true, false or null,"
-            f" got {value!r}"
+            f" got {problems.shown(repr(value))}"
         )
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as fault:
             raise UsageError(
-                f"{_subject(place, sources)} holds half a character: {value!r}"
+                f"{_subject(place, sources)} holds half a character: {problems.shown(repr(value))}"
             ) from fault
+        if not _is_of_params(place):
+            problems.check_one_line(_subject(place, sources), value)
+
+
+def _is_of_params(place: Place) -> bool:
+    """Return True if a value is a method's parameter: those may be texts of several lines."""
+    return place[0] in BLOCKS or "params" in place
 
 
 def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:

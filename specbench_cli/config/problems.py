@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 from specbench_cli.errors import UsageError
 
@@ -17,6 +19,8 @@ _SHOWN = 80
 
 _LISTED = 12
 """Names in an error; of more the first ones are listed, and the others are counted."""
+
+_LONG_WORD = re.compile(r"\S{1000,}")
 
 Place = tuple[int | str, ...]
 """Where in the values: the keys and indices that lead there."""
@@ -50,10 +54,43 @@ def listed(known: Iterable[str]) -> str:
     return ", ".join(map(shown, names[:_LISTED] if more else names)) + more
 
 
+def repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that comes a second time; None if each comes once."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def one_line(text: str) -> bool:
+    """Return True if a text has no control character and no line break: a table can show it."""
+    return not any(category(letter) in ("Cc", "Zl", "Zp") for letter in text)
+
+
+def check_one_line(subject: str, text: str) -> None:
+    """Raise UsageError if a text has a control character or a line break.
+
+    Args:
+        subject: what it is, as the user knows it.
+    """
+    if not one_line(text):
+        raise UsageError(
+            f"{subject} must have no line break and no control character, got {shown(repr(text))}",
+            "give it a name of one line",
+        )
+
+
 def shown(value: object) -> str:
     """Return a value for an error: no longer than a line."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def with_short_words(message: str) -> str:
+    """Return a message without the rest of words that no line could hold, as of a huge number."""
+    return _LONG_WORD.sub(lambda word: shown(word[0]), message)
 
 
 def _plain(name: str) -> str:
@@ -117,7 +154,8 @@ def _sentence(
         case "missing":
             return f"{subject(place)} is missing"
         case kind:
-            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {shown(repr(value))}"
+            got = f"{len(value)}" if kind == "too_long" else shown(repr(value))
+            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {got}"
 
 
 def _allowed(kind: str, bounds: dict[str, Any]) -> str:
@@ -139,6 +177,8 @@ def _allowed(kind: str, bounds: dict[str, Any]) -> str:
             return "given, not empty"
         case "string_too_long":
             return f"at most {bounds['max_length']} characters long"
+        case "too_long":
+            return f"a list of at most {bounds['max_length']}"
         case "bool_parsing" | "bool_type":
             return "true or false"
         case "int_from_float" | "int_parsing" | "int_parsing_size" | "int_type":

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
+from specbench_cli.config.problems import shown
 
 ELSEWHERE = "Elsewhere"
 """Heading of the options about modelled batches and other machines."""
 
 
+MOST_MINUTES = 100_000
+"""The longest time limit: 69 days."""
+
+
 def _minutes(value: Any) -> Any:
     try:
-        return float(value)
-    except ValueError as fault:
-        raise ValueError(f"must be a number of minutes, got {value!r}") from fault
+        minutes = float(value)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes <= MOST_MINUTES:
+        got = shown(repr(value))
+        raise ValueError(f"must be a number of minutes up to {MOST_MINUTES:,}, got {got}")
+    return minutes
 
 
 def _batch_sizes(value: Any) -> Any:
     """Parse sizes separated by commas; 0 stands for none."""
     words = [word.strip() for word in str(value).split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+    sound = all(word.isdecimal() and len(word) <= 6 for word in words)
+    if not words or not sound or len(set(words)) < len(words):
         raise ValueError(
-            f"must be whole numbers separated by commas such as 2,4,8, or 0 for none; got {value!r}"
+            "must be whole numbers below a million, separated by commas such as 2,4,8, or 0 for"
+            f" none; got {shown(repr(value))}"
         )
     return [int(word) for word in words if int(word) > 1]
 

@@ -24,6 +24,7 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
 from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, TRUST, WHAT, Option
+from specbench_cli.config.problems import repeated, shown
 from specbench_cli.errors import LONGEST_TEXT
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
@@ -44,6 +45,12 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 COLDEST, HOTTEST = 1e-3, 1e6
 """The lowest temperature above 0, and the highest."""
+MOST_DIGITS = 300
+"""Digits of a number: what no float holds is no setting."""
+MOST_METHODS = 128
+"""Rows of a run, and of a table: all pairs of them are compared, which takes memory and time."""
+MOST_NAMES = 10_000
+"""Entries of any other list: tasks, questions, categories, models, plug-ins."""
 SMALLEST_P = 1e-9
 """The smallest top-p: float32 holds what is far below as 0, which would keep no token."""
 
@@ -52,12 +59,15 @@ def _number(value: Any) -> Any:
     """YAML's `yes` is no number, though Python's True is one; and nan passes comparisons."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not yes or no")
+    digits = len(value.strip()) if isinstance(value, str) and value.strip().isdecimal() else 0
+    if digits > MOST_DIGITS:
+        raise ValueError(f"must have at most {MOST_DIGITS} digits, got {digits}")
     try:
         finite = math.isfinite(float(value))
     except (TypeError, ValueError, OverflowError):
         return value  # no float: the field's own check says so
     if not finite:
-        raise ValueError(f"must be a finite number, got {value}")
+        raise ValueError(f"must be a finite number, got {shown(str(value))}")
     return value
 
 
@@ -84,7 +94,7 @@ def _listed(value: Any) -> Any:
 
 Number = Annotated[int, BeforeValidator(_number), Field(lt=2**63)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Words = Annotated[list[str], BeforeValidator(_listed)]
+Words = Annotated[list[str], BeforeValidator(_listed), Field(max_length=MOST_NAMES)]
 
 
 class MethodChoice(BaseModel):
@@ -104,7 +114,8 @@ class MethodChoice(BaseModel):
         if isinstance(value, dict) and "label" not in value:
             return {**value, "label": value.get("name", "")}
         if not isinstance(value, dict | cls):
-            raise ValueError(f"must hold names, or mappings of name, label, params; got {value!r}")
+            got = shown(repr(value))
+            raise ValueError(f"must hold names, or mappings of name, label, params; got {got}")
         return value
 
 
@@ -124,7 +135,9 @@ def nbytes(text: str) -> int:
     except ValidationError:
         size = 0
     if size < 1:
-        raise ValueError(f"must be a size above 0 such as 2GB, 500MB or 1.5GiB, got {text!r}")
+        raise ValueError(
+            f"must be a size above 0 such as 2GB, 500MB or 1.5GiB, got {shown(repr(text))}"
+        )
     return size
 
 
@@ -153,7 +166,7 @@ class RunConfig(BaseModel):
             short="-m",
             complete="specbench_cli.registry:entries",
         ),
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, max_length=MOST_METHODS)
     tasks: Annotated[
         Words,
         Option(
@@ -491,8 +504,8 @@ class RunConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _known_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {shown(repr(value))}")
         return value
 
     @model_validator(mode="after")
@@ -580,9 +593,8 @@ class RunConfig(BaseModel):
     @field_validator("targets", "drafts")
     @classmethod
     def _each_once(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"has {name} twice")
+        if (twice := repeated(names)) is not None:
+            raise ValueError(f"has {twice} twice")
         return names
 
     @model_validator(mode="after")
@@ -594,10 +606,8 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> RunConfig:
-        labels = [choice.label for choice in self.methods]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"two rows are called {label!r}; give one a label of its own")
+        if (twice := repeated(choice.label for choice in self.methods)) is not None:
+            raise ValueError(f"two rows are called {twice!r}; give one a label of its own")
         return self
 
 

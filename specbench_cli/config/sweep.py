@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from specbench_cli.config.document import scalar
+from specbench_cli.config.problems import repeated, shown
 
 MAX_ROWS = 64
 """Rows of a run that sweeps: more are a mistake, or several runs."""
@@ -40,10 +41,8 @@ def distinct(found: Sequence[Any]) -> list[Any]:
     """The values, of which there must be at least one and none twice. Raises ValueError."""
     if not found:
         raise ValueError(f"must be {FORM}, got nothing")
-    words = [written(value) for value in found]
-    for word in words:
-        if words.count(word) > 1:
-            raise ValueError(f"has {word} twice")
+    if (twice := repeated(written(value) for value in found)) is not None:
+        raise ValueError(f"has {shown(twice)} twice")
     return list(found)
 
 
@@ -56,7 +55,9 @@ def _range(text: str) -> list[Any]:
         raise ValueError(f"holds nothing: {text} goes the wrong way; write {turned}")
     count = int((last - first) // step) + 1
     if count > MAX_ROWS:
-        raise ValueError(f"has {count} values in {text}, and a run takes {MAX_ROWS} rows at most")
+        raise ValueError(
+            f"has {count} values in {shown(text)}, and a run takes {MAX_ROWS} rows at most"
+        )
     whole = first == first.to_integral_value() and step == step.to_integral_value()
     kind = int if whole else float
     return [kind(first + place * step) for place in range(count)]
@@ -70,9 +71,9 @@ def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
         if step and fits:
             (last - first) // step
     except (ArithmeticError, ValueError) as fault:
-        raise ValueError(f"must be {FORM}, got {text!r}") from fault
+        raise ValueError(f"must be {FORM}, got {shown(repr(text))}") from fault
     if not fits:
-        raise ValueError(f"must be {FORM}, of numbers below {LARGEST:g}, got {text!r}")
+        raise ValueError(f"must be {FORM}, of numbers below {LARGEST:g}, got {shown(repr(text))}")
     return first, last, step
 
 

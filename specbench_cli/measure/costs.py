@@ -32,6 +32,8 @@ from pydantic import (
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 
+MOST_BYTES = 64 * files.MB
+"""Bytes of a file of costs."""
 SCHEMA = 4
 """Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches,
 version 3 no `lone` forwards, and the host's lines of heads by model, not by method."""
@@ -320,7 +322,7 @@ class Costs(_Frozen):
         """
         again = f"{PROBE} --out {path.name}"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(files.read_text(path, MOST_BYTES))
             json.dumps(data, ensure_ascii=False).encode()  # half a character: nothing can write it
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.problems import shown
+from specbench_cli.config.problems import check_one_line, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.adapter import CONFIG, RECORD, base_of, is_adapter, is_draft, merged
 from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
@@ -114,7 +114,9 @@ def resolve(name: str) -> Checkpoint:
             return _tuned(name, folder.resolve().name, folder)
         if missing := _missing(folder):
             raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
-        return Checkpoint(name=name, label=folder.resolve().name, path=folder)
+        label = folder.resolve().name
+        check_one_line(f"the name of the folder {name}", label)  # tables show it
+        return Checkpoint(name=name, label=label, path=folder)
     if folder.suffix.lower() == SUFFIX and not folder.is_file():
         raise UsageError(f"no such file: {name}", "specbench list models")
     if folder.is_file() and is_gguf(folder):

@@ -21,6 +21,7 @@ from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.together import join
 from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.matrix import members
+from specbench_cli.store.recorded import no_output
 from specbench_cli.store.run_dir import RunDir, latest, runs
 from specbench_cli.store.schema import Record
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _SAME_TOKENS = ("greedy", "coupled")
 """Rules by which vanilla's tokens are the same in every run."""
+_LISTED = 12
+"""Differences of runs that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ class _Light:
 
     @classmethod
     def of(cls, run: Source) -> _Light:
-        """Read them, one at a time."""
+        """Read them, one at a time. Raise UsageError where there are none."""
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
@@ -165,6 +168,8 @@ class _Light:
                 vanilla.setdefault((record.prompt_id, record.turn), seal)
             parallel = parallel or several
             records.append(record)
+        if not records:
+            raise no_output(run.path)
         return cls(records, vanilla, parallel)
 
 
@@ -194,9 +199,11 @@ def _vanilla_parts(
 
 def _refuse(found: Sequence[Difference], runs: Sequence[Source], force: bool) -> None:
     if found and not force:
-        lines = "".join(f"\n  {difference}" for difference in found)
+        lines = "".join(f"\n  {difference}" for difference in found[:_LISTED])
+        more = f"\n  and in {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         given = " ".join(map(_words, runs))
+        gate = f"; one against the other: specbench compare {given}" if len(runs) == 2 else ""
         raise UsageError(
-            f"these runs do not belong together; they differ in{lines}",
-            hint=f"specbench report {given} --force: side by side, each row with its run's name",
+            f"these runs do not belong together; they differ in{lines}{more}",
+            f"specbench report {given} --force: side by side, each row with its run's name{gate}",
         )

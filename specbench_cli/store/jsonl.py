@@ -92,10 +92,13 @@ def read(
         first: that line's number.
 
     Raises:
-        UsageError: a line that is not UTF-8.
+        UsageError: it is a folder or a device, or a line is not UTF-8.
     """
     if not path.exists():
         return
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise UsageError(f"{path} is {kind}, and lines are read from files", "name another folder")
     with path.open("rb") as file:
         file.seek(start)
         for number, line in enumerate(file, first):

@@ -308,6 +308,8 @@ def parse(text: str) -> dict[str, Any]:
             hint="pip install --upgrade specbench-cli",
         )
     _agree(found)
+    if "status" not in found:
+        raise ValueError("it has no `status`, which every run's manifest has")
     return found
 
 

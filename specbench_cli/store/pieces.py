@@ -86,10 +86,13 @@ def no_record(file: Path, number: int, why: object) -> UsageError:
 
 def mend(file: Path, number: int) -> str:
     """What to do about a damaged line: what it held can be made again."""
-    return (
-        f"delete that line: sed -i {number}d {shlex.quote(str(file))}; specbench run --resume"
-        f" {shlex.quote(str(file.parent))} then makes what is missing"
-    )
+    from specbench_cli.store.run_dir import ORDER  # which imports this module
+
+    delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"
+    if not (file.parent / ORDER).exists():
+        return f"{delete}; or begin a new run: specbench run"
+    resume = f"specbench run --resume {shlex.quote(str(file.parent))}"
+    return f"{delete}; {resume} then makes what is missing"
 
 
 def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:

@@ -1,8 +1,10 @@
-"""What a finished run says of acceptance, for runs of shapes that it is imposed on."""
+"""What a run's records say: its acceptance, for runs of shapes; the error of a run without any."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 from specbench_cli.errors import UsageError
 
@@ -40,3 +42,22 @@ def acceptance(name: str) -> float:
             "give a number from 0 to 1, or a run of sps",
         )
     return accepted / tested
+
+
+def no_output(path: Path) -> UsageError:
+    """Return the error of a run without a record: it was just begun, or its records are not kept.
+
+    Args:
+        path: the run's folder.
+    """
+    from specbench_cli.store.run_dir import ORDER
+
+    if (path / ORDER).exists():
+        hint = f"specbench run --resume {shlex.quote(str(path))}"
+        return UsageError(f"{path} holds no output yet", hint)
+    report = path / "report.md"
+    kept = f"; its figures are in {report}" if report.is_file() else ""
+    return UsageError(
+        f"{path} holds no output: it has no records.jsonl, or an empty one{kept}",
+        "name a run with its records (specbench list runs), or make one: specbench run",
+    )

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import first_problem, one_line
 from specbench_cli.errors import FULL, Disturbed, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
@@ -36,6 +36,9 @@ _ELSEWHERE = ".elsewhere"
 """The file in `RUNS` that says where runs are that were given a folder, a path a line."""
 
 _MANIFEST = "manifest.json"
+
+MOST_BYTES = 256 * files.MB
+"""Bytes of a manifest."""
 
 ORDER = ".resume.json"
 COSTS = "costs-{}.json"
@@ -175,7 +178,7 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """A run that exists. Raises UsageError where there is none or its manifest is damaged."""
         try:
-            manifest = parse((path / _MANIFEST).read_text(encoding="utf-8"))
+            manifest = parse(files.read_text(path / _MANIFEST, MOST_BYTES))
         except OSError as error:
             if matrix.is_matrix(path):
                 held = [str(each) for each in matrix.members(path) if cls.holds_run(each)]
@@ -516,7 +519,7 @@ def remember(path: Path, root: Path = RUNS) -> None:
     with contextlib.suppress(OSError, ValueError, UsageError):  # another drive, or a link
         place = os.path.relpath(path.resolve(), root.resolve())
         root.mkdir(parents=True, exist_ok=True)
-        if place not in _elsewhere(root):
+        if one_line(place) and place not in _elsewhere(root):
             fd = files.open_own(root / _ELSEWHERE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             with os.fdopen(fd, "a", encoding="utf-8") as file:
                 file.write(f"{place}\n")

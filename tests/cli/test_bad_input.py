@@ -37,10 +37,16 @@ FILES = {
     "own.jsonl": '{"prompt": "One and one is"}\n{"prompt": "Two and two is"}\n',
     "long.jsonl": json.dumps({"prompt": "word " * 5000}) + "\n",
     "foreign/notes.txt": "mine",
+    "digits.yaml": "seed: " + "9" * 5000,
+    "line.yaml": 'methods:\n- {name: pld, label: "a\\nb"}\n',
+    "rows.yaml": "methods:\n" + "".join(f"- {{name: pld, label: p{n}}}\n" for n in range(129)),
+    "folder/manifest.json": '{"status": "finished"}',
+    "folder/records.jsonl/.keep": "",
     "nothing/.keep": "",
     "file": "x",
     "damaged/manifest.json": "{",
-    "strange/manifest.json": "{}",
+    "strange/manifest.json": '{"status": "running"}',
+    "web/manifest.json": '{"name": "app", "icons": []}',
 }
 
 
@@ -86,7 +92,7 @@ REFUSED = [
     ("run -t gone.jsonl", 2, "no such task file: gone.jsonl", "specbench list tasks"),
     ("run --target lama-7b", 2, "unknown model 'lama-7b'; did you mean 'llama-7b'?", "list models"),
     ("run --target llama-2-7b", 2, "did you mean 'llama-2-7b-chat'?", "specbench list models"),
-    ("run --draft smolm2 -m sps", 2, "unknown model 'smolm2'; did you mean 'smollm2-135m", "list"),
+    ('run --draft "a\nb"', 2, "--draft must have no line break and no control", "one line"),
     ("run --target ./gone", 2, "no such folder: ./gone", "specbench list models"),
     ("run --category sonnets", 2, "no question of category 'sonnets'; there are", ""),
     # weights
@@ -182,6 +188,33 @@ REFUSED = [
     ("run --top-p nan --temperature 1", 2, "--top-p must be a finite number, got nan", "--help"),
     ("run --top-k -1 --temperature 1", 2, "--top-k must be at least 0, got '-1'", "--help"),
     ("run --top-k 2.5 --temperature 1", 2, "--top-k must be a whole number, got '2.5'", "--help"),
+    (f"run --seed {'9' * 100_000}", 2, "--seed must have at most 300 digits, got 100000", "--help"),
+    ("run --config digits.yaml", 2, "digits.yaml: it holds a number of more than 4300 digits", ""),
+    ("run --device cuda:99999", 2, "must be auto, cpu, cuda or cuda:N, got 'cuda:99999'", "--help"),
+    (f"run --devices target=cpu:{'9' * 5000},draft=cpu", 2, "has no such range of cores: 9", ""),
+    ("run -m sps --sweep sps.length=1e999999:1e999999:1", 2, "must be a range a:b:step", "1:6:1"),
+    ("run -m sps --sweep sps.length=1:1e999999:1e999998", 2, "must be a range a:b:step", "1:6:1"),
+    (f"run --load burst:{'9' * 5000}:1", 2, "SIZE must be a whole number from 1", "--help"),
+    ("recommend --minutes 1e400", 2, "minutes up to 100,000, got '1e400'", "--minutes 10"),
+    ("recommend --minutes nan", 2, "minutes up to 100,000, got 'nan'", "--minutes 10"),
+    ("recommend --batches 99999999999", 2, "must be whole numbers below a million", "2,4,8"),
+    # devices, folders and pipes in the place of files
+    ("run --load trace:/dev/zero", 2, "/dev/zero cannot be read: it holds more than 64 MB", ""),
+    ("run --load trace:foreign", 2, "trace foreign cannot be read: Is a directory", "--help"),
+    ("run --config /dev/zero", 2, "cannot read /dev/zero: it holds more than 1 MB", ""),
+    ("run --grammar /dev/zero", 2, "--grammar /dev/zero: there is no such file", "--grammar json"),
+    ("run --plugin /dev/zero", 2, "there is no plug-in file /dev/zero", "--plugin FILE.py"),
+    ("run -t /dev/zero", 2, "unknown task '/dev/zero'", "list tasks"),
+    ("compare /dev/zero foreign", 2, "/dev/zero is neither a run's folder", "list runs"),
+    ("predict strange --costs /dev/zero", 2, "/dev/zero: it holds more than 64 MB", "--probe"),
+    ("report folder", 2, "folder/records.jsonl is a folder, and lines are read from", "another"),
+    ("compare folder folder", 2, "folder/records.jsonl is a folder, and lines are re", "another"),
+    # names of several lines, and too many
+    ("run --config line.yaml", 2, "methods.label must have no line break and no control", "line"),
+    ('run --draft "a\nb"', 2, "--draft must have no line break and no control", "one line"),
+    ('run --dry-run --out "a\nb"', 2, "--out must have no line break and no control", "one line"),
+    ('report strange --to md "--out=a\nb"', 2, "--out must have no line break and no", "one line"),
+    ("run --config rows.yaml", 2, "methods must be a list of at most 128, got 130", "run --help"),
     # choices
     ("run --verify coupled", 2, "verify 'coupled' applies above temperature 0", "--help"),
     ("run --verify greedy", 2, "'greedy' is not one of 'rejection', 'coupled'", "--help"),
@@ -222,6 +255,17 @@ REFUSED = [
     ),
     ("run --resume strange", 2, "strange cannot be resumed: its .resume.json is missing", "a new"),
     ("report damaged", 2, "damaged/manifest.json is damaged: no JSON", "a new run"),
+    # folders that hold no run, or a run without records
+    ("run --resume web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("report web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("report web --to html", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("compare web web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("export web --inspect", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("publish web --to there", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("predict web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
+    ("report strange", 2, "strange holds no output: it has no records.jsonl", "list runs"),
+    ("report strange strange/", 2, "strange holds no output: it has no records.jsonl", "list runs"),
+    ("compare strange strange", 2, "strange holds no output: it has no records.jsonl", "list runs"),
 ]
 
 

@@ -8,7 +8,7 @@ from specbench_cli.comparison.baselines.from_run import cell_of, read_run
 from specbench_cli.comparison.cell import Counters, Key, Times
 from specbench_cli.comparison.scope import scope
 from specbench_cli.errors import UsageError
-from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.run_dir import ORDER, RunDir
 from specbench_cli.store.schema import Ns, Trace
 
 
@@ -130,9 +130,14 @@ def test_what_was_asked_is_kept_as_checksums(make_side):
 
 
 def test_run_without_output_and_damaged_manifest_are_said(make_run):
-    with pytest.raises(UsageError, match="holds no output") as caught:
-        read_run(make_run("empty", edit=lambda record: None))
-    assert "--resume" in caught.value.hint
+    empty = make_run("empty", edit=lambda record: None)
+    with pytest.raises(UsageError, match="holds no output: it has no") as caught:
+        read_run(empty)
+    assert "--resume" not in caught.value.hint  # there is no order to go on with
+    (empty / ORDER).write_text("{}")
+    with pytest.raises(UsageError, match="holds no output yet") as caught:
+        read_run(empty)
+    assert caught.value.hint == f"specbench run --resume {empty}"
     with pytest.raises(UsageError, match="is damaged"):
         read_run(make_run("odd", change=lambda manifest: manifest.update(models=[1])))
 

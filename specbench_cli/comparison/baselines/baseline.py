@@ -23,6 +23,8 @@ from specbench_cli.errors import UsageError
 ROOT = Path("results/baselines")
 """Where baselines are, one folder a name."""
 
+MOST_BYTES = 256 * files.MB
+"""Bytes of a baseline."""
 _NO_TIMES = ("no times are kept, ids and counters alone: noisy, as the runs are labelled",)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
@@ -81,7 +83,7 @@ def _is_baseline(content: bytes) -> bool:
 def load(path: Path) -> Side:
     """The side that a baseline is. Raises UsageError where there is none or it is damaged."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(files.read_text(path, MOST_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", hint="specbench compare --save NAME RUN"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import facts
 from specbench_cli.report.numbers.pairing import loss
 from specbench_cli.store.jsonl import uncollected
+from specbench_cli.store.recorded import no_output
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record, Steps, Trace
 
@@ -42,9 +42,7 @@ def read_run(path: Path) -> Side:
             processes[cell.key.pass_].append(cell)
             seen[row.label] = _joined(seen.get(row.label), row)
     if not cells:
-        raise UsageError(
-            f"{path} holds no output", hint=f"specbench run --resume {shlex.quote(str(path))}"
-        )
+        raise no_output(path)
     answered = {(key.prompt_id, key.turn) for key in cells}
     try:
         return Side(

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.engine.verify.grammar import GrammarMask
 from specbench_cli.errors import EnvironmentFault, UsageError, is_foreign, reason_of
@@ -49,6 +50,8 @@ may write nothing else."""
 
 LIBRARY = "llguidance"
 _DIGITS = 12
+MOST_BYTES = 10 * files.MB
+"""Bytes of a grammar."""
 """Of a checksum, as it is shown."""
 
 
@@ -92,10 +95,11 @@ class Grammar:
                     hint=f"mv {asked} {path.with_suffix(JSON)}",
                 )
             try:
-                found = cls(path.name, path.suffix, path.read_text(encoding="utf-8"))
+                found = cls(path.name, path.suffix, files.read_text(path, MOST_BYTES))
             except (OSError, UnicodeDecodeError) as fault:
+                why = getattr(fault, "strerror", None) or fault
                 raise UsageError(
-                    f"--grammar {asked} cannot be read: {fault}",
+                    f"--grammar {asked} cannot be read: {why}",
                     hint="specbench run --grammar json",
                 ) from fault
         found._check(asked)
