@@ -12,7 +12,17 @@ from pathlib import Path
 from types import ModuleType
 
 from specbench_cli.api import Method
+from specbench_cli.config.problems import shown
 from specbench_cli.errors import UsageError, message_of
+from specbench_cli.time_limit import ends_within
+
+IMPORT_S = 120.0
+"""Seconds that a plug-in's import may take."""
+
+MOST_LETTERS = 64
+"""Letters of a method's name."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._+:-]*")
 
 
 def read(path: str) -> dict[str, type[Method]]:
@@ -27,12 +37,28 @@ def read(path: str) -> dict[str, type[Method]]:
     if not file.is_file():
         raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
     found = {_name(method): method for method in _methods_in(_import_file(file))}
+    for name in found:
+        check_name(name, path)
     if not found:
         raise UsageError(
             f"{path} defines no method",
             "subclass specbench_cli.api.Method (README, Add a method)",
         )
     return found
+
+
+def check_name(name: object, origin: str) -> None:
+    """Raise UsageError unless a method's name can be typed, listed and made a file's name.
+
+    Args:
+        origin: the file or the package that gives the name.
+    """
+    if not isinstance(name, str) or len(name) > MOST_LETTERS or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{origin}: {shown(repr(name))} cannot be a method's name, which has lower-case"
+            f" letters, digits and . _ - + : and at most {MOST_LETTERS} of them",
+            'give the class another `name = "..."`, such as "my-method"',
+        )
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -50,7 +76,9 @@ def _import_file(file: Path) -> ModuleType:
     sys.modules[module_name] = module
     try:
         # Not by its loader: bytecode that Python kept may be of a text of the same second and size.
-        exec(compile(source, file, "exec"), vars(module))  # noqa: S102
+        says = f"its import did not end within {IMPORT_S:g} s"
+        with ends_within(IMPORT_S, says, again_s=1.0):
+            exec(compile(source, file, "exec"), vars(module))  # noqa: S102
     except (Exception, SystemExit) as fault:
         del sys.modules[module_name]
         raise UsageError(

@@ -252,7 +252,12 @@ def load(name: str) -> type[Method]:
     Raises:
         UsageError: no such method, or another distribution's does not import.
     """
-    entry = entries()[resolve(name)]
+    canonical = resolve(name)
+    entry = entries()[canonical]
+    if entry.origin != "specbench":
+        from specbench_cli.plugin import check_name
+
+        check_name(canonical, entry.origin)
     module, _, attribute = entry.target.partition(":")
     try:
         found: type[Method] = getattr(importlib.import_module(module), attribute)

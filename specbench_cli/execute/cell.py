@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -50,6 +47,7 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
+from specbench_cli.time_limit import ends_within
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
@@ -552,21 +550,9 @@ def limited(seconds: float | None) -> Iterator[None]:
     Raises:
         MethodFault: it was.
     """
-    here = threading.current_thread() is threading.main_thread()
-    if seconds is None or not here or not hasattr(signal, "setitimer"):
+    says = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
+    with ends_within(seconds, says, MethodFault):
         yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise MethodFault(f"no end after {seconds:g} s (--timeout-per-prompt)")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def warm_up(

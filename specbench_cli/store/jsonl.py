@@ -82,6 +82,13 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def check_file(path: Path) -> None:
+    """Raise UsageError if a path is there and no regular file: a folder, a pipe or a device."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise UsageError(f"{path} is {kind}, and lines are read from files", "name another folder")
+
+
 def read(
     path: Path, start: int = 0, end: int = sys.maxsize, first: int = 1
 ) -> Iterator[tuple[int, str]]:
@@ -94,11 +101,9 @@ def read(
     Raises:
         UsageError: it is a folder or a device, or a line is not UTF-8.
     """
+    check_file(path)
     if not path.exists():
         return
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
-        raise UsageError(f"{path} is {kind}, and lines are read from files", "name another folder")
     with path.open("rb") as file:
         file.seek(start)
         for number, line in enumerate(file, first):

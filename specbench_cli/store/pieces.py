@@ -104,6 +104,7 @@ def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:
     Raises:
         UsageError: as `Reader.record`.
     """
+    jsonl.check_file(reader.file)
     spans, processes = _spans(reader.file), min(_MOST, _cores())
     if processes < 2 or not spans or spans[-1][1] < LARGE:
         yield from reader.read(make)

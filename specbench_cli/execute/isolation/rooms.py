@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specbench_cli import registry
+from specbench_cli import plugin, registry
 from specbench_cli.config.run import MethodChoice
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.errors import (
@@ -29,6 +29,8 @@ from specbench_cli.errors import (
 
 LOADING_S = 600.0
 """The longest that an import, and the loading of models, may take."""
+STARTING_S = 120.0
+"""The longest that the start of a process may take, the import of torch included."""
 _LOOK_S = 0.2
 """How often who waits for an answer looks whether the process is still there."""
 
@@ -128,7 +130,7 @@ class Room:
         with deaf_to_interrupts(context):
             self._process.start()
         theirs.close()
-        self.changed = self._heard(LOADING_S)
+        self.changed = self._heard(STARTING_S + plugin.IMPORT_S)
 
     def end(self) -> int | None:
         """End it with all that it started; its exit code."""

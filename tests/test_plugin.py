@@ -1,0 +1,67 @@
+"""Plug-in files: names that are no names, imports that do not end."""
+
+import textwrap
+
+import pytest
+
+from specbench_cli import plugin, registry
+from specbench_cli.errors import UsageError
+
+METHOD = """
+    from specbench_cli.api import Method
+
+    class Mine(Method):
+        name = {name!r}
+
+        def propose(self, session, limit):
+            return session.chain(())
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "a/b", "a b", "", ".hidden", "-m", "Mine", "a\nb", "x" * 65, 3, None, "caf\u00e9"],
+)
+def test_a_name_that_cannot_be_typed_or_made_a_file_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="cannot be a method's name, which has lower-case"):
+        plugin.read(written(tmp_path, METHOD.format(name=name)))
+
+
+@pytest.mark.parametrize("name", ["mine", "my-method_2", "hydra++", "lab:mine.v2"])
+def test_a_usual_name_is_taken(tmp_path, name):
+    assert list(plugin.read(written(tmp_path, METHOD.format(name=name)))) == [name]
+
+
+def test_every_name_of_ours_is_one_that_a_plug_in_could_have():
+    for name in registry.METHODS:
+        plugin.check_name(name, "specbench")
+
+
+def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeypatch):
+    entry = registry.Entry("os:path", "", origin="theirs")
+    monkeypatch.setattr(registry, "_installed", lambda: {"../x": entry})
+    with pytest.raises(UsageError, match=r"theirs: '\.\./x' cannot be a method's name"):
+        registry.load("../x")
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        "import time; time.sleep(60)",
+        "while True: pass",
+        "import threading; threading.Event().wait()",
+        "while True:\n    try:\n        while True: pass\n    except TimeoutError: break\n"
+        "import time; time.sleep(60)",
+    ],
+    ids=["sleeps", "loops", "waits", "catches"],
+)
+def test_an_import_that_does_not_end_is_refused(tmp_path, monkeypatch, hangs):
+    monkeypatch.setattr(plugin, "IMPORT_S", 0.1)
+    with pytest.raises(UsageError, match=r"mine\.py:\d+: TimeoutError: its import did not end wi"):
+        plugin.read(written(tmp_path, hangs))
