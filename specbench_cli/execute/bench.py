@@ -50,6 +50,12 @@ CHECK_S = 10.0
 NAMED = 5
 """Questions that an error names beside the first."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
+_LETTERS = 16
+"""Letters a position of the context: the beginning of a text that is tokenized first."""
+
+_SURELY = 2
+"""Times the context: with more tokens in its beginning a text is too long as a whole, wherever the
+cut split a token."""
 
 
 class Bench:
@@ -232,6 +238,8 @@ class Bench:
         """
         label, turn = self._plan.target.label, len(answers) + 1
         name = question.prompt_id if turn == 1 else f"{question.prompt_id}, turn {turn}"
+        for text in question.turns[:turn]:
+            self._check_text(name, text)
         try:
             texts = [answer_text(self.tokenizer, ids) for ids in answers]
             messages = conversation(question.turns, texts, question.before)
@@ -288,21 +296,38 @@ class Bench:
                 more = f" (and {len(others)} more cannot be asked: {named})"
             raise PromptError(faults[first].message + more, faults[first].hint)
 
+    def _check_text(self, name: str, text: str) -> None:
+        """Raise PromptError if the beginning of a text alone has more tokens than the context.
+
+        Tokenizing 50 MB takes minutes and gigabytes.
+        """
+        most, end = _SURELY * self.context, _LETTERS * self.context
+        while end < len(text):
+            tokens = len(self.tokenizer(text[:end], add_special_tokens=False).input_ids)
+            if tokens > most:
+                raise self._too_long(f"prompt {name} has more than {tokens} tokens; that is")
+            end *= 4
+
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
         """Raise PromptError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
-            models = " and ".join(each.label for each in self._plan.checkpoints.values())
-            why = [
-                f" ({self._plan.checkpoints[role].label}: {decoder.limit})"
-                for role, decoder in self.workspace.decoders.items()
-                if decoder.max_positions == self.context and decoder.limit
-            ]
-            raise PromptError(
-                f"prompt {name} has {prompt} tokens; with {budget} new ones that is more than the"
-                f" {self.context} positions of {models}{''.join(why[:1])}",
-                hint="lower --max-new-tokens, leave the question out (--category, --limit, or a"
-                " .jsonl file of your own), or choose models with a longer context",
+            raise self._too_long(
+                f"prompt {name} has {prompt} tokens; with {budget} new ones that is"
             )
+
+    def _too_long(self, what: str) -> PromptError:
+        """Return the error of a prompt that is longer than the models' context."""
+        models = " and ".join(each.label for each in self._plan.checkpoints.values())
+        why = [
+            f" ({self._plan.checkpoints[role].label}: {decoder.limit})"
+            for role, decoder in self.workspace.decoders.items()
+            if decoder.max_positions == self.context and decoder.limit
+        ]
+        return PromptError(
+            f"{what} more than the {self.context} positions of {models}{''.join(why[:1])}",
+            hint="lower --max-new-tokens, leave the question out (--category, --limit, or a"
+            " .jsonl file of your own), or choose models with a longer context",
+        )
 
     def resolved(self) -> dict[str, Any]:
         """The values of the configuration that only the machine could tell."""

@@ -11,18 +11,30 @@ import hashlib
 import importlib
 import math
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.config.problems import shown
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 
+ANSWER_S = 5.0
+"""Seconds in which a server must take a connection."""
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""How long MLflow waits for a server that takes connections; what the user set stays."""
+_SCHEMES = (
+    *("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql"),
+    *("databricks", "databricks-uc", "uc"),
+)
+"""What MLflow's addresses begin with."""
 PROJECT = "specbench"
 """The project, or experiment, that all runs go to."""
 
@@ -77,7 +89,24 @@ def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     server = os.environ.get("MLFLOW_TRACKING_URI")
     uri = server or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    if server:
+        _check_server(server)
+    try:
+        _log_rows(mlflow.MlflowClient(tracking_uri=uri), entities, run, rows, folder)
+    except (OSError, SpecbenchError):
+        raise
+    except Exception as fault:
+        raise EnvironmentFault(
+            f"MLflow did not take the rows at {uri}: {type(fault).__name__}: {_first_line(fault)}",
+            "MLFLOW_TRACKING_URI must name a server that runs (http://host:5000), or be unset: the"
+            " rows then go to a file",
+        ) from fault
+    return [f"mlflow ui --backend-store-uri {uri}"]
+
+
+def _log_rows(client: Any, entities: Any, run: RunDir, rows: tuple[Row, ...], folder: Path) -> None:
+    """Write every row that MLflow does not have yet."""
+    server = os.environ.get("MLFLOW_TRACKING_URI")
     known = client.get_experiment_by_name(PROJECT)
     beside = None if server else (folder / "artifacts").resolve().as_uri()
     experiment = known.experiment_id if known else client.create_experiment(PROJECT, beside)
@@ -99,7 +128,43 @@ def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
             ],
         )
         client.set_terminated(made, "FINISHED", ended)
-    return [f"mlflow ui --backend-store-uri {uri}"]
+
+
+def _check_server(uri: str) -> None:
+    """See that MLFLOW_TRACKING_URI names something that answers.
+
+    MLflow itself tries seven times, two minutes each.
+
+    Raises:
+        UsageError: it is no address. EnvironmentFault: nothing answers there.
+    """
+    hint = "MLFLOW_TRACKING_URI=http://host:5000, or unset it: the rows then go to a file"
+    try:
+        parts = urlsplit(uri)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError as fault:
+        raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} is no address: {fault}", hint) from fault
+    is_path = not parts.scheme and ":" not in uri
+    if not is_path and parts.scheme.partition("+")[0] not in _SCHEMES:
+        raise UsageError(
+            f"MLFLOW_TRACKING_URI {uri!r} begins with none of {', '.join(_SCHEMES)}", hint
+        )
+    if parts.scheme not in ("http", "https"):
+        return
+    if not parts.hostname:
+        raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} names no host", hint)
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    try:
+        socket.create_connection((parts.hostname, port), timeout=ANSWER_S).close()
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"MLFLOW_TRACKING_URI {uri}: nothing answers there: {fault.strerror or fault}", hint
+        ) from fault
+
+
+def _first_line(fault: Exception) -> str:
+    return shown(str(fault).strip().partition("\n")[0])
 
 
 def _metrics(row: Row) -> dict[str, float]:

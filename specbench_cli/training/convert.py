@@ -1,6 +1,7 @@
 """Pickled weights to safetensors, reading nothing but tensors."""
 
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -45,9 +46,11 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as fault:
-        reason = str(fault).strip().partition("\n")[0]
+        # Not torch's own words: they advise to run what the file holds.
+        needed = re.search(r"GLOBAL ([\w.]+)", str(fault))
+        what = f" ({needed[1]})" if needed else ""
         raise EnvironmentFault(
-            f"{file} is not read: it holds something else than tensors, or is damaged ({reason})",
+            f"{file} is not read: it holds something else than tensors{what}, or is damaged",
             "ask its authors for safetensors",
         ) from fault
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):

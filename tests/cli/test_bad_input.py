@@ -315,6 +315,18 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
     assert contents() == before
 
 
+def test_prompt_of_megabytes_is_refused_by_its_beginning(run, monkeypatch):
+    monkeypatch.setattr(bench, "render", lambda *_, **__: pytest.fail("all of it was tokenized"))
+    Path("huge.jsonl").write_text(json.dumps({"prompt": "word " * 2_000_000}) + "\n")
+    code, _, err = run(f"run -t huge.jsonl {SMALL}".replace("--limit 2", ""))
+    message, hint = told(err)
+    assert code == 2
+    assert message.startswith("prompt huge/0 has more than ")
+    assert message.endswith(" tokens; that is more than the 4096 positions of embedded-7m")
+    assert hint.startswith("lower --max-new-tokens, leave the question out")
+    assert not Path("here").exists()
+
+
 def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")

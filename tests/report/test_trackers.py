@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,45 @@ def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
         assert run.data.params["target"] == "embedded-7m"
         assert run.data.tags["specbench.method"] == rows[label].method
         assert run.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "says"),
+    [
+        ("htp://127.0.0.1:5000", 2, "'htp://127.0.0.1:5000' begins with none of http, https, file"),
+        ("127.0.0.1:5000", 2, "MLFLOW_TRACKING_URI '127.0.0.1:5000'"),
+        ("localhost:5000", 2, "'localhost:5000' begins with none of http, https"),
+        ("http://", 2, "'http://' names no host"),
+        ("http://host:99999", 2, "is no address: Port out of range"),
+        ("http://127.0.0.1:1", 3, "http://127.0.0.1:1: nothing answers there: Connection refused"),
+    ],
+)
+def test_mlflow_s_server_is_looked_for_before_anything_is_sent(
+    tmp_path, monkeypatch, capsys, uri, code, says
+):
+    class Silent(types.ModuleType):
+        def MlflowClient(self, tracking_uri):  # noqa: N802
+            raise AssertionError("MLflow was asked")
+
+    monkeypatch.setitem(sys.modules, "mlflow", Silent("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name in trackers._PATIENCE:
+        monkeypatch.setenv(name, "1")
+    assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_what_mlflow_raises_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+    class Broken(types.ModuleType):
+        def MlflowClient(self, tracking_uri):  # noqa: N802
+            raise RuntimeError("500: out of order\n" + "traceback " * 1000)
+
+    monkeypatch.setitem(sys.modules, "mlflow", Broken("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == 3
+    said = capsys.readouterr().err
+    assert "MLflow did not take the rows at sqlite://" in said
+    assert "RuntimeError: 500: out of order\n" in said
+    assert len(said) < 1000

@@ -343,6 +343,13 @@ def read_config(folder: Path) -> Any:
         ) from error
 
 
+def without_bars() -> None:
+    """Have transformers draw no progress bars of loading and writing, between our own lines."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     """Return transformers' tokenizer of a folder.
 

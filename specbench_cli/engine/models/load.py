@@ -25,6 +25,7 @@ from specbench_cli.engine.models.checkpoint import (
     text_config,
     told_ids,
     weights_of,
+    without_bars,
 )
 from specbench_cli.engine.models.contents import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
@@ -324,6 +325,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
             )
         checked_weights(folder, config)
         return _filled(folder, device, dtype, {})
+    without_bars()
     quantised = getattr(config, "quantization_config", None)
     try:
         module, report = _kind_of(config).from_pretrained(

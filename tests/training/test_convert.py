@@ -1,0 +1,26 @@
+"""Pickled weights that are no tensors: refused in our words."""
+
+import os
+import pickle
+
+import pytest
+
+from specbench_cli.errors import EnvironmentFault
+from specbench_cli.training.convert import convert
+
+
+class Runs:
+    """What runs a command where it is read."""
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Runs(), protocol=2), b"", b"no pickle"])
+def test_nobody_is_advised_to_run_what_a_pickle_holds(tmp_path, content):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(EnvironmentFault, match="holds something else than tensors") as refused:
+        convert(tmp_path, tmp_path / "out")
+    assert "weights_only" not in refused.value.message
+    assert refused.value.hint == "ask its authors for safetensors"
