@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from specbench_cli.audit.verdict import Judge
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Request, Session
-from specbench_cli.errors import PromptError, WorkerLost, on_one_line
+from specbench_cli.errors import PromptError, UsageError, WorkerLost, on_one_line
 from specbench_cli.execute.apart import resumption
 from specbench_cli.execute.bench import Bench
 from specbench_cli.execute.cell import (
@@ -562,14 +562,26 @@ class Pass:
         return self._vanilla(request, number) if self._plan.config.verify == REPLAY else None
 
     def _vanilla(self, request: Request, number: int) -> list[int]:
-        """Vanilla's output, decoded without a clock where it is not there yet."""
+        """Vanilla's output, decoded without a clock where it is not there yet.
+
+        Raises:
+            UsageError: the target computes what is no number, so there is nothing to hand on.
+        """
         known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
             return known
         (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == REFERENCE)
         session = Session(self._bench.workspace, request, self._sampling, pass_=number)
-        for _ in vanilla.generate(session):
-            pass
+        try:
+            for _ in vanilla.generate(session):
+                pass
+        except ArithmeticError as fault:
+            target = self._plan.target.label
+            raise UsageError(
+                f"{target} has no output that others could be given: {fault}",
+                "its weights hold nan or infinity, or overflow in this dtype: --dtype float32, or"
+                " another --target",
+            ) from fault
         return list(session.output())
 
     def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specbench_cli.errors import ExitCode
+from specbench_cli import registry
+from specbench_cli.errors import ExitCode, UsageError
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -52,6 +53,21 @@ def test_what_is_replayed_is_what_vanilla_samples(specbench):
     replayed = specbench(verify="replay", **settings)
     plain = specbench(verify="rejection", **settings)
     assert [r.output_ids for r in replayed.records] == [r.output_ids for r in plain.records]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_target_that_computes_no_numbers_is_refused_by_name(specbench, monkeypatch, temperature):
+    generate = registry.load("vanilla").generate
+
+    def broken(self, session):
+        yield from generate(self, session)
+        raise ArithmeticError(f"{session.requests[0].prompt_id}: the logits are not finite")
+
+    monkeypatch.setattr(registry.load("vanilla"), "generate", broken)
+    with pytest.raises(
+        UsageError, match=r"has no output that others could be given: mini/.*finite"
+    ):
+        specbench("pld", verify="replay", temperature=temperature, limit=1)
 
 
 def test_a_method_that_leaves_the_recording_fails(specbench, tmp_path):
