@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from specbench_cli.config.run import MOST_METHODS
+from specbench_cli.errors import UsageError
 from specbench_cli.report.numbers.evidence import Evidence, compare, score_over
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.pairing import decode, process, total
@@ -86,9 +88,17 @@ def summarise(
         records: all of a run's, in any order; read once.
         manifest: the run's.
         resamples: of the bootstrap, which has a fixed seed; default `RESAMPLES`.
+    Raises:
+        UsageError: there are more rows than can be compared in pairs.
     """
     resamples = RESAMPLES if resamples is None else resamples
     light = list(map(without_bulk, records))
+    labels = len({record.label for record in light})
+    if labels > MOST_METHODS:
+        raise UsageError(
+            f"there are {labels} rows, and a table compares {MOST_METHODS} at most",
+            "report fewer runs together, or run fewer methods",
+        )
     whys = broken(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.errors import UsageError
 from specbench_cli.report import columns
 from specbench_cli.report.numbers.summary import Summary, summarise
 from specbench_cli.report.terminal import text
@@ -346,3 +347,10 @@ def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manif
     part = [replace(record, energy_j=None) if not at else record for at, record in enumerate(own)]
     summary = summarise([*part, *(r for r in whole if r.label != "sps")], manifest)
     assert _row(summary, "sps").tokens_per_joule is None
+
+
+def test_more_rows_than_can_be_compared_in_pairs_are_refused(pair, manifest):
+    record = next(iter(pair))
+    many = [replace(record, label=f"row {n}") for n in range(129)]
+    with pytest.raises(UsageError, match="there are 129 rows, and a table compares 128 at most"):
+        summarise(many, manifest)

@@ -31,7 +31,9 @@ _LINE = 1.2
 _OUTSIDE, _HIDES, _CROSSES, _MISLEADS, _COVERS = 1e5, 1e4, 1e2, 30.0, 4.0
 """What it costs to lie outside the axes; on a word or a point; to meet a line that leads to a
 point; to lie nearest to another's point; on a line of the plot."""
-_ROUNDS = 30
+_ROUNDS, _MANY = 30, 64
+"""Rounds after which words are left where they are; of more words, which find no room for all, one
+order is tried, once."""
 _APART = 2.0
 """Points of paper between the places at which a line of the plot is looked at."""
 _PARTS = 9
@@ -137,8 +139,9 @@ def _choose(
     ]
     best, least = list[int](), np.inf
     x, y = points[: len(spots)].T
-    for along in (x, -x, y, -y):
-        chosen, cost = _settle(spots, alone, np.argsort(along))
+    many = len(spots) > _MANY  # some are hidden in any order
+    for along in (x,) if many else (x, -x, y, -y):
+        chosen, cost = _settle(spots, alone, np.argsort(along), 1 if many else _ROUNDS)
         if cost < least:
             best, least = [chosen[at] for at in range(len(spots))], cost
         if least < _HIDES:
@@ -147,12 +150,12 @@ def _choose(
 
 
 def _settle(
-    spots: Sequence[_Spots], alone: Sequence[Floats], order: Iterable[int]
+    spots: Sequence[_Spots], alone: Sequence[Floats], order: Iterable[int], rounds: int
 ) -> tuple[dict[int, int], float]:
     """The spots at which no word moves any more, and what they cost together."""
     chosen: dict[int, int] = {}
     total = 0.0
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         before, total = dict(chosen), 0.0
         for at in order:
             others = [(spots[other], spot) for other, spot in chosen.items() if other != at]
