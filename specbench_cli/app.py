@@ -194,7 +194,7 @@ def _run(args: list[str]) -> int:
 def _check_folders(args: Sequence[str]) -> None:
     """Raise UsageError if a folder of `--out` has a name of several lines: lists of runs and of
     files have one a line."""
-    for option, value in zip(args, [*args[1:], ""], strict=True):
+    for option, value in zip(args, [*args[1:], ""], strict=False):
         name, given, joined = option.partition("=")
         if name in ("--out", "-o"):
             check_one_line("--out", joined if given else value)

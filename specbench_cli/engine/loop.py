@@ -7,10 +7,10 @@ from typing import Protocol, Self
 
 import torch
 
-from specbench_cli.engine import hooks
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.verify import hooks
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.errors import MethodFault
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.hooks import steps_of
 from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
 from specbench_cli.engine.types import Forward, Step
+from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
 from specbench_cli.engine.workers.transport import Transport

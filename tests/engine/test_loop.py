@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.hooks import steps_of
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.types import Draft, Outcome, Step
+from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault
 

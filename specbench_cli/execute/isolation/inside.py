@@ -17,8 +17,8 @@ import psutil
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
-from specbench_cli.engine.hooks import must_return
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.verify.hooks import must_return
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError

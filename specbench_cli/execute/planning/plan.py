@@ -14,12 +14,12 @@ from specbench_cli import registry
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.problems import did_you_mean, listed
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.hooks import wrong_return
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.contrast import Contrast
+from specbench_cli.engine.verify.hooks import wrong_return
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.execute.isolation import rooms
