@@ -3,7 +3,7 @@
 import pytest
 
 from specbench_cli.config.problems import did_you_mean, listed, nearest, shown
-from specbench_cli.registry import METHODS
+from specbench_cli.registry import ours
 from specbench_cli.tasks import task_names
 
 
@@ -20,11 +20,11 @@ def test_a_name_that_begins_as_typed_comes_before_one_that_looks_like_it(typed, 
     [("spss", "sps"), ("eagle-3", "eagle3"), ("hf:assist", "hf:assisted"), ("hydra+", "hydra++")],
 )
 def test_a_method_that_was_nearly_typed_is_found(typed, meant):
-    assert did_you_mean(typed, METHODS) == f"; did you mean {meant!r}?"
+    assert did_you_mean(typed, ours()) == f"; did you mean {meant!r}?"
 
 
 def test_a_word_as_long_as_a_file_is_not_compared_with_every_name():
-    assert nearest("s" * 10_000_000, METHODS) is None
+    assert nearest("s" * 10_000_000, ours()) is None
 
 
 def test_of_many_names_the_first_ones_are_listed_and_the_rest_is_counted():

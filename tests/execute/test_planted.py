@@ -585,7 +585,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
-OURS = sorted(name for name, entry in registry.METHODS.items() if not entry.peer)
+OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
 
 
 @pytest.mark.usefixtures("shipped_pair")

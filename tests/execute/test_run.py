@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.execute import run as execute
@@ -221,19 +222,26 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     whole = execute.reopen(specbench.path(1), specbench.log())[1]
     whole.release()  # nothing changed: it would go on
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
-    Path(path).write_text(Path(path).read_text() + "# edited")
     versions = environment.versions()
     monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
     with pytest.raises(UsageError, match="was begun with something else") as refused:
         execute.reopen(specbench.path(1), specbench.log())
-    names = ("the data of task own (", "the file of edited (", f"torch ({versions['torch']} then")
+    names = ("the data of task own (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
+    # A plug-in is compared before anything of it runs, and so before the rest.
+    Path(path).write_text(Path(path).read_text() + "# edited")
+    with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
+        execute.reopen(specbench.path(1), specbench.log())
+    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+
+    permission.permit(execute.asked_by(specbench.path(1), True))
     plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
     execute.run(plan, run_dir, specbench.log(), force=True)
+    names = (*names, "the file of edited (")
     mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
     assert any(what.startswith("the weights of target (ab") for what in mixed)
     assert all(any(what.startswith(name) for what in mixed) for name in names)

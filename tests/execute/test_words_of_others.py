@@ -58,7 +58,7 @@ def test_no_exception_of_a_plug_in_fills_a_run(specbench, tmp_path, kinds, isola
     settings = {"limit": 3, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
     found = specbench("loud", plugins=[str(file)], isolation=isolation, **settings)
     errors = [record.error for record in found.by_label("loud")]
-    assert len(errors) == 3
+    assert len(errors) == 1  # the run ends with its only method
     for words in [*errors, *found.log.notes, *found.manifest["dropped"].values()]:
         assert len(words) < 6 * LONGEST_TEXT
         assert "\n" not in words

@@ -22,7 +22,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.registry import METHODS, build, load
+from specbench_cli.registry import build, load, ours
 
 CPU = torch.device("cpu")
 BUDGET, CAPACITY = 10, 96
@@ -33,7 +33,7 @@ RULES = {
 }
 DRAFTING = sorted(
     name
-    for name, entry in METHODS.items()
+    for name, entry in ours().items()
     if not entry.peer and "draft" in load(name).needs and name != "draft-alone"
 )
 """Methods that read a draft model."""

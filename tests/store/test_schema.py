@@ -378,7 +378,12 @@ def test_a_name_without_end_is_refused(make_record):
 
 def test_a_manifest_is_read_bounded_but_for_what_is_compared():
     endless = "x" * 100_000
-    own = {"rows": [{"label": "a"}], "dropped": {"a": endless}, "machine": {"gpu": [endless]}}
+    own = {
+        "status": "finished",
+        "rows": [{"label": "a"}],
+        "dropped": {"a": endless},
+        "machine": {"gpu": [endless]},
+    }
     own |= {"program": {"setting raw": endless}, "config": {"effective": {"note": endless}}}
     found = manifest.parse(json.dumps(own))
     assert len(json.dumps([found["dropped"], found["machine"]])) < 6000

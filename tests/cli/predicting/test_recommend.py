@@ -84,10 +84,11 @@ def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
 
 
 REFUSED = [
-    (["--minutes", "0"], "--minutes 0 is too short", "--minutes 10"),
+    (["--minutes", "0"], "--minutes must be a number of minutes up to", "recommend --help"),
+    (["--minutes", "0.001"], "--minutes 0.001 is too short", "--minutes 10"),
     (
         ["--minutes", "soon"],
-        "--minutes must be a number of minutes, got 'soon'",
+        "--minutes must be a number of minutes up to 100,000, got 'soon'",
         "recommend --help",
     ),
     (["--batches", "2,x"], "--batches must be whole numbers", "recommend --help"),
