@@ -102,6 +102,7 @@ def few_cases() -> Iterator[None]:
         "law": {
             "BUDGET": {"rejection": 150, "block": 40},
             "DEEP": {"rejection": 50, "block": 50},
+            "LATE": {"rejection": 150},
             "MOST": 128,  # what drafts of two tokens have on disjoint tables
             "wide_case": partial(wide_case, vocab=64),
         },

@@ -25,6 +25,7 @@ from specbench_cli.audit.models.table import (
     settled,
     wide_pair,
 )
+from specbench_cli.audit.models.track import Place, track_pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
@@ -43,6 +44,12 @@ from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
 """Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
+
+LONG_PROMPT, LONG_OUTPUT = 300, 80
+"""Tokens of the prompt and of the output of a long case, at least."""
+
+MIXED, MIXED_SEED = 9, 72
+"""Tokens of the vocabulary of a long case, and its seed: its text comes to no short cycle."""
 
 SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
@@ -179,9 +186,9 @@ class Case:
         return all(int(table.isfinite().sum(-1).max()) <= 2 for table in self.tables)
 
     def learnt(self, method: Method) -> dict[str, Any]:
-        """For `open`: of a method that learns, what it keeps once it has learnt from this request;
-        of another one nothing."""
-        if not method.learns:
+        """Return what `open` needs for a method that keeps something between requests: what it keeps
+        once it has decoded this request. Empty for other methods."""
+        if method.state_scope == "prompt":
             return {}
         kept: dict[str, Any] = {"workspace": self.workspace(), "memory": Memory()}
         learn_from(method, self.open(**kept))
@@ -260,6 +267,48 @@ def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
     ]
 
 
+def tied_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
+    """Cases with doubt at the first level of a draft, at one from the third on, and at the level
+    before: whatever ties a late test to an earlier one shows. Each with the name of its level.
+
+    Args:
+        levels: of the draft, 3 at least.
+    """
+    for late in range(3, levels + 2):
+        places: list[Place] = ["sure"] * (levels + 2)
+        for at in (1, late - 1, late):
+            places[at] = "doubt"
+        name = f"level {late} of a draft" if late <= levels else "the token behind a whole draft"
+        yield name, _track(rule, places, late + 1)
+
+
+HISTORIES = 6
+"""Histories of accepted and rejected tokens that are walked."""
+
+
+def history_cases(rule: Rule) -> Iterator[Case]:
+    """Cases with doubt behind several steps that accepted all, some or none of their drafts."""
+    for turn in range(HISTORIES):
+        yield _track(rule, _history(turn, 6 + turn), 9 + turn)
+
+
+def late_case(rule: Rule, output: int = LONG_OUTPUT) -> Case:
+    """A case with doubt behind a long output, of accepted and of rejected tokens."""
+    return _track(rule, _history(0, output), output + 3)
+
+
+def _history(seed: int, n: int) -> list[Place]:
+    """Return n places, some of which the draft is wrong about, and doubt at two places behind."""
+    chance = random.Random(seed)
+    places: list[Place] = ["sure", *chance.choices(("sure", "wrong"), (3, 2), k=n - 1)]
+    return [*places, "doubt", "sure", "doubt"]
+
+
+def _track(rule: Rule, places: Sequence[Place], length: int) -> Case:
+    tables = track_pair(tuple(places))
+    return Case("track", tables, Sampling(rule, 1.0), budget=len(places), length=length)
+
+
 CUTS = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8), (0.9, 3, 0.6))
 
 
@@ -296,16 +345,17 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
         )
 
 
-LONG_PROMPT, LONG_OUTPUT = 300, 80
-"""Tokens of the prompt and of the output of a long case, at least."""
-
-
 def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) -> Case:
-    """A long prompt and a long output."""
+    """A long prompt, and a long output whose drafts are accepted and rejected throughout."""
     chance = random.Random(7)
-    ids = tuple(chance.choice(range(4)) for _ in range(prompt))
-    sampling = sampling_of(rule, 0)
-    return Case("near", pair("near", 4, seed=77), sampling, ids, budget=output, prompt_id="long/0")
+    ids = tuple(chance.choice(range(MIXED)) for _ in range(prompt))
+    tables = pair("mixed", MIXED, seed=MIXED_SEED)
+    return Case("mixed", tables, sampling_of(rule, 0), ids, budget=output, prompt_id="long/0")
+
+
+def tied_tokens(rule: Rule) -> Case:
+    """A request whose two likeliest tokens are equally likely, wherever the text is."""
+    return Case("tied", pair("tied", 5), sampling_of(rule, 0), budget=20, prompt_id="tied/0")
 
 
 def with_eos(case: Case, ids: Sequence[int], turn: int) -> Case:

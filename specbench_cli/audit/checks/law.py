@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
-from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
+from specbench_cli.audit.cases import (
+    LONG_OUTPUT,
+    Case,
+    deep_cases,
+    history_cases,
+    late_case,
+    tied_cases,
+    walked_cases,
+    wide_case,
+)
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.choice import GLANCE, Law, TooMany, distance, law_of, outcomes
 from specbench_cli.audit.finding import Finding, Problem
@@ -38,6 +47,15 @@ DEEPEST = 8
 """Levels of such a draft at most, `AT_LEAST` at least."""
 
 AT_LEAST = 5
+
+LATE: dict[Rule, int] = {"rejection": 1_500, "block": 500}
+"""The same for cases of late levels, late tokens and histories."""
+
+TIED = 3
+"""Levels from which on a late level is walked together with earlier ones."""
+
+TRIES = 6
+"""Parameters that a case is walked with until its outcomes are few enough."""
 
 Output = tuple[int, ...]
 
@@ -67,10 +85,10 @@ class Walk:
 def check_law(subject: Subject) -> list[Finding]:
     """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q).
 
-    A rule of whose cases none could be walked is a finding of its own: nothing is shown of it.
+    What no case could be walked for is a finding of its own: nothing is shown of it.
     """
     walks: list[Walk] = []
-    left_out, unseen = 0, list[Rule]()
+    left_out, unseen = 0, list[str]()
     for rule, budget in BUDGET.items():
         n, so_far = len(walks), left_out
         variants = list(_promising(subject, rule, walkable=True))
@@ -91,7 +109,10 @@ def check_law(subject: Subject) -> list[Finding]:
         deep, left_out_too = _deep(subject, rule)
         walks, left_out = [*walks, *deep], left_out + left_out_too
         if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
-            unseen.append(rule)
+            unseen.append(f"{rule} (all {left_out - so_far} cases)")
+        late, not_walked = _late(subject, rule)
+        walks, left_out = [*walks, *late], left_out + len(not_walked)
+        unseen += [f"{what} under {rule}" for what in not_walked]
     if not walks and not left_out:
         return []
     findings = [_law(walks, left_out, unseen)]
@@ -121,6 +142,58 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
             walks.append(walked)
         budget -= GLANCE * len(smaller) if walked is None else walked.paths
     return walks, left_out
+
+
+def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
+    """Walk what is decided late in a draft, late in a text, and behind accepted and rejected
+    drafts.
+
+    Returns:
+        The walks, and what could not be walked with any parameters.
+    """
+    everything = list(_promising(subject, rule, varied=True))
+    drafts = [params for params in everything if longest(params) >= TIED]
+    drafts[1:] = sorted(drafts[1:], key=lambda params: _size(params, drafts[0]))
+    due: list[tuple[str, Case, Sequence[MethodParams]]] = []
+    if drafts:
+        deepest = min(longest(drafts[0]), DEEPEST)
+        for name, case in tied_cases(rule, deepest):
+            # Few parameters do for a level; each of the others has one level of its own.
+            fit = [params for params in drafts if longest(params) >= deepest]
+            due.append((name, case, fit))
+    short = list(_promising(subject, rule, walkable=True)) or everything
+    if short:
+        output = subject.beyond(LONG_OUTPUT, 500)
+        due += [("steps behind rejected drafts", case, short) for case in history_cases(rule)]
+        due.append((f"outputs of {output} tokens", late_case(rule, output), short))
+    for turn, params in enumerate(drafts[1:]):
+        levels = list(tied_cases(rule, min(longest(params), DEEPEST)))
+        due.append(("", levels[turn % len(levels)][1], [params]))
+    walks: list[Walk] = []
+    missed: dict[str, None] = {}
+    left = LATE.get(rule, 0)
+    large: list[MethodParams] = []
+    for name, case, fit in due:
+        walked = None
+        for params in [each for each in fit if each not in large][:TRIES]:
+            if walked is None and left > 0:
+                walked = _walk(subject, params, case)
+                left -= MOST // 10 if walked is None else walked.paths
+                large += [params] if walked is None and name else []
+        if walked is not None:
+            walks.append(walked)
+        elif left > 0 and name:
+            missed[name] = None
+    return walks, list(missed)
+
+
+def _size(params: MethodParams, default: MethodParams) -> float:
+    """Return how large the numbers of parameters are compared with the defaults."""
+    values, size = default.model_dump(), 1.0
+    for name, value in params.model_dump().items():
+        if type(value) is int and type(values[name]) is int:
+            size *= (value + 1) / (values[name] + 1)
+    return size
 
 
 def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
@@ -189,7 +262,7 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     return Walk(case, params, law, len(found), accepted, None if other else expected, stepped)
 
 
-def _law(walks: list[Walk], left_out: int, unseen: Sequence[Rule]) -> Finding:
+def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
     measured = [(distance(walked.law, _truth(walked.case)), walked) for walked in walks]
     figure: Mapping[str, float] = {
         **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
@@ -200,7 +273,7 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[Rule]) -> Finding:
     wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
     if not wrong and unseen:
         what = (
-            f"not shown under {' and '.join(unseen)}: each case has more outcomes than the {MOST}"
+            f"not shown under {', '.join(unseen)}: each case has more outcomes than the {MOST}"
             " that are walked, and was left out"
         )
         look = (

@@ -17,6 +17,7 @@ from specbench_cli.audit.cases import (
     long_case,
     random_cases,
     reference_tokens,
+    tied_tokens,
     wide_case,
     with_eos,
 )
@@ -87,6 +88,8 @@ def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
         for params in variants:
             for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
                 yield params, turn, case
+        for params in variants:
+            yield params, 0, tied_tokens(rule)
         for params in variants[:LONG]:
             yield params, 0, long_of(subject, rule)
             wide = wide_case(rule, 64)

@@ -428,7 +428,7 @@ def _parents(mask: Tensor, start: int) -> list[int]:
 Pair = tuple[Tensor, Tensor]
 """The tables of a target and of its draft."""
 
-KINDS = ("peaked", "flat", "near", "equal", "disjoint")
+KINDS = ("peaked", "flat", "near", "equal", "disjoint", "mixed", "tied")
 """How a pair's laws lie to each other."""
 
 
@@ -467,7 +467,27 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
         draft = target.clone()
     if kind == "disjoint":
         draft[..., : vocab // 2] = target[..., vocab // 2 :] = -math.inf
+    if kind == "mixed":
+        draft = mixed(target, seed + 1)
+    if kind == "tied":
+        first, second = target.topk(2, dim=-1).indices.sort(-1).values.split(1, -1)
+        top = target.max(-1, keepdim=True).values
+        target = target.scatter(-1, first, top).scatter(-1, second, top)
+        draft = target.scatter_add(-1, second, torch.ones_like(top))
     return target, draft
+
+
+def mixed(target: Tensor, seed: int) -> Tensor:
+    """Return a draft's table that is the target's in three rows of five.
+
+    In one of five the two likeliest tokens are exchanged, in another one all tokens are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    how = torch.randint(5, target.shape[:2], generator=generator)[..., None]
+    best = target.topk(2, dim=-1)
+    exchanged = target.scatter(-1, best.indices, best.values.flip(-1))
+    draft = torch.where(how == 3, exchanged, target)
+    return torch.where(how == 4, target.roll(1, -1), draft)
 
 
 def wide_pair(vocab: int, seed: int = 21) -> Pair:
